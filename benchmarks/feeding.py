@@ -2,12 +2,16 @@
 
 `anychip serve --device null` answers JPEGs that it decodes (`decoding`: the null device is told to look at its images)
 and JPEGs that nobody looks at (`nothing`), beside the least that a FastAPI handler can do (`plain`) and, where a Python
-with mosec is named, mosec with the same decoding (`mosec decoding`, `mosec nothing`), turn and turn about in one run.
+with mosec is named, mosec with the same decoding (`mosec decoding`), and with nothing to decode in one stage, which
+does nothing else, and in two, between which it hands bodies on as it would pixels (`mosec nothing`, `mosec two
+stages`), turn and turn about in one run.
 What decoding alone takes, without a server, is the limit: as many processes as there are cores do nothing else.
 
     python -m benchmarks.feeding [--connections 1,8,32] [--seconds 4] [--rounds 3] [--json FILE]
     python -m venv /tmp/mosec && /tmp/mosec/bin/pip install mosec       # the same version of Python as here
     python -m benchmarks.feeding --mosec /tmp/mosec/bin/python
+    taskset -c 0 python -m benchmarks.feeding                           # on one core
+    python -m benchmarks.feeding --ingresses 2                          # as the services' setting of that name
     python -m benchmarks.feeding --decoders 2,3,4 --workers 1,2,4,8     # the curves
     python -m benchmarks.feeding --json FILE --images-per-s 2450        # which cores that takes, by FILE's figures
 
@@ -23,7 +27,6 @@ import json
 import math
 import multiprocessing
 import statistics
-import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,7 +44,9 @@ from models import PixelModel, open_model, parse_spec
 
 MODEL = "resnet50"
 SERVICE = ("--weights", "random", "--device", "null")
-PATHS = {"plain": "/predict", "mosec decoding": "/inference", "mosec nothing": "/inference"}
+PATHS = {"plain": "/predict"}
+MOSEC = {"mosec nothing": "one", "mosec two stages": "two", "mosec decoding": "decode"}
+"""What is measured of mosec, and which benchmarks.mosec_server that is: nothing to decode in one stage and in two."""
 FULL = 0.85
 """How busy a process may be before what waits for it grows: a queue at 0.85 is already several images long."""
 DECODE_BESIDE_MS = 0.30  # The aim: of all processes, a JPEG, beside its decoding.
@@ -56,6 +61,7 @@ def main() -> None:
     parser.add_argument("--mosec", type=Path, help="a Python with mosec, of the same version as this one")
     parser.add_argument("--decoders", default="", help="measure the decoding service with so many, too: 2,3,4")
     parser.add_argument("--workers", default="", help="measure the service with so many workers, too: 1,2,4,8")
+    parser.add_argument("--ingresses", help="what the services are told; not asked for, they are told nothing")
     parser.add_argument("--images-per-s", type=float, help="say which cores this takes; measures nothing where FILE is")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
@@ -76,16 +82,17 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     connections = [int(each) for each in given.connections.split(",")]
     rounds: dict[str, dict[int, list[dict[str, Any]]]] = {}
     limits = []
+    service = service_options(given)
     with contextlib.ExitStack() as stack:
         running = {
-            "nothing": stack.enter_context(servers.service(MODEL, *SERVICE)),
-            "decoding": stack.enter_context(servers.service(MODEL, *SERVICE, environment=LOOKS)),
+            "nothing": stack.enter_context(servers.service(MODEL, *service)),
+            "decoding": stack.enter_context(servers.service(MODEL, *service, environment=LOOKS)),
             "plain": stack.enter_context(servers.plain()),
         }
         if given.mosec:
-            for kind in ("nothing", "decode"):
-                name = "mosec nothing" if kind == "nothing" else "mosec decoding"
-                running[name] = stack.enter_context(mosec(given.mosec, kind))
+            for name, kind in MOSEC.items():
+                command = [str(given.mosec), "-m", "benchmarks.mosec_server", kind, str(core_count()), "--port"]
+                running[name] = stack.enter_context(servers.other(command))
         for name, server in running.items():
             measure_once(name, server, image, 8, 1)  # Warm-up.
         for _ in range(given.rounds):
@@ -97,6 +104,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "cores": core_count(),
+        "ingresses": given.ingresses,
         "image_bytes": len(image),
         "generator": "wrk" if wrk.installed() else "anychip_tools.benchmark.load",
         "seconds": given.seconds,
@@ -114,20 +122,25 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def service_options(given: argparse.Namespace) -> tuple[str, ...]:
+    """Of each `anychip serve`."""
+    return (*SERVICE, "--ingresses", given.ingresses) if given.ingresses else SERVICE
+
+
 def curve_point(curve: str, value: str, image: bytes, given: argparse.Namespace) -> list[dict[str, Any]]:
     """The rounds of a service of its own with so many decoders, or so many workers."""
     options: tuple[str, ...] = ("--decoders", value)
     environment = LOOKS
     if curve == "workers":
         options, environment = (), {"ANYCHIP_NULL": f"devices={value}"}
-    with servers.service(MODEL, *SERVICE, *options, environment=environment) as server:
+    with servers.service(MODEL, *service_options(given), *options, environment=environment) as server:
         measure_once(curve, server, image, 8, 1)
         return [measure_once(curve, server, image, 32, given.seconds) for _ in range(given.rounds)]
 
 
 def measure_once(name: str, server: servers.Server, image: bytes, connections: int, seconds: float) -> dict[str, Any]:
     """Rate, latency, and CPU time an answer by role. Raises RuntimeError where anything but good answers came."""
-    path = PATHS.get(name, f"/v1/models/{MODEL}:predict")
+    path = "/inference" if name in MOSEC else PATHS.get(name, f"/v1/models/{MODEL}:predict")
     before = server.cpu_by_role()
     if wrk.installed():
         driven = wrk.drive(f"http://127.0.0.1:{server.port}{path}", image, connections, seconds)
@@ -173,17 +186,6 @@ def _decode(work: tuple[bytes, float]) -> tuple[int, float, float]:
         decode_into(model, image, read_header(image), target)
         images += 1
     return images, time.perf_counter() - begun_s, time.process_time() - cpu_s
-
-
-@contextlib.contextmanager
-def mosec(python: Path, kind: str) -> Iterator[servers.Server]:
-    """mosec, decoding in as many processes as there are cores, with what we have installed beside it."""
-    # Not our `python`: mosec starts its own processes with the one that runs it.
-    with servers.other(
-        [str(python), "-m", "benchmarks.mosec_server", kind, str(core_count())],
-        environment={"PYTHONPATH": sysconfig.get_paths()["purelib"]},
-    ) as server:
-        yield server
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from app.images.header import Header, read_header
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
 from backends import choose
+from backends.contract.backend import LoadedNetwork
 from backends.host import core_count
 from benchmarks import servers
 from models import Model, Options, open_model, parse_spec
@@ -153,29 +154,31 @@ def _print(report: dict[str, Any]) -> None:
         print(f"p50 at concurrency 1 / its parts: {report['service']['1']['p50_ms'] / report['parts_ms']:.2f}")
 
 
+def loaded(model: Model, settings: Settings) -> LoadedNetwork:
+    """The network on the engine that the settings name, in this process; PyTorch keeps to one thread."""
+    choice = choose(settings.device)
+    calibration = Calibration(model, settings.calibrate) if settings.precision == "int8" else None
+    network = choice.backend.load(
+        model.network(),
+        choice.devices[0],
+        settings.engine,
+        settings.precision,
+        settings.ladder,
+        # What it quantises is kept where the service finds it: both run the same network.
+        options=compile_options(model, None, calibration, settings.cache_dir.expanduser()),
+    )
+    torch.set_num_threads(1)
+    return network
+
+
 class Ceiling:
     """The same decoder, geometry and engine in this process: threads decode while one thread computes."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        choice = choose(settings.device)
         self._model = model
         self._batch = settings.ladder[-1]
         self._threads = settings.decoders or core_count()
-        self._executable, report = choice.backend.load(
-            model.network(),
-            choice.devices[0],
-            settings.engine,
-            settings.precision,
-            settings.ladder,
-            # What it quantises is kept where the service finds it: both run the same network.
-            options=compile_options(
-                model,
-                None,
-                Calibration(model, settings.calibrate) if settings.precision == "int8" else None,
-                settings.cache_dir.expanduser(),
-            ),
-        )
-        torch.set_num_threads(1)
+        self._executable, report = loaded(model, settings)
         self.engine, self.precision = report.engine, report.precision
 
     def __enter__(self) -> Ceiling:

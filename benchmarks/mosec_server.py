@@ -1,64 +1,80 @@
-"""The same work in mosec, for benchmarks.feeding: images decoded as the service decodes them, and no network.
+"""The same work in mosec, for benchmarks.feeding and benchmarks.race.
 
-PYTHON -m benchmarks.mosec_server decode|nothing PROCESSES --port PORT
+PYTHON -m benchmarks.mosec_server one|two|decode PROCESSES --port PORT
+PYTHON -m benchmarks.mosec_server FOLDER PROCESSES --port PORT
 
-Decoding runs in PROCESSES processes and hands its pixels to one that answers with a constant, as a model would be asked
-there. With `nothing` there is only that one. mosec comes with a server of its own in Rust; it is no dependency of ours.
+`one`: a process that answers with a constant, as a model would be asked there. `two`: PROCESSES processes in front of
+it, which hand the bodies on. `decode`: these decode as the service does, and hand on pixels. With a FOLDER the network
+file in it answers. mosec comes with a server of its own in Rust; it is no dependency of ours.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 
 import numpy as np
-import torch
+import numpy.typing as npt
 from mosec import Server, Worker
 
-from app.decoder.decoder import decode_into
-from app.images.header import read_header
-from models import PixelModel, open_model, parse_spec
+from benchmarks.race_network import BATCH, WAIT_S, Decoder, Network
 
-MODEL = "resnet50"
-ANSWER = {"predictions": []}
+_KIND = "RACE_KIND"
+"""Told to mosec's processes, which begin anew and know none of the variables here."""
 
 
-class Decode(Worker):
-    """Bytes of a file to the network's input."""
-
-    def __init__(self) -> None:
-        torch.set_num_threads(1)
-        model = open_model(parse_spec(f"{MODEL}:random"), Path())
-        assert isinstance(model, PixelModel)
-        self._model = model
+class Raw(Worker):
+    """Takes the body as it is."""
 
     def deserialize(self, data: bytes) -> bytes:
         """The raw body."""
         return data
 
-    def forward(self, data: bytes) -> np.ndarray:
-        """uint8, the network's input."""
-        target = torch.empty(self._model.input_shape, dtype=torch.uint8)
-        decode_into(self._model, data, read_header(data), target)
-        return target.numpy()
 
+class Hand(Raw):
+    """Hands it on."""
 
-class Answer(Worker):
-    """Where a network would run."""
-
-    def deserialize(self, data: bytes) -> bytes:
-        """The raw body, where nothing decodes it."""
+    def forward(self, data: bytes) -> bytes:
+        """The same."""
         return data
+
+
+class Decode(Raw):
+    """Bytes of a file to the network's input."""
+
+    def __init__(self) -> None:
+        self._decoder = Decoder("random" if os.environ[_KIND] == "decode" else "sample")
+
+    def forward(self, data: bytes) -> npt.NDArray[np.uint8]:
+        """uint8, the network's input."""
+        return self._decoder.decode(data)
+
+
+class Constant(Raw):
+    """Where a network would run."""
 
     def forward(self, data: list[object]) -> list[object]:
         """The same for each of a batch."""
-        return [ANSWER] * len(data)
+        return [{"predictions": []}] * len(data)
+
+
+class Infer(Worker):
+    """Where it runs."""
+
+    def __init__(self) -> None:
+        self._network = Network(os.environ[_KIND])
+
+    def forward(self, data: list[npt.NDArray[np.uint8]]) -> list[object]:
+        """Each one's classes."""
+        return [*self._network.answers(data)]
 
 
 if __name__ == "__main__":
     kind, processes = sys.argv.pop(1), int(sys.argv.pop(1))
+    os.environ[_KIND] = kind
     server = Server()
-    if kind == "decode":
-        server.append_worker(Decode, num=processes)
-    server.append_worker(Answer, max_batch_size=8, max_wait_time=1)
+    if kind != "one":
+        server.append_worker(Hand if kind == "two" else Decode, num=processes)
+    last = Constant if kind in ("one", "two", "decode") else Infer
+    server.append_worker(last, max_batch_size=BATCH, max_wait_time=round(WAIT_S * 1e3))
     server.run()

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import urllib.request
@@ -52,7 +53,9 @@ class Server:
         return CpuTime(cpu_s(self.process), sum(cpu_s(child) for child in self.process.children(recursive=True)))
 
     def cpu_by_role(self) -> dict[str, float]:
-        """Seconds used so far by what listens (`server`), and by what it has started: `decoder`, `worker`, `other`."""
+        """Seconds used so far by what was started (`server`), and by its children: `decoder`, `worker`, others
+        by name.
+        """
         used = {"server": cpu_s(self.process)}
         for child in self.process.children(recursive=True):
             role = _role(child)
@@ -71,9 +74,10 @@ _ROLES = {
 
 def _role(process: psutil.Process) -> str:
     try:
-        return _ROLES.get(process.name(), "other")
+        name = str(process.name())
     except psutil.Error:
-        return "other"
+        return "gone"
+    return _ROLES.get(name, name)
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -112,9 +116,20 @@ def pixels_request(model: str, shape: tuple[int, ...]) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8).tobytes()
     parameters = {"binary_data_size": len(pixels)}
     tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, *shape], "parameters": parameters}
+    return _tensor_request(model, tensor, pixels)
+
+
+def file_request(model: str, image: bytes) -> bytes:
+    """A JPEG's bytes as a binary tensor `image` of the Open Inference Protocol, for Triton."""
+    parameters = {"binary_data_size": len(image)}
+    tensor = {"name": "image", "datatype": "UINT8", "shape": [1, len(image)], "parameters": parameters}
+    return _tensor_request(model, tensor, image)
+
+
+def _tensor_request(model: str, tensor: dict[str, Any], data: bytes) -> bytes:
     head = json.dumps({"inputs": [tensor], "outputs": [{"name": "predictions"}]}).encode()
     headers = {"Inference-Header-Content-Length": str(len(head))}
-    return request_bytes(f"/v2/models/{model}/infer", head + pixels, "application/octet-stream", headers)
+    return request_bytes(f"/v2/models/{model}/infer", head + data, "application/octet-stream", headers)
 
 
 @contextlib.contextmanager
@@ -125,7 +140,7 @@ def naive(model: str, weights: str) -> Iterator[Server]:
 
 
 def naive_request(image: bytes) -> bytes:
-    """A JPEG as a form's file, for `naive`."""
+    """A JPEG as a form's file, for `naive` and LitServe."""
     multipart = (
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
         b"Content-Type: image/jpeg\r\n\r\n" + image + b"\r\n--b--\r\n"
@@ -156,13 +171,19 @@ def jpeg_request(path: str, image: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def other(command: list[str], environment: Mapping[str, str]) -> Iterator[Server]:
-    """Any server that takes `--port` and answers a GET of its root."""
+def other(command: list[str], path: str = "/") -> Iterator[Server]:
+    """Any server that takes its port behind `command` and answers a GET of `path`, beside what we have installed."""
     port = free_port()
-    environment = {**environment, "PYTHONPATH": os.pathsep.join([str(_ROOT), environment.get("PYTHONPATH", "")])}
-    with _process([*command, "--port", str(port)], 10.0, environment) as process:
-        _wait_until_it_answers(process, port, "/")
+    # Not our `python`: such a server starts its own processes with the one that runs it.
+    environment = {"PYTHONPATH": os.pathsep.join(search_path())}
+    with _process([*command, str(port)], 10.0, environment) as process:
+        _wait_until_it_answers(process, port, path)
         yield Server(port, psutil.Process(process.pid))
+
+
+def search_path() -> list[str]:
+    """Where another interpreter finds our packages, and what is installed here."""
+    return [str(_ROOT), str(_ROOT / "plugins" / "tools"), sysconfig.get_paths()["purelib"]]
 
 
 def free_port() -> int:
