@@ -24,6 +24,7 @@ from app.images.header import ImageError, check_pixels, read_header
 from app.images.passing import may_pass, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured
 from app.processes.arena import Arena
+from app.scheduling.queue import ItemStatus
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
 from models import PixelModel, Placement, TensorModel
 
@@ -128,7 +129,7 @@ class Filling:
 
         def ended(_: PendingImage, outcome: Outcome) -> None:
             item.image = None
-            self._filled(item, outcome if isinstance(outcome, Placement) else client_error(item.pool, outcome))
+            self._filled(item, _said([item], outcome))
 
         item.image = PendingImage(item.pool.index, rank, image, ended, kind, item.slot, width, height)
         self._decoders.decode(item.image, client=item.terms.client, again=again)
@@ -140,7 +141,8 @@ class Filling:
         placements = [model.placement(*region.size) for region in regions]
 
         def ended(_: PendingImage, outcome: Outcome) -> None:
-            error = None if isinstance(outcome, Placement) else client_error(first.pool, outcome)
+            said = _said(items, outcome)
+            error = said if isinstance(said, ServiceError) else None
             for item, placement in zip(items, placements, strict=True):
                 item.image = None
                 self._filled(item, error or placement)
@@ -188,6 +190,13 @@ class Filling:
         assert self._decoders is not None
         behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
         return time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
+
+
+def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceError:
+    """What the items of an image hear of it; where none is waited for any more, nothing is wrong."""
+    if all(item.status is ItemStatus.ENDED for item in items):
+        return NOWHERE
+    return outcome if isinstance(outcome, Placement) else client_error(items[0].pool, outcome)
 
 
 def client_error(pool: ModelPool, error: Exception) -> ServiceError:

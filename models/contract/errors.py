@@ -24,7 +24,12 @@ class WeightsNotFoundError(ModelError):
 
 
 class WeightsError(ModelError):
-    """The weights are here and cannot be used."""
+    """The weights are here and cannot be used. What a file calls its parts may be anything: it is quoted on one line,
+    however it is spelt.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in sentence))
 
 
 def reason_of(error: BaseException) -> str:

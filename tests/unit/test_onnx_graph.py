@@ -215,6 +215,19 @@ def test_a_changed_file_is_read_or_refused(
     assert "\n" not in sentence
 
 
+def test_what_a_file_calls_its_operators_is_quoted_in_one_line(tmp_path: Path) -> None:
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Conv\n\x1b[2J", ["x"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])],
+    )
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "odd.onnx")
+    with pytest.raises(WeightsError, match="not known here") as raised:
+        load_onnx(tmp_path / "odd.onnx")
+    assert str(raised.value).isprintable()
+
+
 def test_a_constant_that_is_used_before_and_after_layers_can_be_traced() -> None:
     """OpenVINO's engine traces, and tracing refuses a tensor that two parts, or two names, have in common."""
     nodes = [
