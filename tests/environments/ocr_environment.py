@@ -1,5 +1,5 @@
 """Make or renew the environment of the tests of plugins/ocr: it sees the packages of the one that runs this, and has
-the plugin, and RapidOCR with PP-OCR's networks, besides.
+the plugin, the tools, and RapidOCR with PP-OCR's networks, besides.
 
 Owns: what is in it. An environment of its own because anychip itself must not need any of this. Used by
 `make test-ocr`; example: .venv/bin/python tests/environments/ocr_environment.py .venv-ocr
@@ -28,7 +28,9 @@ def make(folder: Path) -> None:
     run_pip([*pip, "setuptools>=77", *_OF_RAPIDOCR])
     # Without what they depend on: OpenCV and NumPy are there, in the versions that anychip is tested with.
     run_pip([*pip, "--no-deps", f"rapidocr=={RAPIDOCR}"])
-    run_pip([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT / "plugins" / "ocr")])
+    # The tools, too: a linked environment does not see what that one has from a checkout.
+    editable = [word for name in ("ocr", "tools") for word in ("--editable", str(ROOT / "plugins" / name))]
+    run_pip([*pip, "--no-deps", "--no-build-isolation", *editable])
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from backends.simulated import configure
-configure("npu:1", Path(sys.argv[1]))
+configure("npu:1", "", Path(sys.argv[1]))
 from anychip_tools.simulated.device import count, deny, install
 from tests.support.rows import row
 install("npu")
