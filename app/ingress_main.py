@@ -102,7 +102,7 @@ class _Server(Server):
 
 
 class _Process:
-    """`_told`: what the owner says that is not the link's, once it has begun."""
+    """What the owner's messages change, and all that lives as long as this process."""
 
     def __init__(self) -> None:
         self._ending = asyncio.Event()

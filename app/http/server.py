@@ -84,9 +84,7 @@ class Server(uvicorn.Server):
 
     async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
         """Listen on a port, perhaps one more. Raises OSError."""
-        config = self.config
-
-        listener = Listener(self.connection, self.connections, config.ssl, too_many())
+        listener = Listener(self.connection, self.connections, self.config.ssl, too_many())
         self.servers.append(listener)
         await listener.listen(host, port, reuse_port=reuse_port)
         return listener

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import mmap
-import os
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -37,7 +35,7 @@ from app.link_messages import (
     placed,
 )
 from app.observability.recorder import Recorder
-from app.processes.blocks import Blocks
+from app.processes.blocks import Blocks, opened
 from app.processes.packing import read_packed
 from app.processes.talk import Talk
 from models import Model, Options, TensorOptions
@@ -144,8 +142,8 @@ class RemoteLink(Link):
         """The owner looks at it no longer."""
         self._blocks.give(start, size)
 
-    def heard(self, message: ToIngress) -> bool:
-        """Take what the owner says; False for what is not the link's."""
+    def heard(self, message: ToIngress) -> None:
+        """Take what the owner says; what is not the link's is left alone."""
         match message:
             case ItemComputed():
                 self._reply(message.token, self._result(message))
@@ -165,9 +163,6 @@ class RemoteLink(Link):
             case Serves():
                 for index, number in message.numbers.items():
                     self._forms[index].model = self._models[number]
-            case _:
-                return False
-        return True
 
     def _reply(self, token: int, reply: Reply) -> None:
         room, silent = self._under_way.pop(token)
@@ -182,7 +177,7 @@ class RemoteLink(Link):
             data: Any = message.data
             sizes = [(np.dtype(kind), math.prod(shape), shape) for kind, shape in message.arrays]
             if sum([dtype.itemsize * size for dtype, size, _ in sizes]) > len(data):
-                data = _mapped(self._talk.take_descriptor())
+                data = opened(self._talk.take_descriptor())
             arrays, at = [], 0
             for dtype, size, shape in sizes:
                 arrays.append(np.frombuffer(data, dtype, size, at).reshape(shape) if size else np.empty(shape, dtype))
@@ -241,13 +236,6 @@ class _RemoteRoom(Room):
                 self._link.give(start, size)
             self._blocks.clear()
             self._placed = None
-
-
-def _mapped(descriptor: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
 
 
 def _span_context(trace: str, span: str, flags: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from app.config import Settings, split
@@ -108,7 +109,7 @@ class Service:
             self.administration.traffic,
         )
         self.decoders = self._made_decoders(forms, decoders) if self.choice.backend.facts.reads_pixels else None
-        self._links: list[Submissions] = []
+        self._links: weakref.WeakSet[Submissions] = weakref.WeakSet()  # Of an ingress that is gone nothing stays.
         self.link = self.made_link()
         self._written = written
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -181,7 +182,7 @@ class Service:
         reads_pixels = self.choice.backend.facts.reads_pixels
         link = Submissions(self._tables, self.fleet, self.decoders, reads_pixels=reads_pixels)
         link.refusing = any(each.refusing for each in self._links)
-        self._links.append(link)
+        self._links.add(link)
         return link
 
     def made_ingresses(self, count: int, carry: Callable[[socket.socket, str, bool], None]) -> Ingresses:
