@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, UploadFile
@@ -333,5 +333,7 @@ class HttpCall(Call[Answer]):
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """What the body asks of the model, as `prepare` says."""
 
-    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        return await self.request.watched(running, on_leave)
+    def watched(  # noqa: D102
+        self, running: Awaitable[Answer], on_leave: Callable[[], None]
+    ) -> Coroutine[Any, Any, Answer]:
+        return self.request.watched(running, on_leave)

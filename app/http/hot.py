@@ -73,7 +73,12 @@ class _Head:
 
 
 class HotRequest(HttpRequest):
-    """One that came through `HotProtocol`, which says what has arrived and when the client is gone."""
+    """One that came through `HotProtocol`, which says what has arrived and when the client is gone.
+
+    `task`: answers it.
+    """
+
+    task: asyncio.Task[None]
 
     def __init__(self, scope: Scope, headers: Fields, length: int, begun: bytes, *, keep_alive: bool) -> None:
         """`begun`: what is there of the body's `length` bytes."""
@@ -139,7 +144,7 @@ class HotRequest(HttpRequest):
         return self._buffer
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        with Interruption() as interruption:
+        with Interruption(self.task) as interruption:
 
             def leave() -> None:
                 on_leave()
@@ -289,8 +294,8 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._general.lend()
-        self._task = self._loop.create_task(self._serve(request, *found))
-        self._server_state.tasks.add(self._task)
+        request.task = self._loop.create_task(self._serve(request, *found))
+        self._server_state.tasks.add(request.task)
         return True
 
     def _route_of(self, path: bytes) -> tuple[str, Handler, list[str]] | None:
@@ -307,7 +312,14 @@ class HotProtocol(asyncio.BufferedProtocol):
             with context:
                 scope["anychip"] = context
                 context.route = route
-                status, content = await self._answer(request, context, handler, names)
+                try:
+                    context.admit(self.ingress.access, "infer", self.bind)
+                    content = await handler(self.ingress, request, *names)
+                    context.hold(len(content[0]), self.ingress.bodies)
+                    status = 200
+                except Exception as error:  # A client that has left gets none: that goes on, to the context.
+                    failure = context.failure(error)
+                    status, content = failure.status, error_content(failure, context)
                 if not self._transport.is_closing():
                     context.status = status
                     common = common_headers(link, context)
@@ -321,19 +333,6 @@ class HotProtocol(asyncio.BufferedProtocol):
                 self._transport.abort()
             scope.clear()  # It has the context, and the context has it: a circle that would wait for the collector.
             self._ended(request)
-
-    async def _answer(
-        self, request: HotRequest, context: RequestContext, handler: Handler, names: Sequence[str]
-    ) -> tuple[int, Content]:
-        """Status and content. Raises ClientLeftError."""
-        try:
-            context.admit(self.ingress.access, "infer", self.bind)
-            content = await handler(self.ingress, request, *names)
-            context.hold(len(content[0]), self.ingress.bodies)
-            return 200, content
-        except Exception as error:
-            failure = context.failure(error)
-        return failure.status, error_content(failure, context)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
         if self._general.closing or _CLOSE in common:
@@ -366,7 +365,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def _ended(self, request: HotRequest) -> None:
         """The connection is free for its next request."""
         self._request = None
-        self._server_state.tasks.discard(self._task)
+        self._server_state.tasks.discard(request.task)
         request.end()
         self._unread = request.missing if request.keep_alive else 0
         self._general.take_back(keep_alive=request.keep_alive, unread=bool(request.missing))

@@ -119,30 +119,27 @@ class Ingress:
 
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
-        with Ending(self._under_way):
-            return await self._answer(call)
-
-    async def _answer(self, call: Call[Answer]) -> Answer:
-        context, recorder = call.context, call.context.recorder
-        call.version = call.version or self.link.version(call.model)
-        served = signatures.find(self.link, call.model, call.version)
-        # A version is counted as a model of its own; two stages have a name of their own.
-        context.model = served.model.name if call.model in self.link.models else call.model
-        terms = call.terms(self.link.settings)
-        terms.client = context.caller.name
-        await self.link.check(served, terms)
-        with (
-            self.limits.request(context.caller) as client_lease,
-            self.bodies.lease(context.caller.name, client_lease) as lease,
-        ):
-            client_lease.check_priority(terms.priority)
-            terms.client_lease = client_lease
-            try:
-                with interrupted_at(terms.deadline_s) as limit:
-                    await call.read(lease, limit)
-                    recorder.uploaded(served.metrics, time.monotonic() - context.started_s)
-                    run = await call.prepare(self, served, terms, lease)
-            except (ServiceError, ClientLeftError) as error:
-                recorder.upload_failed(served.metrics, error)
-                raise
-            return await call.watched(run(), recorder.abandon)
+        with Ending(self._under_way) as ending:
+            context, recorder = call.context, call.context.recorder
+            call.version = call.version or self.link.version(call.model)
+            served = signatures.find(self.link, call.model, call.version)
+            # A version is counted as a model of its own; two stages have a name of their own.
+            context.model = served.model.name if call.model in self.link.models else call.model
+            terms = call.terms(self.link.settings)
+            terms.client = context.caller.name
+            await self.link.check(served, terms)
+            with (
+                self.limits.request(context.caller) as client_lease,
+                self.bodies.lease(context.caller.name, client_lease) as lease,
+            ):
+                client_lease.check_priority(terms.priority)
+                terms.client_lease = client_lease
+                try:
+                    with interrupted_at(terms.deadline_s, ending.task) as limit:
+                        await call.read(lease, limit)
+                        recorder.uploaded(served.metrics, time.monotonic() - context.started_s)
+                        run = await call.prepare(self, served, terms, lease)
+                except (ServiceError, ClientLeftError) as error:
+                    recorder.upload_failed(served.metrics, error)
+                    raise
+                return await call.watched(run(), recorder.abandon)

@@ -25,27 +25,34 @@ _Interruption = TypeVar("_Interruption", bound="Interruption")
 class Interruption:
     """Within the context its task may be interrupted, with a reason."""
 
-    __slots__ = ("_reason", "_task")
+    __slots__ = ("_reason", "task")
+
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        """`task`: the one that runs, by who knows it: to ask for it costs a call of the system before Python 3.12."""
+        self.task = task or _running()
+        self._reason: Exception | None = None
 
     def __enter__(self: _Interruption) -> _Interruption:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._reason: Exception | None = None
         return self
 
     def interrupt(self, reason: Exception) -> None:
         """Cancel what runs inside; the context then raises `reason`."""
         self._reason = reason
-        self._task.cancel()
+        self.task.cancel()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._reason is not None and kind is asyncio.CancelledError:
-            if hasattr(self._task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
-                self._task.uncancel()
+            if hasattr(self.task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
+                self.task.uncancel()
             raise self._reason from None
+
+
+def _running() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
@@ -57,15 +64,16 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
 
     __slots__ = ("_began_s", "_deadline_s", "_due_s", "_timer", "least_bytes_per_s")
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, task: asyncio.Task[Any] | None = None) -> None:
+        super().__init__(task)
         self._deadline_s = deadline_s
         self.least_bytes_per_s = 0
 
     def __enter__(self) -> interrupted_at:
         self._began_s = time.monotonic()
         # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
-        self._timer: asyncio.Handle = asyncio.get_running_loop().call_soon(self._arm_deadline)
-        return super().__enter__()
+        self._timer: asyncio.Handle = self.task.get_loop().call_soon(self._arm_deadline)
+        return self
 
     def arrived(self, size: int) -> None:
         """So much of the body is there, and there is more to come."""
@@ -86,7 +94,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - time.monotonic()), function)
+        self._timer = self.task.get_loop().call_later(max(0.0, at_s - time.monotonic()), function)
 
     def _too_late(self) -> None:
         self.interrupt(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
@@ -111,11 +119,12 @@ class Ending(Interruption):
     __slots__ = ("_under_way",)
 
     def __init__(self, under_way: set[Ending]) -> None:
+        super().__init__()
         self._under_way = under_way
 
     def __enter__(self) -> Ending:
         self._under_way.add(self)
-        return super().__enter__()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

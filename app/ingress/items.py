@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
 from app.link import Content, Link, Regions, Reply, Result, Room, too_late
@@ -33,21 +33,19 @@ class Replies:
         link.connect(self._replied)
 
     def submit(self, room: Room, content: Content, options: Options | TensorOptions, position: int) -> list[Token]:
-        """Have items computed; `result` must follow for each of the tokens."""
+        """Have items computed; each of the futures is to be awaited. It gets a result, or a ServiceError."""
         items = len(content.regions) if isinstance(content, Regions) else 1
-        submitted = [(next(self._tokens), self._loop.create_future()) for _ in range(items)]
-        self._futures.update(submitted)
-        self._link.submit(room, [token for token, _ in submitted], content, options, position)
-        return submitted
+        tokens, futures = [], []
+        for token in islice(self._tokens, items):
+            future = self._futures[token] = self._loop.create_future()
+            tokens.append(token)
+            futures.append(future)
+        self._link.submit(room, tokens, content, options, position)
+        return [*zip(tokens, futures, strict=True)]
 
-    async def result(self, submitted: Token) -> Result:
-        """What became of an item. Raises ServiceError; cancelled, the item leaves its queue at once."""
-        token, future = submitted
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._link.cancel(token)
-            raise
+    def cancel(self, token: int) -> None:
+        """The item is wanted no longer: it leaves its queue at once."""
+        self._link.cancel(token)
 
     def _replied(self, token: int, reply: Reply) -> None:
         future = self._futures.pop(token)
@@ -84,7 +82,12 @@ class Items(Generic[T]):
         return await all_or_nothing([self._run_one(each, position) for position, each in enumerate(submitted)])
 
     async def _run_one(self, submitted: Token, position: int) -> T:
-        result = await self.replies.result(submitted)
+        token, future = submitted
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            self.replies.cancel(token)
+            raise
         served, terms = self.room.served, self.room.terms
         recorder = terms.recorder
         computed_s = time.monotonic()

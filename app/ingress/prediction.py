@@ -8,7 +8,7 @@ Owns: what is made of what a worker sent for an image. Must not know a transport
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement
     return model.postprocess(outputs, placement, options)
 
 
-async def predict(
+def predict(
     ingress: Ingress,
     served: ServedModel,
     images: Sequence[Encoded | Frame],
@@ -55,7 +55,7 @@ async def predict(
     *,
     options: Options,
     finish: Finish = prediction,
-) -> Answer:
+) -> Awaitable[Answer]:
     """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its room at once."""
     if isinstance(served.model, TensorModel):
         name = served.model.name
@@ -66,7 +66,7 @@ async def predict(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
         )
-    return await computed(ingress, served, images, terms, options=options, finish=finish)
+    return computed(ingress, served, images, terms, options=options, finish=finish)
 
 
 async def computed(

@@ -86,13 +86,14 @@ class Scheduler(Generic[T]):
         return last_s
 
     def reserve(self, reservation: Reservation, now: float, checked: Checked | None = None) -> None:
-        """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them.
+        """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them,
+        as long as that stands.
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
         queue, deadline_s = self.queues[model], reservation.deadline_s
-        if checked is not None and images == 1 and checked.stands(model, deadline_s, priority, now):
+        if checked is not None and images == 1:
             queue.check_room(model, images)
             first_s = checked.expected_s
         else:

@@ -39,7 +39,7 @@ class Submissions(Link):
         """`decoders`: None where nothing is to be decoded; `reads_pixels`: whether the device looks at pixels."""
         super().__init__(tables)
         self._fleet = fleet
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._filling = Filling(
             fleet.arena, tables.settings.max_image_pixels, decoders, self._filled, reads_pixels=reads_pixels
         )
@@ -72,11 +72,14 @@ class Submissions(Link):
         if now_s >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
-        self._fleet.refuse_unless_served(name)
+        checked = cast("Checked | None", terms.checked)  # `check` has made it.
+        if checked is not None and not checked.stands(name, terms.deadline_s, terms.priority, now_s):
+            checked = None
+        if checked is None:  # Else it was asked a moment ago; and an item whose model is gone by then is refused.
+            self._fleet.refuse_unless_served(name)
         self._fleet.residents.ask(name, terms.deadline_s)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
-        checked = cast("Checked | None", terms.checked)  # `check` has made it.
         room = _OwnRoom(self, self._fleet.models[name], terms, count)
         try:
             self._fleet.scheduler.reserve(room, now_s, checked)
@@ -91,12 +94,11 @@ class Submissions(Link):
     ) -> None:
         assert isinstance(room, _OwnRoom)
         pool, terms, now_s = room.pool, room.terms, time.monotonic()
-        items = [
-            Submission(room, position + number, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
-            for number, token in enumerate(tokens)
-        ]
-        for item in items:
-            self._under_way[item.token] = item
+        items = []
+        for place, token in enumerate(tokens, position):
+            item = Submission(room, place, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
+            items.append(item)
+            self._under_way[token] = item
         room.tokens += tokens
         self._filling.fill(items, content)
 
@@ -174,7 +176,7 @@ class _OwnRoom(Room, Reservation):
         """The same, let in."""
         self.pool.images += self.images
         seconds = self.deadline_s - now_s
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._submissions.expire, self.tokens)
+        self._timer = self._submissions.loop.call_later(seconds, self._submissions.expire, self.tokens)
         return self
 
     def __exit__(self, *_: object) -> None:

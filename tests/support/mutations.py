@@ -91,7 +91,7 @@ MUTATIONS = (
     Mutation(
         "a task that was interrupted counts as cancelled for ever",
         "app/ingress/interrupt.py",
-        "                self._task.uncancel()\n",
+        "                self.task.uncancel()\n",
         "                pass\n",
         "test_interrupt.py",
     ),

@@ -76,11 +76,15 @@ def ask(fleet, images=1, lasts_s=60.0):
 
 def submit(fleet, room, position, *, is_last=True):
     """A task of the result of an item, whose slot is filled."""
-    [submitted] = fleet.replies.submit(room, IMAGE, None, position)
+    [(token, reply)] = fleet.replies.submit(room, IMAGE, None, position)
 
     async def result():
         with room if is_last else contextlib.nullcontext():
-            return await fleet.replies.result(submitted)
+            try:
+                return await reply
+            except asyncio.CancelledError:
+                fleet.replies.cancel(token)
+                raise
 
     return asyncio.ensure_future(result())
 

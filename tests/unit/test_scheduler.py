@@ -303,14 +303,13 @@ def test_what_was_found_a_moment_ago_is_not_looked_for_again():
     put(scheduler, 1)
     # By now the queue would refuse it: what was found decides, and only for what it was found for.
     assert reserve(scheduler, "m", 1, enough(0.15), 0, 0.0005, checked=found).expected_s == pytest.approx(0.1)
-    for images, deadline_s, priority, now in (
-        (1, enough(0.15), 0, 0.002),
-        (1, enough(0.149), 0, 0.0),
-        (2, enough(0.15), 0, 0.0),
-        (1, enough(0.15), -1, 0.0),
-    ):
+    assert found.stands("m", enough(0.15), 0, 0.0005)
+    assert not found.stands("m", enough(0.15), 0, 0.002)
+    assert not found.stands("m", enough(0.149), 0, 0.0)
+    assert not found.stands("m", enough(0.15), -1, 0.0)
+    for images, checked in ((2, found), (1, None)):
         with pytest.raises(DeadlineUnreachableError):
-            reserve(scheduler, "m", images, deadline_s, priority, now, checked=found)
+            reserve(scheduler, "m", images, enough(0.15), 0, 0.0, checked=checked)
     put(scheduler, 8)
     with pytest.raises(QueueFullError):
         reserve(scheduler, "m", 1, enough(0.15), 0, 0.0, checked=found)
