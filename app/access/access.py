@@ -39,6 +39,12 @@ class Caller:
     key: str = ""
     sees_others: bool = True
 
+    def check_priority(self, priority: int) -> None:
+        """Raises FORBIDDEN for more than it may ask for."""
+        if priority > self.limits.priority:
+            message = f"a priority of {priority} is more than the {self.limits.priority} that this key may have"
+            raise ServiceError("FORBIDDEN", message)
+
 
 _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
 _LABELLING_KEY = b"token"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from app.access.access import Caller
@@ -33,9 +34,9 @@ class ClientLimits:
     def __init__(self) -> None:
         self._usages: dict[str, ClientUsage] = {}
 
-    def request(self, caller: Caller) -> ClientLease:
-        """What a request of this caller holds; a context manager. Entering it raises QUEUE_FULL, FORBIDDEN."""
-        return ClientLease(self, caller)
+    def request(self, caller: Caller) -> AbstractContextManager[ClientLease | None]:
+        """What a request of this caller holds; None where nothing of it is limited. Entering it raises QUEUE_FULL."""
+        return ClientLease(self, caller) if caller.limits.any else _UNLIMITED
 
     def usage(self, caller: Caller) -> ClientUsage:
         """Of a caller, made if need be."""
@@ -83,12 +84,6 @@ class ClientLease:
         if usage.requests == 0:
             self._limits.ended(self.caller)
 
-    def check_priority(self, priority: int) -> None:
-        """Raises FORBIDDEN for more than the caller may have."""
-        if priority > self.caller.limits.priority:
-            message = f"a priority of {priority} is more than the {self.caller.limits.priority} that this key may have"
-            raise ServiceError("FORBIDDEN", message)
-
     def hold_bytes(self, size: int) -> None:
         """So many bytes of the body are held. Raises QUEUE_FULL."""
         most = self.caller.limits.bytes
@@ -119,6 +114,9 @@ class ClientLease:
             raise _enough(f"{most} pixels")
         self._usage.pixels += pixels
         self._pixels += pixels
+
+
+_UNLIMITED: AbstractContextManager[ClientLease | None] = nullcontext(None)
 
 
 def _enough(what: str, retry_after_s: int = 1) -> ServiceError:

@@ -36,7 +36,7 @@ from app.http.routes import infer, predict
 from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
-from app.ingress.interrupt import Interruption, interrupted_at
+from app.ingress.interrupt import interrupted_at, taken_back
 from app.ingress.sending import PIECE_BYTES
 
 Answer = TypeVar("Answer")
@@ -91,7 +91,7 @@ class HotRequest(HttpRequest):
         self._reader: tuple[Lease, interrupted_at] | None = None
         self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
         self._left = False
-        self._leave: Callable[[], None] | None = None
+        self._on_leave: Callable[[], None] | None = None
 
     def room(self) -> memoryview:
         """Where more of the body goes. It grows with what has come: a large Content-Length reserves nothing."""
@@ -121,8 +121,9 @@ class HotRequest(HttpRequest):
     def leave(self) -> None:
         """The client is gone."""
         self._left = True
-        if self._leave is not None:
-            self._leave()
+        if self._on_leave is not None:
+            self._on_leave()
+            self.task.cancel()
         elif self._arrived is not None and not self._arrived.done():
             self._arrived.set_exception(ClientLeftError())
             self._arrived.exception()  # The route hears it where it reads; it need not.
@@ -144,19 +145,18 @@ class HotRequest(HttpRequest):
         return self._buffer
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        with Interruption(self.task) as interruption:
-
-            def leave() -> None:
-                on_leave()
-                interruption.interrupt(ClientLeftError())
-
-            self._leave = leave
-            if self._left:
-                leave()
-            try:
-                return await running
-            finally:
-                self._leave = None
+        self._on_leave = on_leave
+        if self._left:
+            self.leave()
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if not self._left:
+                raise
+            taken_back(self.task)
+            raise ClientLeftError from None
+        finally:
+            self._on_leave = None
 
 
 def _nothing(_: Any) -> None:

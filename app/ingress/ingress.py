@@ -128,11 +128,11 @@ class Ingress:
             terms = call.terms(self.link.settings)
             terms.client = context.caller.name
             await self.link.check(served, terms)
+            context.caller.check_priority(terms.priority)
             with (
                 self.limits.request(context.caller) as client_lease,
                 self.bodies.lease(context.caller.name, client_lease) as lease,
             ):
-                client_lease.check_priority(terms.priority)
                 terms.client_lease = client_lease
                 try:
                     with interrupted_at(terms.deadline_s, ending.task) as limit:

@@ -44,9 +44,14 @@ class Interruption:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._reason is not None and kind is asyncio.CancelledError:
-            if hasattr(self.task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
-                self.task.uncancel()
+            taken_back(self.task)
             raise self._reason from None
+
+
+def taken_back(task: asyncio.Task[Any]) -> None:
+    """A task's cancellation was heard, and said something else: it goes on."""
+    if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
+        task.uncancel()
 
 
 def _running() -> asyncio.Task[Any]:

@@ -91,8 +91,8 @@ MUTATIONS = (
     Mutation(
         "a task that was interrupted counts as cancelled for ever",
         "app/ingress/interrupt.py",
-        "                self.task.uncancel()\n",
-        "                pass\n",
+        "        task.uncancel()\n",
+        "        pass\n",
         "test_interrupt.py",
     ),
     Mutation(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.access.access import Caller
 from app.access.keys import CallerLimits
-from app.access.limits import ClientLimits
+from app.access.limits import ClientLease, ClientLimits
 from app.errors import ServiceError
 from app.link import Terms, measured
 from app.scheduling.scheduler import Scheduler
@@ -25,6 +25,13 @@ WIDE = png(size=(20, 5))
 
 def caller(name: str = "a", **limits: float) -> Caller:
     return Caller(name, CallerLimits(**limits))  # type: ignore[arg-type]
+
+
+def held(limits: ClientLimits, caller: Caller) -> ClientLease:
+    """What a request holds of a caller who has limits."""
+    lease = limits.request(caller)
+    assert isinstance(lease, ClientLease)
+    return lease
 
 
 def refused(attempt: object, *arguments: object) -> ServiceError:
@@ -48,14 +55,14 @@ def test_so_many_requests_at_a_time_of_each_caller() -> None:
 def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
     limits = ClientLimits()
     limited = caller(bytes=100, pixels=1000)
-    with limits.request(limited) as first:
+    with held(limits, limited) as first:
         first.hold_bytes(60)
         first.hold_pixels(900)
-        with limits.request(limited) as second:
+        with held(limits, limited) as second:
             assert "100 bytes" in refused(second.hold_bytes, 41).message
             second.hold_bytes(40)
             assert "1000 pixels" in refused(second.hold_pixels, 101).message
-    with limits.request(limited) as third:
+    with held(limits, limited) as third:
         third.hold_bytes(100)
         third.hold_pixels(1000)
         assert third.counts_pixels
@@ -67,20 +74,20 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.access.limits.time.monotonic", lambda: now_s)
     limits = ClientLimits()
     limited = caller(images_per_s=4)
-    with limits.request(limited) as client_lease:
+    with held(limits, limited) as client_lease:
         client_lease.admit_images(4)
         error = refused(client_lease.admit_images, 2)
         assert (error.code, error.retry_after_s) == ("QUEUE_FULL", 1)
     assert len(limits) == 1, "its rate is remembered"
     now_s += 0.5
-    with limits.request(limited) as client_lease:
+    with held(limits, limited) as client_lease:
         client_lease.admit_images(2)
         assert refused(client_lease.admit_images, 1).code == "QUEUE_FULL"
     now_s += 10
-    with limits.request(limited) as client_lease:
+    with held(limits, limited) as client_lease:
         client_lease.admit_images(1)
     now_s += 10
-    with limits.request(limited):
+    with held(limits, limited):
         pass
     assert len(limits) == 0
 
@@ -101,10 +108,10 @@ def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at
 
 
 def test_priorities_are_for_those_who_may() -> None:
-    with ClientLimits().request(caller(priority=5)) as client_lease:
-        client_lease.check_priority(5)
-        client_lease.check_priority(-100)
-        assert refused(client_lease.check_priority, 6).code == "FORBIDDEN"
+    asking = caller(priority=5)
+    asking.check_priority(5)
+    asking.check_priority(-100)
+    assert refused(asking.check_priority, 6).code == "FORBIDDEN"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50)), max_size=40))
@@ -112,7 +119,7 @@ def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
     limits = ClientLimits()
     for name, size, pixels in asked:
         try:
-            with limits.request(caller(name, bytes=40, pixels=40, requests=1)) as client_lease:
+            with held(limits, caller(name, bytes=40, pixels=40, requests=1)) as client_lease:
                 client_lease.hold_bytes(size)
                 client_lease.hold_pixels(pixels)
         except ServiceError:
