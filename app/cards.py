@@ -402,9 +402,9 @@ def _ranges(cores: Sequence[int]) -> str:
 
 def _chosen(settings: Settings) -> list[tuple[str, str]]:
     """In a process of its own, as it imports torch: the devices that are meant, with their PCI addresses."""
-    from app.tools.device import open_device
+    from app.serving.opening import chosen
 
-    choice, _ = open_device(settings)
+    choice = chosen(settings)
     return [(each, choice.pci_address(each)) for each in choice.devices]
 
 
@@ -426,7 +426,8 @@ class _StatusServer(uvicorn.Server):
 def serve_cards(settings: Settings, announce: Callable[[str], None]) -> int:
     """Serve until SIGTERM or SIGINT; SIGHUP restarts one card after the other. Raises BackendError, OSError."""
     logs.configure(settings.log_level, settings.log_format)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as aside:
+    style = settings.log_level, settings.log_format
+    with ProcessPoolExecutor(1, get_context("spawn"), logs.configure, style) as aside:
         devices = aside.submit(_chosen, settings).result()
     asyncio.run(_serve(settings, placed(devices), announce))
     return 0

@@ -10,29 +10,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from app import logs
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings
-from app.tools import doctor, report
-from app.tools.arguments import CommandError, add_settings, read_settings
 
 COMMAND_GROUP = "anychip.commands"
 """Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
-TOOLS = ("predict", "ops", "validate", "bench", "tune", "profile", "verify", "top")
+TOOLS = ("predict", "doctor", "ops", "validate", "bench", "tune", "profile", "verify", "top")
 """The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
     "devices": "anychip devices --json",
-    "doctor": "anychip doctor --device auto --skip port",
     "promote": "anychip promote dogs 2",
     "weights": "anychip weights fetch resnet50 yolov8n",
     "keys": "anychip keys add camera-7 --role infer --file keys.txt",
@@ -123,10 +122,6 @@ def _parser(first: str) -> argparse.ArgumentParser:
     devices.add_argument("--models", action="store_true", help="what models were measured to take of devices here")
     add_settings(devices, ("simulate", "cache_dir"))
 
-    doctor.add_arguments(
-        add("doctor", doctor.run, "Check the environment, one thing after the other; says what to do about failures.")
-    )
-
     promoting = add("promote", _promote, "Let one version of a model answer all of its requests, and back.")
     promoting.add_argument("model", metavar="MODEL")
     promoting.add_argument("version", metavar="VERSION", help="1 for the model whose name has none")
@@ -162,7 +157,8 @@ def _parser(first: str) -> argparse.ArgumentParser:
     for action in (listing, fetch, check):
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     if first not in commands.choices:
-        for entry in entry_points(group=COMMAND_GROUP):
+        outsiders = entry_points(group=COMMAND_GROUP)
+        for entry in outsiders.select(name=first) or outsiders:  # Another's may need what is broken here.
             try:
                 outside = entry.load()
                 outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
@@ -255,7 +251,7 @@ def _devices(parsed: argparse.Namespace) -> int:
     simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     rows = checked()
     if parsed.json:
-        report.print_json([vars(row) for row in rows])
+        _print_rows(rows)
     else:
         for row in sorted(rows, key=lambda row: row.here, reverse=True):
             status = "PASS" if row.ok else "FAIL" if row.here else "not here"
@@ -263,12 +259,16 @@ def _devices(parsed: argparse.Namespace) -> int:
     return 0 if any(row.ok for row in rows) else 1
 
 
+def _print_rows(rows: Iterable[object]) -> None:
+    print(json.dumps([vars(row) for row in rows], indent=2, default=str))
+
+
 def _footprints(settings: Settings, *, as_json: bool) -> int:
     from app.fleet import footprints
 
     rows = footprints.every(settings.cache_dir)
     if as_json:
-        report.print_json([vars(row) for row in rows])
+        _print_rows(rows)
         return 0
     for row in rows:
         how, seconds = f"{row.engine} {row.precision}", f"{row.load_s:.1f} s, first {row.first_load_s:.1f} s"
@@ -320,7 +320,7 @@ def _weights(parsed: argparse.Namespace) -> int:
         for name in names:
             print(f"{weights.verify(name, directory)}: OK")
     elif parsed.json:
-        report.print_json([vars(file) for file in cached])
+        _print_rows(cached)
     else:
         for file in cached:
             print(f"{file.architecture:20} {file.size_bytes / 1e6:8.1f} MB  {file.path}")

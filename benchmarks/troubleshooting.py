@@ -3,7 +3,7 @@
     python -m benchmarks.troubleshooting
 
 Owns: their form; the rest of the page is written by hand. Must not have a remedy of its own: those are in
-anychip_tools.remedies, app.tools.compatibility and the vendors' rows.
+anychip_tools.remedies, anychip_tools.compatibility and the vendors' rows.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from anychip_tools import remedies
+from anychip_tools import compatibility, remedies
+from anychip_tools.facts import rows
 from anychip_tools.report import markdown_table
-from app.tools import compatibility
-from app.tools.facts import rows
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
@@ -52,7 +51,8 @@ def _versions() -> str:
         ("torch_npu, torch_musa, torch_tensorrt 2.N", "torch 2.N"),
         ("torch_mlu …+torch2.N", "torch 2.N"),
     ]
-    said = "Sources are in `app/tools/compatibility.py`. The check `compatibility` of the doctor applies it.\n"
+    file = "plugins/tools/anychip_tools/compatibility.py"
+    said = f"Sources are in `{file}`. The check `compatibility` of the doctor applies it.\n"
     return "## Versions that belong together\n\n" + said + "\n" + markdown_table(("this", "wants"), rows)
 
 

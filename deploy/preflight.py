@@ -4,7 +4,7 @@
     python3 deploy/preflight.py ascend --helm      # the values of the chart, for nodes like this one
     python3 deploy/preflight.py rocm --compose     # lines for deploy/compose/.env
 
-Owns: nothing; app/tools/container.py does. Needs only the standard library.
+Owns: nothing; plugins/tools/anychip_tools/container.py does. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from app.tools.container import main
+    root = Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(root), str(root / "plugins" / "tools")]
+    from anychip_tools.container import main
 
     main()

@@ -1,7 +1,7 @@
 """The doctor on this machine: it asks a child whether torch can be imported, so this is no test of the unit room."""
 
+from anychip_tools.doctor import CHECKS, examine
 from app.config import Settings
-from app.tools.doctor import CHECKS, examine
 
 
 def test_everything_passes_here_and_in_order(tmp_path):

@@ -26,9 +26,9 @@ from anychip_tools.prediction.offline import LocalPredictor
 from anychip_tools.prediction.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
 from anychip_tools.prediction.outcomes import FileOutcome, Journal, read_lines
 from anychip_tools.prediction.tables import COLUMNS, convert
+from app.arguments import CommandError
 from app.cli import main
 from app.config import Settings
-from app.tools.arguments import CommandError
 from backends import host
 from models import Options, open_model, parse_spec
 from models.sample import IMAGES

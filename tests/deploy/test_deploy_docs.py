@@ -111,7 +111,7 @@ def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_preflight_knows_the_devices_and_mounts_of_the_pages(flavour):
-    from app.tools.container import NEEDS
+    from anychip_tools.container import NEEDS
 
     needs, service = NEEDS[flavour], compose_of(flavour)
     devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}

@@ -16,7 +16,11 @@ def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path: Path) -> None
     (tmp_path / "torch" / "__init__.py").write_text(
         "raise ImportError('libascendcl.so: cannot open shared object file')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "ASCEND_RT_VISIBLE_DEVICES": "2,0"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "plugins" / "tools"))),
+        "ASCEND_RT_VISIBLE_DEVICES": "2,0",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "app", "doctor", "--device", "npu", "--json", "--skip", "port"],
         cwd=tmp_path,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -88,7 +88,7 @@ def test_help_shows_an_example(capsys, command):
 
 @pytest.mark.parametrize("command", cli.TOOLS)
 def test_a_command_of_a_package_that_is_not_here_names_it(command, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "entry_points", lambda group: [])
+    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints())
     with pytest.raises(SystemExit) as ended:
         main([command])
     assert ended.value.code == 1
@@ -103,7 +103,7 @@ def test_the_tools_are_the_commands_that_their_package_brings():
 
 def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):
     broken = EntryPoint("broken", "no_such_module", cli.COMMAND_GROUP)
-    monkeypatch.setattr(cli, "entry_points", lambda group: [broken])
+    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints([broken]))
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     said = capsys.readouterr()

@@ -6,10 +6,10 @@ import builtins
 
 import pytest
 
-from app.tools import doctor_vendor
-from app.tools.compatibility import findings
-from app.tools.doctor_vendor import _contradictions, concerned, trouble
-from app.tools.facts import facts_module, rows
+from anychip_tools import doctor_vendor
+from anychip_tools.compatibility import findings
+from anychip_tools.doctor_vendor import _contradictions, concerned, trouble
+from anychip_tools.facts import facts_module, rows
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from anychip_tools import doctor
+from anychip_tools.doctor import CHECKS, examine
+from anychip_tools.doctor_vendor import Check
 from app.cli import main
 from app.config import Settings
-from app.tools import doctor
-from app.tools.doctor import CHECKS, examine
-from app.tools.doctor_vendor import Check
 from models import confinement
 
 GOOD = {"weights": "sample", "device": "cpu", "port": 0}
@@ -101,7 +101,7 @@ def test_a_device_that_is_not_there_is_a_failure():
 
 @pytest.mark.parametrize(("status", "code"), [("PASS", 0), ("WARN", 0), ("SKIP", 0), ("FAIL", 1)])
 def test_only_a_failure_fails_the_command(monkeypatch, capsys, status, code):
-    monkeypatch.setattr("app.tools.doctor.examine", lambda *_: iter([Check("port", status, "seen", "do this")]))
+    monkeypatch.setattr("anychip_tools.doctor.examine", lambda *_: iter([Check("port", status, "seen", "do this")]))
     assert main(["doctor"]) == code
     assert capsys.readouterr().out == f"{status}  port          seen\n{'':20}-> do this\n"
     assert main(["doctor", "--json"]) == code

@@ -48,7 +48,7 @@ ORDER = (
     "grpc",
     "converter_main",
     "ingress_main",
-    "tools",
+    "arguments",
     "main",
     "asgi",
     "ray_serve",

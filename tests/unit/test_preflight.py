@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from anychip_tools import container
+from anychip_tools.container import NEEDS, PreflightError, compose_env, docker_run, helm_values, look, told
 from app.cli import main
-from app.tools import container
-from app.tools.container import NEEDS, PreflightError, compose_env, docker_run, helm_values, look, told
 
 ASCEND = (
     "dev/davinci0",
@@ -124,15 +124,16 @@ def test_without_an_installation_it_needs_the_standard_library_alone() -> None:
     root = Path(__file__).resolve().parents[2]
     for name in (
         "deploy/preflight.py",
-        "app/tools/container.py",
-        "app/tools/facts.py",
-        "app/tools/__init__.py",
-        "app/__init__.py",
+        "plugins/tools/anychip_tools/container.py",
+        "plugins/tools/anychip_tools/facts.py",
+        "plugins/tools/anychip_tools/__init__.py",
     ):
         for node in ast.walk(ast.parse((root / name).read_text(encoding="utf-8"))):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert {each.partition(".")[0] for each in names} <= {*sys.stdlib_module_names, "app"}, name
+            assert {each.partition(".")[0] for each in names} <= {*sys.stdlib_module_names, "anychip_tools"}, name
             assert all(
-                each in ("app.tools.container", "app.tools.facts") for each in names if each.startswith("app")
+                each in ("anychip_tools.container", "anychip_tools.facts")
+                for each in names
+                if each.startswith("anychip")
             ), name

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from anychip_tools import doctor
 from app.config import Settings
 from app.serving.opening import chosen
-from app.tools import doctor
 from backends import (
     Backend,
     BackendUnavailableError,

@@ -13,9 +13,9 @@ import pytest
 
 from anychip_tools import bench, ops, profile, tune, validate
 from anychip_tools.bench import show as show_bench
+from anychip_tools.doctor import CHECKS
+from anychip_tools.doctor_vendor import Check
 from app.cli import main
-from app.tools.doctor import CHECKS
-from app.tools.doctor_vendor import Check
 from benchmarks.troubleshooting import PAGES, page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -175,7 +175,7 @@ def test_the_example_of_the_doctor_has_the_form_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [Check("torch", "PASS", "torch 2"), Check("port", "FAIL", "taken", "use another")]
-    monkeypatch.setattr("app.tools.doctor.examine", lambda *_: iter(found))
+    monkeypatch.setattr("anychip_tools.doctor.examine", lambda *_: iter(found))
     assert main(["doctor"]) == 1
     check, remedy = re.compile(r"(PASS|WARN|FAIL|SKIP)  ([a-z-]+) +\S.*"), re.compile(r" {20}-> \S.*")
     lines = shown(capsys)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.charts import Chart, page
-from anychip_tools.options import numbers
+from anychip_tools.options import DEVICE_SETTINGS, numbers
+from anychip_tools.report import print_json, progress
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
-from app.tools.report import print_json, progress
 
 if TYPE_CHECKING:
     from anychip_tools.benchmark.endpoints import Protocol
@@ -111,10 +111,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     from anychip_tools.benchmark.device_sweep import sweep
-    from anychip_tools.loading import load_options
+    from anychip_tools.loading import load_options, open_device
     from anychip_tools.subjects import open_named
     from app.precision.probes import probes
-    from app.tools.device import open_device
     from backends import EngineRefusedError, OutOfDeviceMemoryError
 
     model = open_named(parsed.model, settings)

@@ -1,6 +1,6 @@
-"""How commands load networks on the device that they compute on: as `anychip serve` does.
+"""How commands open the device that they compute on, and load networks on it: as `anychip serve` does.
 
-Must not choose the device; app.tools.device does.
+Must not run anything on a device.
 """
 
 from __future__ import annotations
@@ -8,11 +8,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from app.config import Settings
+from app.config import Settings, split
 from app.precision.gate import compile_options
 from app.precision.probes import Calibration
-from backends import Choice, CompileOptions
+from app.worker.load import load_plugins
+from backends import Choice, CompileOptions, choose, simulated
 from models import Model, PixelModel
+
+
+def open_device(settings: Settings) -> tuple[Choice, str]:
+    """The devices that the settings mean, and the first of them. Raises BackendError."""
+    simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())
+    load_plugins(split(settings.plugins))
+    choice = choose(settings.device)
+    return choice, choice.devices[0]
 
 
 def load_options(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.remedies import STEPS, of_operator
-from app.tools.arguments import CommandError, add_settings, read_settings
+from app.arguments import CommandError, add_settings, read_settings
 
 if TYPE_CHECKING:
     from anychip_tools.record import OperatorRecord, Recording
@@ -79,8 +79,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
     """What a run on the device showed."""
+    from anychip_tools.loading import open_device
     from anychip_tools.record import record
-    from app.tools.device import open_device
 
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:

@@ -1,6 +1,6 @@
-"""Options that several commands share: lists of numbers.
+"""Options that several commands share: a model's and a device's settings, lists of numbers.
 
-Owns: how they are read. Must not import torch: `anychip --help` has to answer at once.
+Owns: which they are, and how numbers are read. Must not import torch: `anychip --help` has to answer at once.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from app.arguments import CommandError
 from app.config import split
-from app.tools.arguments import CommandError
+
+DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
+"""What commands need to open a model and a device."""
 
 _Number = TypeVar("_Number", int, float)
 

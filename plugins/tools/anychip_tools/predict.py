@@ -16,14 +16,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from anychip_tools import report
+from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.prediction.image_sources import ImageSource, find_images
 from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
 from anychip_tools.prediction.tables import FORMATS, Format, check_format, convert
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings
 from app.logs import printable
 from app.protocols.options import OPTIONS
-from app.tools import report
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
 
 TEXT = "Answer for images: some in the terminal, or a hundred thousand."
 EXAMPLE = "anychip predict yolov8n images/ --output found.jsonl --save drawn/"

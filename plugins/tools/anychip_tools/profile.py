@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from anychip_tools import report
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
+from anychip_tools.options import DEVICE_SETTINGS
+from app.arguments import CommandError, add_settings, read_settings
 
 TEXT = "A timeline of some batches, and where the time goes."
 EXAMPLE = "anychip profile resnet50 --output trace.json"
@@ -54,10 +55,9 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # It would say that it starts and stops.
     import torch
 
-    from anychip_tools.loading import load_options
+    from anychip_tools.loading import load_options, open_device
     from anychip_tools.subjects import open_named
     from app.precision.probes import probes
-    from app.tools.device import open_device
 
     settings = read_settings(parsed)
     model = open_named(parsed.model, settings)

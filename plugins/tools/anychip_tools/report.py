@@ -1,4 +1,5 @@
-"""How commands show what they found: tables in the terminal, Markdown, files, and the environment a figure is of.
+"""How commands show what they do and found: bars, tables in the terminal, Markdown, JSON, files, and the environment a
+figure is of.
 
 Owns: the forms. Must not know what is in them.
 """
@@ -11,18 +12,44 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-
-from app.tools.report import plain, print_json
 
 Cell = str | int | float | None
 """Numbers are shown to three digits, None as nothing."""
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Progress]:
+    """Bars on stderr while something takes long; none where stderr is no terminal, or it should be `quiet`."""
+    shown = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(
+        *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
+    ) as bars:
+        yield bars
+
+
+def print_json(document: Any) -> None:
+    """JSON on stdout. NaN and infinity, which JSON does not know, become null."""
+    print(json.dumps(plain(document), indent=2))
+
+
+def plain(value: Any) -> Any:
+    """What JSON knows, of mappings, sequences and numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in (sorted(value) if isinstance(value, set | frozenset) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:

@@ -24,10 +24,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from app.arguments import CommandError
 from app.config import Settings
 from app.precision.probes import probes
 from app.serving.finished import learn_finished_files
-from app.tools.arguments import CommandError
 from models import ARCHITECTURES, Model, PixelModel, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 

@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from anychip_tools.report import print_json
+from app.arguments import CommandError
 from app.logs import printable
-from app.tools.arguments import CommandError
-from app.tools.report import print_json
 
 TEXT = "Devices, queues and rates of a running service, live."
 EXAMPLE = "anychip top --url http://gpu7:8000"

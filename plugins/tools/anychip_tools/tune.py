@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
-from anychip_tools.options import numbers
+from anychip_tools.options import DEVICE_SETTINGS, numbers
+from anychip_tools.report import progress
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, sizes_of, split
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
-from app.tools.report import progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,11 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Exit code 1 where nothing serves, or nothing keeps --p99-ms. Raises CommandError, ModelError, BackendError."""
+    from anychip_tools.loading import open_device
     from anychip_tools.subjects import open_named
     from anychip_tools.tuning.search import Candidate, Search
     from anychip_tools.tuning.trials import Trials
     from app.fleet import profiles
-    from app.tools.device import open_device
     from models import PixelModel
     from models.sample import IMAGES
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.charts import Chart, page
+from anychip_tools.options import DEVICE_SETTINGS
+from anychip_tools.report import progress
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
-from app.tools.arguments import DEVICE_SETTINGS, CommandError, add_settings, read_settings
-from app.tools.report import progress
 
 if TYPE_CHECKING:
     from anychip_tools.validation.labels import Labelled
@@ -67,9 +68,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[Depth]]:
     """Everything that was compared, and the depths for the plot."""
+    from anychip_tools.loading import open_device
     from anychip_tools.subjects import open_named
     from anychip_tools.validation.whole import Validation
-    from app.tools.device import open_device
 
     model = open_named(parsed.model, settings)
     reference = open_named(parsed.reference, settings) if parsed.reference else None

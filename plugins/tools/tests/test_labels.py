@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from anychip_tools.validation.labels import Labelled, by_folder, measured_accuracy, of_coco
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 from models import open_model, parse_spec
 from models.tasks.accuracy import Boxes, mean_average_precision
 

@@ -17,9 +17,9 @@ from anychip_tools.tune import seconds_of
 from anychip_tools.tuning import trials
 from anychip_tools.tuning.search import Candidate, Search, Space, Trial
 from anychip_tools.tuning.trials import Trials
+from app.arguments import CommandError
 from app.config import Settings
 from app.fleet.profiles import Profile, of_model, store, stored, taken_up
-from app.tools.arguments import CommandError
 from backends import Choice, Device
 from models import open_model, parse_spec
 

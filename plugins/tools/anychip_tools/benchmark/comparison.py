@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 # What tells rows apart, and the figures that are compared: whether more is better.
 KEYS = ("engine", "precision", "batch_size", "protocol", "mode", "connections", "rate", "threads", "batch")

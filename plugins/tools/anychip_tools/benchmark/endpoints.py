@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from anychip_tools.benchmark.wire import Address, request_bytes
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 Protocol = Literal["predict", "v2", "grpc"]
 _DTYPES = {

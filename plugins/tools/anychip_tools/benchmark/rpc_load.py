@@ -12,7 +12,7 @@ from typing import Any
 
 from anychip_tools.benchmark.endpoints import Tensor
 from anychip_tools.benchmark.load import Accepted, ClosedLoad, OpenLoad
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 _OPTIONS = [("grpc.max_send_message_length", 1 << 30), ("grpc.max_receive_message_length", 1 << 30)]
 

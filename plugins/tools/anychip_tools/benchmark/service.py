@@ -21,7 +21,7 @@ from anychip_tools.benchmark.load import (
     poisson_arrivals,
 )
 from anychip_tools.benchmark.rpc_load import RpcTarget
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 _WARM_UP_S = 1.0
 _SEED = 0

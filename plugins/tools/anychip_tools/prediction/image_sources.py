@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 """What is taken of a directory. A file that is named itself is read whatever it is called."""

@@ -23,13 +23,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anychip_tools.loading import load_options
+from anychip_tools.loading import load_options, open_device
 from anychip_tools.prediction.image_sources import ImageSource
 from anychip_tools.prediction.offline_decoding import Decode, DecodedFile, DecodingProcesses, DecodingThreads
 from anychip_tools.prediction.outcomes import FileOutcome
 from app.config import Settings
 from app.precision.probes import probes
-from app.tools.device import open_device
 from backends import Executable, Started, Unbuilt, host
 from models import Options, PixelModel
 

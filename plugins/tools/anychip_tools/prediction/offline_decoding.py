@@ -31,10 +31,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from app.arguments import CommandError
 from app.decoder.decoder import decode_into
 from app.images.header import ImageError, check_pixels, read_header
 from app.processes.arena import Arena, Pool
-from app.tools.arguments import CommandError
 from models import PixelModel, Placement
 
 _STOP_TIMEOUT_S = 5.0

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 
 from anychip_tools.prediction.image_sources import ImageSource
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 Prediction = Mapping[str, Any]
 """One entry of "predictions" (docs/api.md), as postprocessing returns it or as JSON brought it."""

@@ -15,7 +15,7 @@ import httpx
 
 from anychip_tools.prediction.image_sources import ImageSource
 from anychip_tools.prediction.outcomes import FileOutcome
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 _TIMEOUT_S = 60.0
 _TRIES = 6

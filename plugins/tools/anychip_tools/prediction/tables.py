@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 import orjson
 
 from anychip_tools.prediction.outcomes import Line, read_lines
-from app.tools.arguments import CommandError
+from app.arguments import CommandError
 
 Format = Literal["jsonl", "csv", "parquet", "coco"]
 FORMATS: dict[str, Format] = {

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from app.arguments import CommandError
 from app.decoder.decoder import decode_into
 from app.images.header import ImageError, read_header
-from app.tools.arguments import CommandError
 from backends import Executable
 from models import PixelModel, Placement
 from models.tasks.accuracy import Boxes

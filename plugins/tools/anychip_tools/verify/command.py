@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import split
-from app.tools.arguments import CommandError, add_settings, read_settings
 
 if TYPE_CHECKING:
     from anychip_tools.verify.engines import Sweep

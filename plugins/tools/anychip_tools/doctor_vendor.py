@@ -1,7 +1,7 @@
 """`anychip doctor` on vendors' software: versions, variables, libraries, cards. None of it needs torch to work.
 
 Owns: these checks. Must not import torch or a vendor's package: what does not load is looked at from a child process.
-Facts are the vendors' rows (app.tools.facts).
+Facts are the vendors' rows (anychip_tools.facts).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from app.tools.compatibility import findings
-from app.tools.facts import facts_module, rows
+from anychip_tools.compatibility import findings
+from anychip_tools.facts import facts_module, rows
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 

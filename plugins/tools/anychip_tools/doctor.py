@@ -19,11 +19,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 
+from anychip_tools import container, doctor_vendor, report
+from anychip_tools.compatibility import IMPORT_REMEDIES
+from anychip_tools.doctor_vendor import Check
+from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
-from app.tools import container, doctor_vendor, report
-from app.tools.arguments import CommandError, add_settings, read_settings
-from app.tools.compatibility import IMPORT_REMEDIES
-from app.tools.doctor_vendor import Check
+
+TEXT = "Check the environment, one thing after the other; says what to do about failures."
+EXAMPLE = "anychip doctor --device auto --skip port"
 
 _TORCH_TIME_LIMIT_S = 120.0
 _LEAST_FREE_BYTES = 2 << 30

@@ -11,9 +11,6 @@ from typing import Any
 
 from app.config import Settings
 
-DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
-"""What commands need to open a model and a device."""
-
 
 class CommandError(Exception):
     """A command cannot do what was asked; the message is one plain sentence."""

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.tools.facts import rows
+from anychip_tools.facts import rows
 
 FORMS = ("docker", "helm", "compose")
 IMAGE = "anychip"
@@ -140,7 +140,7 @@ def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = Fal
 
 def _version() -> str:
     """Of the checkout, whose images are named by it, or of what is installed."""
-    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
     if project.exists():
         found = _VERSION.search(project.read_text(encoding="utf-8"))
         assert found

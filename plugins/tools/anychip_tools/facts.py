@@ -12,13 +12,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_BACKENDS = Path(__file__).resolve().parents[2] / "backends" / "vendors"
-
 
 @cache
 def facts_module(name: str) -> ModuleType:
     """A module of backends/vendors/, without the package around it."""
-    spec = importlib.util.spec_from_file_location(f"anychip_{name}", _BACKENDS / f"{name}.py")
+    package = importlib.util.find_spec("backends")  # Imports nothing.
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "vendors" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"anychip_{name}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
