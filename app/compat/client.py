@@ -1,8 +1,9 @@
 """Clients of other servers that packages answer, by the entry-point group `anychip.clients`: `--compat NAME`.
 
-Owns: that contract. A package brings a module with `router` and `NEEDS`, what each of its paths asks of a caller; or,
-for clients that post a JSON object with one image in base64, a JsonClient. That one says which path, which model and
-what the answer looks like; the rest is that of any request.
+Owns: that contract. A package brings a module with `router` and `NEEDS`, what each of its paths asks of a caller, and
+perhaps `collector`, which makes further metrics of ours (app.serving). Or, for clients that post a JSON object with one
+image in base64, a JsonClient. That one says which path, which model and what the answer looks like; the rest is that
+of any request.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-CLIENTS = ("image-client", "triton", "triton-metrics", "ultralytics")
+CLIENTS = ("image-client", "triton", "ultralytics")
 """Clients of other servers that are answered where `compat` names them."""
-PACKAGED = ("deepstack", "x-anylabeling")
+PACKAGED = ("deepstack", "triton-metrics", "x-anylabeling")
 """The clients of anychip-compat (plugins/compat)."""
 CLIENT_GROUP = "anychip.clients"
 """The entry-point group of clients that other packages answer (app.compat.client)."""

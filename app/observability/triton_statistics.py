@@ -1,7 +1,7 @@
 """What Triton's tools count: requests, images and batches of a model with the time each stage took, since the start.
 
 Owns: the counters and their JSON form (Triton's statistics extension). Must not decide anything. The service's own
-metrics are in app.observability.metrics, their names for Triton's dashboards in app.observability.triton_metrics.
+metrics are in app.observability.metrics, their names for Triton's dashboards in anychip_compat.triton_metrics.
 """
 
 from __future__ import annotations

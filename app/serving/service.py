@@ -11,9 +11,10 @@ import logging
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 
 from app.config import Settings, split
-from app.config.values import by_version
+from app.config.values import CLIENT_GROUP, by_version
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import FORK_SERVER
@@ -27,7 +28,6 @@ from app.link_messages import IngressBegin
 from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
-from app.observability.triton_metrics import TritonMetrics
 from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
@@ -77,8 +77,9 @@ class Service:
             settings = settings.model_copy(update={"max_images": settings.queue_size})
         self.settings = settings
         self.metrics = Metrics()
-        if "triton-metrics" in split(settings.compat):
-            self.metrics.registry.register(TritonMetrics(self.metrics))
+        for entry in entry_points(group=CLIENT_GROUP):
+            if entry.name in split(settings.compat) and hasattr(entry.load(), "collector"):
+                self.metrics.registry.register(entry.load().collector(self.metrics))
         self.metrics.ready.set_function(lambda: not self.administration.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []

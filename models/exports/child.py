@@ -68,11 +68,14 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     gc.enable()
     from models.confinement import confine_program, python_files
     from models.contract.errors import ModelError
+    from models.onnx.graph import reader_of
 
     given = json.loads(declared)
     with contextlib.suppress(ModelError):  # Which is said below.
         if name := library_networks.library_of(form):
             library_networks.library(name)
+        if form == "openvino":
+            reader_of(".xml")
     folder = Path(answer).parent
     own = own_files(Path(file).absolute())
     size = sum(each.stat().st_size for each in {*own, Path(file)})

@@ -24,10 +24,9 @@ from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of
 from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
 from models.onnx.file import OnnxFile, read_onnx
-from models.onnx.graph import OnnxPart
+from models.onnx.graph import OnnxPart, read_graph
 from models.onnx.operators import as_tensor
 from models.onnx.torchvision_detectors import as_detector
-from models.openvino.layers import read_openvino
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
 
@@ -72,7 +71,7 @@ def tried(  # noqa: PLR0917
             implied = library_networks.implied_by(form, file)
             sidecar, takes = implied, task_class(implied["task"]).takes
     if form == "openvino":
-        onnx, metadata = read_openvino(file), yaml_metadata(file)
+        onnx, metadata = read_graph(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
     detector = None if onnx is None else as_detector(onnx)
     of_rfdetr = "" if onnx is None else _task_of_rfdetr(onnx)

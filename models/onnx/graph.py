@@ -10,8 +10,10 @@ Operators that are not known are all named in one error before anything is compu
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -27,8 +29,9 @@ from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
 from models.onnx.torchvision_detectors import as_detector
-from models.openvino.layers import read_openvino
 
+GROUP = "anychip.graphs"
+"""Of entry points: functions from a Path to an OnnxFile, which read files of the suffix that is the entry's name."""
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
 
@@ -218,8 +221,19 @@ def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> 
 
 
 def read_graph(path: Path) -> OnnxFile:
-    """An ONNX file, or one of OpenVINO in ONNX's words. Raises WeightsError."""
-    return read_openvino(path) if path.suffix == ".xml" else read_onnx(path)
+    """An ONNX file, or one of another kind in ONNX's words. Raises WeightsError."""
+    return reader_of(path.suffix)(path)
+
+
+@lru_cache
+def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
+    """What reads files of this suffix: an installed package, or the reader of ONNX. Raises WeightsError."""
+    for entry in entry_points(group=GROUP, name=suffix[1:]):
+        read: Callable[[Path], OnnxFile] = entry.load()
+        return read
+    if suffix == ".xml":
+        raise WeightsError("files of OpenVINO are read by a package: pip install 'anychip[compat]'.")
+    return read_onnx
 
 
 def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from anychip_compat.triton_metrics import TritonMetrics
 from app.fleet.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
 from app.http.routes import status
 from app.observability.histogram import Histogram
 from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
-from app.observability.triton_metrics import TritonMetrics
 from app.worker.messages import Released, Stats
 
 NAN = math.nan

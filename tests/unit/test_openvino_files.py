@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from models.contract.errors import WeightsError
 from models.exports.metadata import description, yaml_metadata
+from models.onnx import graph as graphs
 from models.onnx.graph import load_onnx
 from tests.support.openvino_files import NETWORK, WEIGHTS, written
 
@@ -22,6 +24,13 @@ def test_a_network_is_read_and_computed(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     [found] = graph(x)
     torch.testing.assert_close(found, torch.nn.functional.silu(x * torch.from_numpy(WEIGHTS).reshape(3, 1, 1)))
+
+
+def test_without_the_package_that_reads_it_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs.reader_of.cache_clear()
+    monkeypatch.setattr(graphs, "entry_points", lambda **_: EntryPoints())
+    with pytest.raises(WeightsError, match=r"pip install 'anychip\[compat\]'"):
+        load_onnx(written(tmp_path, NETWORK))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """OpenVINO's layers as ONNX's operators, which models.onnx.operators computes: one graph for every device and engine.
 
-    best.xml ─► models.openvino.file ─► layers ─► nodes and constants, as models.onnx.file has them of an ONNX file
+    best.xml ─► file.py ─► layers ─► nodes and constants, as models.onnx.file has them of an ONNX file
 
 Owns: what each layer is in ONNX's words. A layer or a form of one that is not known is named, all of them at once.
 """
@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from anychip_compat.openvino.file import DTYPES, InvalidError, OpenVinoLayer, read_layers
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Length, Node, OnnxFile, Value
-from models.openvino.file import DTYPES, InvalidError, OpenVinoLayer, read_layers
 
 _OPSET = 18
 _GREATEST = 2**31 - 1

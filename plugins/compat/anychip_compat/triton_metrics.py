@@ -1,4 +1,5 @@
-"""Triton's names for what is counted here, so that dashboards and autoscalers made for Triton work.
+"""Triton's names for what is counted here, so that dashboards and autoscalers made for Triton work:
+`--compat triton-metrics`.
 
 Owns: the names, units (microseconds, millijoules as joules) and labels of Triton's documentation
 (triton-inference-server/server: docs/user_guide/metrics.md). Must not count anything itself: it reads `metrics`.
@@ -10,12 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fastapi import APIRouter
 from prometheus_client import Metric
 from prometheus_client.core import UnknownMetricFamily
 from prometheus_client.registry import Collector
 
+from app.access.rules import Need
 from app.observability.metrics import Metrics
 from app.observability.triton_statistics import FAILURE_REASONS, failure_reason, of_version
+
+router = APIRouter()
+NEEDS: dict[str, dict[str, Need]] = {}
 
 _DURATIONS = {
     "queue": "nv_inference_queue_duration_us",
@@ -94,3 +100,6 @@ class TritonMetrics(Collector):
         for name, value in batches.items():
             add("nv_inference_exec_count", value, model=name)
         yield from families.values()
+
+
+collector = TritonMetrics

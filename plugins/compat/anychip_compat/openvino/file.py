@@ -1,8 +1,8 @@
 """Reads OpenVINO's files, `best.xml` with `best.bin` beside it, without OpenVINO: layers, weights, who feeds whom.
 
-Owns: the form of these files (IR version 10 and 11). Must not know what layers compute (models.openvino.layers says it
-in ONNX's operators, so that all else is the same for both). What it reads is untrusted: XML with declarations of its
-own is refused, and every constant must lie within the file of weights.
+Owns: the form of these files (IR version 10 and 11). Must not know what layers compute: layers.py says it in
+ONNX's operators, so that all else is the same for both. What it reads is untrusted: XML with declarations of its own is
+refused, and every constant must lie within the file of weights.
 """
 
 from __future__ import annotations
