@@ -21,8 +21,7 @@ from models.contract.digest import sha256_of
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
-from models.exports.library_files import CONFIG, config_of, is_timm
-from models.exports.library_networks import library_of
+from models.exports.library_files import CONFIG, config_of, is_timm, library_of
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of

@@ -62,7 +62,7 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     import msgspec
 
-    from models.exports import library_networks  # before it may read little more
+    from models.exports import library_files  # before it may read little more
     from models.exports.answers import Tried
 
     gc.enable()
@@ -72,8 +72,8 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
 
     given = json.loads(declared)
     with contextlib.suppress(ModelError):  # Which is said below.
-        if name := library_networks.library_of(form):
-            library_networks.library(name)
+        if name := library_files.library_of(form):
+            library_files.builder().library(name)
         if form == "openvino":
             reader_of(".xml")
     folder = Path(answer).parent

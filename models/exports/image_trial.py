@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
-from models.exports import library_networks
+from models.exports import library_files
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of
@@ -65,10 +65,10 @@ def tried(  # noqa: PLR0917
     if finished:
         metadata = yaml_metadata(file)
     architecture = file.suffix[1:]
-    if form.startswith((library_networks.TIMM, library_networks.TRANSFORMERS)):
+    if library_files.library_of(form):
         metadata, architecture = {}, form
         if sidecar is None:
-            implied = library_networks.implied_by(form, file)
+            implied = library_files.builder().implied_by(form, file)
             sidecar, takes = implied, task_class(implied["task"]).takes
     if form == "openvino":
         onnx, metadata = read_graph(file), yaml_metadata(file)

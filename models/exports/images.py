@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
-from models.exports import library_networks
+from models.exports import library_files
 from models.exports.layouts import SIZES, Interpretation, decoded
 from models.onnx.torchvision_detectors import only_float32, untraced
 
@@ -76,8 +76,8 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
         graph, _ = load_onnx(Path(file), SIZES)
         graph.free_batch = freed
         return graph.core, graph.tail
-    if library_networks.library_of(architecture):
-        return library_networks.built(Path(file), architecture), None
+    if library_files.library_of(architecture):
+        return library_files.builder().built(Path(file), architecture), None
     from models.exports.networks import FORMS, load_graph
 
     loaded = load_graph(file, FORMS[f".{architecture}"])

@@ -1,7 +1,8 @@
 """What timm and Hugging Face's transformers write beside weights: which task they are for, and how images come in.
 
 Owns: `config.json` of both and `preprocessor_config.json`, read as data and said in the keys of a sidecar
-(models.exports.metadata.Sidecar). Must not import either library, nor read weights.
+(models.exports.metadata.Sidecar), and finding the package that builds their networks. Must not import either library,
+nor read weights.
 
 Sources: timm.data.create_transform (1.0.31), transformers' image processors (5.24) and the files that both write.
 """
@@ -10,11 +11,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from models.contract.errors import WeightsError
 
+GROUP = "anychip.libraries"
+"""Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _MAX_BYTES = 16 << 20
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
@@ -30,6 +35,19 @@ _TASKS = {
 """By how the names of transformers' classes end; others are networks of vectors where they take images."""
 _SOFTMAX = ("detr", "yolos", "table-transformer", "maskformer", "mask2former")
 """Of model_type: those that score "no object" as a class of its own, the last, and choose by softmax."""
+
+
+def library_of(architecture: str) -> str:
+    """`timm`, `transformers`, or "" for an architecture of neither."""
+    return architecture.partition("/")[0] if architecture.startswith(("timm/", "transformers/")) else ""
+
+
+@cache
+def builder() -> Any:
+    """The module that builds networks of these libraries. Raises WeightsError where it is not installed."""
+    for entry in entry_points(group=GROUP):
+        return entry.load()
+    raise WeightsError("networks of timm and transformers are built by a package: pip install 'anychip[compat]'.")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
     size = library_files.size_in(tmp_path)
     assert size is not None
     assert sidecar.resizing(size, "centre") == expected
+
+
+def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    library_files.builder.cache_clear()
+    monkeypatch.setattr(library_files, "entry_points", lambda **_: EntryPoints())
+    with pytest.raises(WeightsError, match=r"pip install 'anychip\[compat\]'"):
+        library_files.builder()
 
 
 def test_another_factor_and_offset_become_part_of_mean_and_deviation(tmp_path: Path) -> None:

@@ -21,13 +21,7 @@ from models.contract.errors import WeightsError, reason_of
 from models.exports import library_files
 from models.weights.checkpoint import read, read_header
 
-TIMM, TRANSFORMERS = "timm/", "transformers/"
-"""How the names of these libraries' architectures begin."""
-
-
-def library_of(architecture: str) -> str:
-    """`timm`, `transformers`, or "" for an architecture of neither."""
-    return architecture.partition("/")[0] if architecture.startswith((TIMM, TRANSFORMERS)) else ""
+TIMM = "timm/"
 
 
 def library(name: str) -> Any:
@@ -51,7 +45,7 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
     Raises WeightsError.
     """
     timm, name = library("timm"), architecture.removeprefix(TIMM)
-    cfg = timm.get_pretrained_cfg(name) if library_of(architecture) == "timm" else None
+    cfg = timm.get_pretrained_cfg(name) if architecture.startswith(TIMM) else None
     if cfg is None:
         raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
     found = library_files.timm_preprocessing(cfg.to_dict())
@@ -63,7 +57,7 @@ def built(file: Path, architecture: str) -> nn.Module:
 
     pixels, normalised, float [n, 3, h, w] -> tuple of the tensors that its task takes.
     """
-    name = library_of(architecture)
+    name = library_files.library_of(architecture)
     found = library(name)
     config = library_files.config_of(file.parent)
     try:
