@@ -166,7 +166,7 @@ class RequestContext:
             link.count(self.model, code, seconds, self.recorder)
         elif code in MODELLESS:
             link.metrics.requests.labels("", code).inc()
-        if self._need != "open" and link.metrics.enabled:
+        if self._need != "open":
             link.metrics.clients.count(self.caller.name, refused=code not in ("OK", "CANCELLED"))
         if self.recorder.trace is not None:
             name = f"{scope['method']} {self.route}".rstrip()

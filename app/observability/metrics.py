@@ -191,20 +191,17 @@ class Metrics:
         "1 for what passed the gate and serves, 0 for what it refused for wrong answers (docs/precision.md)",
     )
 
-    def __init__(self, *, enabled: bool = True) -> None:
-        """`enabled`: where False, nothing is counted, at no cost."""
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.enabled = enabled
         for name, row in TABLE.items():
-            setattr(self, name, row.made(self.registry) if enabled else _NOTHING)
+            setattr(self, name, row.made(self.registry))
         self.telemetry: dict[str, Gauge] = {name: getattr(self, f"device_{name}") for name in TELEMETRY}
         self.clients = BusiestClients()
-        if enabled:
-            self.registry.register(self.clients)
-            ProcessCollector(registry=self.registry)
-            PlatformCollector(registry=self.registry)
-            GCCollector(registry=self.registry)
-            self.registry.register(Throttling())
+        self.registry.register(self.clients)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.registry.register(Throttling())
         self.build_info.labels(version(), platform.python_version(), _version_of("torch")).set(1)
         for code in MODELLESS:
             self.requests.labels("", code)
@@ -300,23 +297,3 @@ def _version_of(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-class _Nothing:
-    """Stands in for every metric and child where nothing is counted."""
-
-    def labels(self, *_: str) -> _Nothing:
-        return self
-
-    def remove(self, *_: str) -> None: ...
-
-    def inc(self, amount: float = 1) -> None: ...
-
-    def set(self, value: float) -> None: ...
-
-    def set_function(self, function: Any) -> None: ...
-
-    def observe(self, amount: float, exemplar: Exemplar | None = None) -> None: ...
-
-
-_NOTHING = _Nothing()

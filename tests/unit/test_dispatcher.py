@@ -51,7 +51,7 @@ class Worker:
 async def dispatching(*workers, replicas=("ready",)):
     choice = SimpleNamespace(devices=("null:0",), vendor="null")
     settings = Settings(models="m", batch_sizes="1,8", queue_size=SLOTS - 32)
-    metrics = Metrics(enabled=False)
+    metrics = Metrics()
     fleet = Fleet(settings, choice, [MODEL], metrics, None)
     fleet.replicas += [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
     for worker in workers:

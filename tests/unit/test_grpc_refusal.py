@@ -47,7 +47,8 @@ LINK = SimpleNamespace(
     tracing=None,
     settings=SimpleNamespace(log_requests=False),
     metrics=SimpleNamespace(
-        enabled=False, requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
+        clients=SimpleNamespace(count=lambda *_, **__: None),
+        requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None)),
     ),
 )
 

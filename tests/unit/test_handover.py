@@ -87,7 +87,7 @@ class Serving:
         device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
         plan = WorkerPlan(Load((ModelPlan("old", "null", "fp32", (1,)),), device))
         self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
-        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics(enabled=False))
+        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics())
 
     @property
     def served(self):

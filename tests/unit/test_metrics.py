@@ -121,20 +121,6 @@ def test_states_show_what_is_so_now_and_nothing_else(history):
         assert {sample.labels["model"]: sample.value for sample in samples} == now
 
 
-def test_switched_off_nothing_is_counted():
-    metrics = Metrics(enabled=False)
-    model = ModelMetrics(metrics, "m")
-    model.answered("OK", 1, {"trace_id": "1"})
-    model.batch("npu:0")[0].observe(1)
-    model.queue_depth.set_function(lambda: 1 / 0)
-    device = DeviceMetrics(metrics, "npu:0", "ascend")
-    device.report("one", stats(1, joules=1))
-    device.gone("one", last=True)
-    States(metrics.model_info).show({("m", "d", "e", "p", "w"): 1})
-    States(metrics.model_info).show({})
-    assert list(metrics.registry.collect()) == []
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 100), max_size=30))
 def test_histograms_say_what_prometheus_own_client_would(amounts):
@@ -206,8 +192,6 @@ async def test_a_scrape_is_rendered_off_the_event_loop():
     threads = []
 
     class Watched:
-        enabled = True
-
         def render(self, _accept):
             threads.append(threading.get_ident())
             return b"", "text/plain"
