@@ -110,3 +110,14 @@ def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, 
     assert ended.value.code == 0
     assert "serve" in said.out
     assert said.err.startswith("anychip: the command broken of no_such_module cannot be used: No module named")
+
+
+def test_of_other_packages_commands_the_one_that_is_asked_for_is_loaded_alone(monkeypatch, capsys):
+    broken = EntryPoint("broken", "no_such_module", cli.COMMAND_GROUP)
+    ours = EntryPoint("doctor", "anychip_tools.doctor", cli.COMMAND_GROUP)
+    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints([broken, ours]))
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    said = capsys.readouterr()
+    assert "--skip" in said.out
+    assert said.err == ""
