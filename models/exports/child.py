@@ -62,13 +62,13 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     import msgspec
 
-    from models.exports import library_files  # before it may read little more
     from models.exports.answers import Tried
+    from models.onnx.graph import reader_of  # before it may read little more
 
     gc.enable()
     from models.confinement import confine_program, python_files
     from models.contract.errors import ModelError
-    from models.onnx.graph import reader_of
+    from models.exports import library_files
 
     given = json.loads(declared)
     with contextlib.suppress(ModelError):  # Which is said below.
