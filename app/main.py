@@ -15,14 +15,14 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app.access.access import check_exposure, check_secrets
-from app.access.rules import Bind
 from app.access.tls import Tls
 from app.application import AdminFront, create_app
 from app.compat import torchserve
@@ -34,7 +34,7 @@ from app.http.hot import protocol
 from app.http.opening import OpeningApp, OpeningProtocol
 from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS, Server, configured
 from app.ingress.budget import Budget
-from app.ingress.ingress import connections
+from app.ingress.ingress import Ingress, connections
 from app.ingress.interrupt import ended_before
 from app.ingress.listener import Listener
 from app.logs import CLEAR_LINE
@@ -49,14 +49,16 @@ from models import Model
 log = logging.getLogger("anychip")
 
 _RPC_DESCRIPTORS = 3
-"""Of a connection of gRPC: the client's, and both ends of what carries it to gRPC's core (app.grpc.relay)."""
+"""Of a connection of gRPC: the client's, and both ends of what carries it to gRPC's core (plugins/grpc)."""
+TRANSPORT_GROUP = "anychip.transports"
+"""The entry-point group of other ways in than HTTP. An entry is an asynchronous context manager: within it, it listens,
+and what it yields is called with the ingress once there is a service."""
 _OTHER_DESCRIPTORS = 256
 """For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
 _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
-_ADMIN_RPC_CONNECTIONS = 64
 _TOLD_EVERY_S = 0.5
 
 
@@ -333,7 +335,7 @@ class _Ports:
     admin: Server | None
     rpc: contextlib.AsyncExitStack
     said: Callable[[], str]
-    _rpc_ports: dict[Bind, Any] = field(default_factory=dict)
+    _rpc_becomes: Callable[[Ingress], None] | None = None
 
     async def listen_for_rpc(self, settings: Settings, *, reuse_port: bool = False) -> None:
         """gRPC, where it is wanted; `reuse_port`: on a port that others share.
@@ -343,24 +345,14 @@ class _Ports:
         if not settings.grpc_port:
             return
         try:
-            from app.grpc.server import listening
+            found = [entry.load() for entry in entry_points(group=TRANSPORT_GROUP, name="grpc")]
         except ImportError as error:
             raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
-        public, hurry = self.server, self.server.hurry
-
-        async def listen(bind: Bind, host: str, port: int, counted: Budget, **of_public: Any) -> None:
-            opening = listening(settings, self.said, host, port, connections=counted, hurry=hurry, **of_public)
-            self._rpc_ports[bind] = opened = await self.rpc.enter_async_context(opening)
-            log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", opened.address)
-
-        at = settings.host, settings.grpc_port
-        await listen("public", *at, public.connections, tls=public.tls, reuse_port=reuse_port)
-        if settings.admin == "loopback" and not reuse_port:
-            counted = Budget(_ADMIN_RPC_CONNECTIONS, "connections", least=_ADMIN_RPC_CONNECTIONS)
-            try:
-                await listen("admin", LOOPBACK, settings.grpc_port + ADMIN_PORT_DISTANCE, counted)
-            except OSError as error:
-                log.warning("%s; administration by gRPC is off until --grpc-port is below a free one", error)
+        if not found:
+            raise OSError("gRPC (--grpc-port) is a package of its own: pip install 'anychip[grpc]'")
+        public = self.server
+        listening = found[0](settings, self.said, public.connections, public.hurry, public.tls, reuse_port=reuse_port)
+        self._rpc_becomes = await self.rpc.enter_async_context(listening)
 
     def become(self, app: FastAPI) -> None:
         """Answer for a service from now on."""
@@ -368,8 +360,8 @@ class _Ports:
         self.server.become(app, protocol(_LIMITS, ingress, more=hot))
         if self.admin is not None:
             self.admin.become(AdminFront(app), protocol(_LIMITS, ingress, "admin", hot))
-        for bind, port in self._rpc_ports.items():
-            port.become(ingress, bind)
+        if self._rpc_becomes is not None:
+            self._rpc_becomes(ingress)
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Make app/grpc/open_inference.binpb, the descriptor of what anychip speaks over gRPC, from the .proto beside it.
+"""Make plugins/grpc's open_inference.binpb, which describes what anychip speaks over gRPC, from the .proto beside it.
 
 Owns: how it is compiled. Needs grpcio-tools (one of the developers' packages); example: python deploy/generate_rpc.py
 
@@ -13,7 +13,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent.parent / "app" / "grpc"
+FOLDER = Path(__file__).resolve().parent.parent / "plugins" / "grpc" / "anychip_grpc"
 PROTO, DESCRIPTOR = FOLDER / "open_inference.proto", FOLDER / "open_inference.binpb"
 
 

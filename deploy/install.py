@@ -31,6 +31,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PLUGINS = ROOT / "plugins"
+BROUGHT = ("anychip-compat", "anychip-hosting", "anychip-tools")
+"""Packages of `plugins/` that every environment gets: they need nothing else."""
 INDEX = "https://download.pytorch.org/whl"
 KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
 
@@ -326,7 +329,16 @@ def cuda_of(python: Path) -> str:
 
 
 def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """What a project needs with these of its extras, without itself. An extra may name others of the project."""
+    """What a project needs with these of its extras, without itself; of packages in `plugins/`, what they need."""
+    found: list[str] = []
+    for line in named_by(project, extras):
+        own = re.fullmatch(rf"{re.escape(project['name'])}-(\w+)", line)
+        found += read_project(PLUGINS / own[1])["dependencies"] if own else [line]
+    return [line for line in dict.fromkeys(found) if line != project["name"]]
+
+
+def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
+    """What a project names for itself and these of its extras. An extra may name others of the project."""
     optional: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     found = list(project["dependencies"])
     waiting = [extra for extra in extras if extra]
@@ -341,11 +353,11 @@ def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]
     return list(dict.fromkeys(found))
 
 
-def read_project() -> dict[str, Any]:
-    """The table `project` of pyproject.toml."""
+def read_project(folder: Path = ROOT) -> dict[str, Any]:
+    """The table `project` of a folder's pyproject.toml."""
     # Python 3.10 has no tomllib; pip brings a copy.
     module = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
-    found: dict[str, Any] = module.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: dict[str, Any] = module.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return found
 
 
@@ -406,8 +418,10 @@ def install(
         # An image says itself which extras it has: what a kind of torch has beside it on a host is not added.
         run_pip([*pip, *requirements(read_project(), named)])
         return
-    # Together, as pip would look for anychip elsewhere.
-    brought = [argument for name in ("compat", "tools") for argument in (*link, str(ROOT / "plugins" / name))]
+    # Together, as pip would look for anychip elsewhere. What needs more (gRPC) comes where an extra names it.
+    wanted = {*BROUGHT, *named_by(read_project(), extras.split(","))}
+    folders = (each for each in sorted(PLUGINS.iterdir()) if f"anychip-{each.name}" in wanted)
+    brought = [argument for folder in folders for argument in (*link, str(folder))]
     run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT), *brought])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.

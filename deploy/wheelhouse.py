@@ -19,12 +19,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from deploy.install import read_project, requirements  # noqa: E402
+
 _BUILD = ("setuptools", "wheel", "pip")
 
 
@@ -55,9 +54,7 @@ def closure(roots: list[str]) -> dict[str, str]:
 
 def wanted(extras: str, without_torch: bool) -> list[str]:
     """The distributions to gather for pyproject.toml and these of its extras, as `name==version`."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = [line for extra in extras.split(",") if extra for line in project["optional-dependencies"][extra]]
-    found = closure([*project["dependencies"], *optional])
+    found = closure(requirements(read_project(), extras.split(",")))
     if without_torch:
         for name in closure(["torch", "torchvision"]):
             found.pop(name, None)

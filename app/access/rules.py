@@ -1,6 +1,6 @@
-"""What each route and each RPC asks of its caller.
+"""What each route asks of its caller.
 
-Owns: the table. What is not in it is not reached, and a test compares it with the routes and RPCs that there are.
+Owns: the table. What is not in it is not reached, and a test compares it with the routes that there are.
 Must not know keys.
 """
 
@@ -81,27 +81,6 @@ OF_ALL_CARDS = {
 HEADERS_FOR_CARDS = ("authorization", "x-api-key", "accept", "content-type")
 """Of such a request: these are passed on, to app.cards and to each card."""
 
-_INFERENCE = "/inference.GRPCInferenceService/"
-RPCS: dict[str, Need] = {
-    _INFERENCE + "ServerLive": "open",
-    _INFERENCE + "ServerReady": "open",
-    _INFERENCE + "ModelReady": "infer",
-    _INFERENCE + "ServerMetadata": "infer",
-    _INFERENCE + "ModelMetadata": "infer",
-    _INFERENCE + "ModelConfig": "infer",
-    _INFERENCE + "ModelStatistics": "infer",
-    _INFERENCE + "ModelInfer": "infer",
-    _INFERENCE + "ModelStreamInfer": "infer",
-    _INFERENCE + "RepositoryIndex": "infer",
-    _INFERENCE + "RepositoryModelLoad": "admin",
-    _INFERENCE + "RepositoryModelUnload": "admin",
-    "/grpc.health.v1.Health/Check": "open",
-    "/grpc.health.v1.Health/Watch": "open",
-    "/grpc.health.v1.Health/List": "open",
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "infer",
-}
-"""By full name."""
-
 _PARAMETER = re.compile(r"\\\{(\w+)(:path)?\\\}")
 _FIXED = {path: needs for path, needs in ROUTES.items() if "{" not in path}
 _OTHER_SPELLING = re.compile(
@@ -143,14 +122,12 @@ def need_of(method: str, path: str) -> Need:
 def administered(path: str) -> tuple[str, dict[str, str]]:
     """What a path of the administration does, and to what: `/v2/repository/models/dogs/load` loads the model dogs.
 
-    What an RPC does it to is in its message.
+    What an RPC does is in its name, and what it does it to in its message.
     """
-    if path in RPCS:
-        return path.rpartition("/")[2].removeprefix("RepositoryModel").lower(), {}
     for pattern, template in _ADMINISTERED:
         if found := pattern.fullmatch(path):
             return re.split("[/:]", template)[-1], found.groupdict()
-    return "", {}
+    return path.rpartition("/")[2].removeprefix("RepositoryModel").lower(), {}
 
 
 def check_spelling(raw_path: bytes) -> None:

@@ -22,7 +22,6 @@ from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
-from app.ingress.converter import DOCUMENT
 from app.ingress.ingress import Ingress, Run
 from app.ingress.prediction import Answer
 from app.link import ServedModel, Terms
@@ -62,7 +61,7 @@ class ClientCall(HttpCall[Answer]):
 
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """What the JSON asks. Raises INVALID_REQUEST, and what the client's contract raises."""
-        packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
+        packed = await ingress.converter.convert(documents.packed_with_image, 0, self.body)
         lease.take(len(packed))
         self.document, [image] = documents.unpack(packed)
         self.context.model, options = self._client.choose(self.document, ingress.link.cascades)

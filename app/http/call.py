@@ -22,12 +22,12 @@ from starlette.types import Receive, Scope
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError, invalid_request
 from app.ingress.budget import Lease
-from app.ingress.converter import INSTANCES, Converter
+from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import Interruption, interrupted_at
 from app.link import Encoded, ServedModel, Terms
 from app.protocols import wire
-from app.protocols.documents import read_instances
+from app.protocols.documents import packed_instances, read_instances
 from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS
 from app.protocols.parameters import DEFAULT_OPTIONS, check_names, deadline_s, read, read_header, read_options
 from models import Options
@@ -206,7 +206,7 @@ async def _single_part(content_type: str, body: Body) -> memoryview | None:
 async def _instances(body: Body, max_images: int, converter: Converter, lease: Lease) -> Sequence[Encoded]:
     if len(body) <= _JSON_INLINE_BYTES:
         return read_instances(body, max_images)
-    converted = await converter.convert(INSTANCES, max_images, body)
+    converted = await converter.convert(packed_instances, max_images, body)
     lease.take(len(converted))
     return list(wire.split(converted))
 

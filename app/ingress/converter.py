@@ -1,6 +1,6 @@
 """Child processes that turn large JSON and protobuf requests into bytes, and large answers into JSON.
 
-    loop ─► kind, argument, payload ─► child (app.converter_main) ─► converted bytes, or the client's mistake
+    loop ─► function, argument, payload ─► child (app.converter_main) ─► converted bytes, or the client's mistake
 
 Owns: these processes, at most `_PROCESSES` of them, started when first needed. Must not know what is converted. A
 thread would not do: making Python objects holds the interpreter, and the event loop with it. A child that dies takes
@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -24,12 +25,13 @@ from app.errors import ServiceError, internal_error, invalid_request
 from app.processes.forking import is_stopped
 from app.protocols import wire
 
-REQUEST = struct.Struct("<B3xIQ")
-"""Kind, argument, bytes of the payload that follows."""
+Conversion = Callable[[wire.Buffer, int], bytes]
+"""A function of a module that imports nothing large, of a payload and an argument. Raises ServiceError."""
+REQUEST = struct.Struct("<IIQ")
+"""Bytes of the function's name, argument, bytes of the payload; name and payload follow."""
 ANSWER = struct.Struct("<BxxxxxxxQ")
 """Flags, bytes that follow; of an error they are JSON."""
 FAILED, LEAVING = 1, 2
-INSTANCES, TENSORS, MESSAGE, OUTPUTS, DOCUMENT = range(5)
 
 _PROCESSES = 2
 _SOCKET_BYTES = 1 << 20
@@ -46,7 +48,7 @@ _ENVIRONMENT = {
 _KILLED = 2
 """So many children killed one after the other are the request's doing."""
 _ROOT = str(Path(__file__).parents[2])
-_MAIN = f"import sys; sys.path.insert(0, {_ROOT!r}); from app.converter_main import main; main()"
+_MAIN = "import sys; sys.path[:0] = {!r}; from app.converter_main import main; main()"
 
 
 class _KilledError(Exception):
@@ -62,13 +64,13 @@ class Converter:
         self._children: set[_Child] = set()
         self._closed = False
 
-    async def convert(self, kind: int, argument: int, payload: wire.Buffer) -> memoryview:
+    async def convert(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> memoryview:
         """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
         async with self._free:
             child, killed = await self._one(), 0
             while True:
                 try:
-                    flags, answer = await self._asked(child, kind, argument, payload)
+                    flags, answer = await self._asked(child, conversion, argument, payload)
                     break
                 except _KilledError:
                     # By a person, or for want of memory. The request may well be innocent: once more. Who stopped a
@@ -82,10 +84,12 @@ class Converter:
         error = orjson.loads(answer)
         raise internal_error() if error["code"] == "INTERNAL" else ServiceError(error["code"], error["message"])
 
-    async def _asked(self, child: _Child, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+    async def _asked(
+        self, child: _Child, conversion: Conversion, argument: int, payload: wire.Buffer
+    ) -> tuple[int, bytearray]:
         """Flags and answer of a child. Raises _KilledError, ServiceError."""
         try:
-            flags, answer = await child.ask(kind, argument, payload)
+            flags, answer = await child.ask(conversion, argument, payload)
         except (OSError, EOFError):
             await self._end(child)
             if child.was_killed:
@@ -144,7 +148,7 @@ class _Child:
         with theirs:
             # Not asyncio's: uvloop forks, which copies the page tables of a large process while everything waits.
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _MAIN],
+                [sys.executable, "-I", "-c", _MAIN.format([_ROOT, *sys.path])],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", ""), **_ENVIRONMENT},
@@ -159,9 +163,9 @@ class _Child:
         """Whether a signal from outside has ended it, and not what it read."""
         return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
-    async def ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+    async def ask(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
         """Flags and the answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""
-        answer = asyncio.ensure_future(self._ask(kind, argument, payload))
+        answer = asyncio.ensure_future(self._ask(conversion, argument, payload))
         try:
             looks = 0
             while not answer.done():
@@ -177,9 +181,10 @@ class _Child:
                 answer.cancel()
                 await asyncio.gather(answer, return_exceptions=True)
 
-    async def _ask(self, kind: int, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
+    async def _ask(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> tuple[int, bytearray]:
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self._connection, REQUEST.pack(kind, argument, len(payload)))
+        name = f"{conversion.__module__}:{conversion.__qualname__}".encode()
+        await loop.sock_sendall(self._connection, REQUEST.pack(len(name), argument, len(payload)) + name)
         await loop.sock_sendall(self._connection, payload)
         flags, size = ANSWER.unpack(await self._received(ANSWER.size))
         return flags, await self._received(size)

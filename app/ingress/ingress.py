@@ -83,7 +83,6 @@ class Ingress:
         """Of requests until they are computed, of large answers until their client has read them."""
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
-        self.calls = Budget(link.settings.max_connections, "calls")
         self.connections = connections(link.settings.max_connections)
         self._under_way: set[Ending] = set()
 

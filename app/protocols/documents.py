@@ -44,6 +44,16 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     return [_instance(number, instance) for number, instance in enumerate(instances)]
 
 
+def packed_instances(body: wire.Buffer, max_images: int) -> bytes:
+    """The same in one piece, for app.ingress.converter."""
+    return wire.to_bytes(read_instances(body, max_images))
+
+
+def packed_with_image(body: wire.Buffer, _: int) -> bytes:
+    """What `read_with_image` returns, packed, for app.ingress.converter."""
+    return pack(*read_with_image(body))
+
+
 def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
     """A JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
     document = loaded(body)
@@ -85,6 +95,11 @@ def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document,
         raise invalid_request('the request must be a JSON object with "inputs"')
     rest = view[len(body) if header_bytes is None else header_bytes :]
     return document, _contents(objects(document, "inputs"), rest)
+
+
+def packed_tensors(body: wire.Buffer, header_bytes: int) -> bytes:
+    """The same, packed, for app.ingress.converter; 0: all of it is JSON."""
+    return pack(*read_tensors(body, header_bytes or None))
 
 
 def _contents(tensors: Sequence[Document], rest: memoryview) -> list[wire.Buffer]:
@@ -190,7 +205,7 @@ def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
     return head["document"], contents
 
 
-def write_outputs(packed: wire.Buffer) -> bytes:
+def write_outputs(packed: wire.Buffer, _: int) -> bytes:
     """The JSON of an answer: the data of outputs that are packed as bytes (and null in it) is written as a list."""
     document, contents = unpack(packed)
     empty = [output for output in document["outputs"] if output.get("data", ...) is None]

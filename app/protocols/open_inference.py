@@ -4,8 +4,8 @@
                                        │ names, datatypes, shapes, sizes: everything a client can get wrong
 
 Owns: what an inference request means, and the protocol's parameters (deadline, priority, classification). Must not know
-HTTP, gRPC or how workers compute. REST (app.http) and gRPC (app.grpc) are two ways into it, so that both accept, refuse
-and answer alike.
+HTTP, gRPC or how workers compute. REST (app.http) and gRPC (plugins/grpc) are two ways into it, so that both accept,
+refuse and answer alike.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What Triton's clients and tools ask of a server beside inference: configuration, statistics, the repository's index.
 
-Owns: the JSON forms, which are also those of the gRPC messages (app.grpc). Must not know HTTP or gRPC.
+Owns: the JSON forms, which are also those of the gRPC messages (plugins/grpc). Must not know HTTP or gRPC.
 """
 
 from __future__ import annotations

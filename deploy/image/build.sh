@@ -2,8 +2,8 @@
 # Fills /opt/anychip, all that an image adds to its base: a virtual environment that sees the base's packages, anychip itself,
 # and the scripts that every image starts with. Runs in the build stages of every Dockerfile, from the root of the sources.
 #   $1              where; default /opt/anychip
-#   STEP            dependencies: all but anychip itself, which needs pyproject.toml and constraints.txt alone, so that an edit of
-#                   the sources changes a small layer; code: anychip, into CODE; default: both
+#   STEP            dependencies: all but anychip itself, which needs constraints.txt and each pyproject.toml alone, so that an
+#                   edit of the sources changes a small layer; code: anychip, into CODE; default: both
 #   CODE            where `code` puts it; default: $1
 #   PYTHON          the base's Python
 #   ANYCHIP_TORCH   keep: the base's torch, whose versions become constraints; else what deploy/install.py takes
@@ -29,7 +29,8 @@ fi
 if [[ $step != dependencies ]]; then
     code=${CODE:-$target}
     rm -rf "$code/code"
-    "$target/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$code/code" . ./plugins/compat ./plugins/tools
+    "$target/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$code/code" \
+        . ./plugins/compat ./plugins/grpc ./plugins/hosting ./plugins/tools
     rm -rf "$code/code/bin"
     mkdir -p "$code/libexec"
     "$target/bin/python" deploy/sbom.py "$code/sbom.cdx.json"

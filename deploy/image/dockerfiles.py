@@ -127,6 +127,8 @@ ARG ANYCHIP_TORCH_INDEX
 USER 0
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
+COPY plugins/grpc/pyproject.toml plugins/grpc/
+COPY plugins/hosting/pyproject.toml plugins/hosting/
 COPY deploy/install.py deploy/
 COPY backends/vendors/table.py backends/vendors/
 COPY deploy/image/build.sh deploy/image/{copy_hashes}

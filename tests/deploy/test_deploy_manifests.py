@@ -416,7 +416,7 @@ def test_the_ray_service_is_valid_and_its_config_is_rays():
     schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: make test-deploy installs it")
     for config in (yaml.safe_load(service["spec"]["serveConfigV2"]), *read(DEPLOY / "ray" / "serve.yaml")):
         [application] = schema.ServeDeploySchema.model_validate(config).applications
-        assert application.import_path == "app.ray_serve:build"
+        assert application.import_path == "anychip_hosting.ray_serve:build"
         assert set(application.args["settings"]) <= set(Settings.model_fields)
         assert all(" " not in value for value in application.args["settings"].values()), "one line each"
 

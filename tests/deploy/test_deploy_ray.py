@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-from app.asgi import Hosted, create
+from anychip_hosting.asgi import Hosted, create
 from app.config import Settings
 from tests.support.service_process import running
 
@@ -197,7 +197,7 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
 @pytest.mark.deploy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
-    from app.ray_serve import build
+    from anychip_hosting.ray_serve import build
 
     def options(name):
         application = build({"accelerator": name, "settings": {"models": "resnet50"}})
@@ -213,7 +213,7 @@ def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
 @pytest.mark.deploy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
-    from app.ray_serve import claim
+    from anychip_hosting.ray_serve import claim
     from backends import BackendUnavailableError, Choice
 
     monkeypatch.setattr("backends.choose", lambda device: Choice(None, ("mlu:0", "mlu:1")))

@@ -24,7 +24,7 @@ def make(folder: Path) -> None:
     settled = Path(sys.prefix) / "constraints.txt"
     constraints = settled if settled.exists() else ROOT / "constraints.txt"
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(constraints)]
-    run_pip([*pip, "--editable", f"{ROOT}[deploy]"])
+    run_pip([*pip, "--editable", f"{ROOT}[deploy]", "--editable", str(ROOT / "plugins" / "hosting")])
 
 
 def main() -> None:

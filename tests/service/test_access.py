@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from anychip_compat.deepstack import NEEDS
+from anychip_grpc.answering import NEEDS as RPCS
 from app.access import keys
-from app.access.rules import ROUTES, RPCS
+from app.access.rules import ROUTES
 from models import sample
 from models.contract.digest import sha256_of
 from tests.support.constants import CHANGES_PER_MINUTE

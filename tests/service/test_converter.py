@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from app.errors import ServiceError
 from app.ingress import converter as converter_module
-from app.ingress.converter import INSTANCES, OUTPUTS, TENSORS, Converter
+from app.ingress.converter import Converter
 from app.protocols import documents, wire
 from tests.support.stall import running_loop
 
@@ -33,14 +33,14 @@ def instances(*contents):
 
 async def test_images_come_back_as_they_were(converter):
     contents = [os.urandom(3_000_000), b"x"]
-    found = list(wire.split(await converter.convert(INSTANCES, 2, instances(*contents))))
+    found = list(wire.split(await converter.convert(documents.packed_instances, 2, instances(*contents))))
     assert found == contents
 
 
 async def test_mistakes_are_the_clients_and_end_nobody(converter):
     for body, text in ((b"[" * 100_000, "not JSON"), (instances(b"1", b"2"), "more than the 1"), (b"{}", "instances")):
         with pytest.raises(ServiceError, match=text) as caught:
-            await converter.convert(INSTANCES, 1, body)
+            await converter.convert(documents.packed_instances, 1, body)
         assert caught.value.code == "INVALID_REQUEST"
     [child] = converter._children
     assert child.is_alive()
@@ -51,27 +51,27 @@ async def test_one_long_string_among_many_values_takes_no_memory(converter):
     values = '["' + "x" * 1_000_000 + '"' + ',"a"' * 400_000 + "]"
     body = f'{{"inputs": [{{"name": "x", "datatype": "FP32", "shape": [400001], "data": {values}}}]}}'
     with pytest.raises(ServiceError, match="must be FP32 values only"):
-        await converter.convert(TENSORS, 0, body.encode())
+        await converter.convert(documents.packed_tensors, 0, body.encode())
 
 
 async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
     data = np.arange(2_000_000) % 256
     document = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2_000_000], "data": data.tolist()}]}
     body = json.dumps(document).encode()
-    await converter.convert(INSTANCES, 1, instances(b"x"))  # The process is there.
+    await converter.convert(documents.packed_instances, 1, instances(b"x"))  # The process is there.
     # Reading them takes more than half a second, here or in a thread.
     async with running_loop():
-        converted = await converter.convert(TENSORS, 0, body)
+        converted = await converter.convert(documents.packed_tensors, 0, body)
     _, [content] = documents.unpack(converted)
     assert content == data.astype(np.uint8).tobytes()
 
 
 async def converting(converter, *signals):
     """A conversion that has begun in a child that does not run, and then gets these signals."""
-    await converter.convert(INSTANCES, 1, instances(b"x"))
+    await converter.convert(documents.packed_instances, 1, instances(b"x"))
     [child] = converter._children
     os.kill(child.process.pid, signal.SIGSTOP)
-    waiting = asyncio.ensure_future(converter.convert(INSTANCES, 1, instances(b"y")))
+    waiting = asyncio.ensure_future(converter.convert(documents.packed_instances, 1, instances(b"y")))
     await asyncio.sleep(0)
     for number in signals:
         os.kill(child.process.pid, number)
@@ -82,7 +82,7 @@ async def test_a_child_that_dies_takes_only_its_own_request(converter):
     waiting = await converting(converter, signal.SIGSEGV, signal.SIGCONT)
     with pytest.raises(ServiceError, match="too complex"):
         await waiting
-    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGKILL,), ()])
@@ -96,11 +96,13 @@ async def test_children_that_were_all_stopped_take_nothing(converter, monkeypatc
     """Two wait for work, and somebody stops both: the request goes to one, and then to a third."""
     monkeypatch.setattr(converter_module, "_LOOK_INTERVAL_S", 0.05)
     large = instances(os.urandom(3_000_000))
-    await asyncio.gather(converter.convert(INSTANCES, 1, large), converter.convert(INSTANCES, 1, large))
+    await asyncio.gather(
+        converter.convert(documents.packed_instances, 1, large), converter.convert(documents.packed_instances, 1, large)
+    )
     assert len(converter._children) == 2
     for child in converter._children:
         child.process.send_signal(signal.SIGSTOP)
-    waiting = converter.convert(INSTANCES, 1, instances(b"y"))
+    waiting = converter.convert(documents.packed_instances, 1, instances(b"y"))
     assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
 
 
@@ -114,34 +116,34 @@ async def test_a_request_whose_children_are_all_killed_is_refused(converter, mon
 
     monkeypatch.setattr(converter_module._Child, "ask", ask)
     with pytest.raises(ServiceError, match="too complex"):
-        await converter.convert(INSTANCES, 1, instances(b"y"))
+        await converter.convert(documents.packed_instances, 1, instances(b"y"))
     assert len(killed) == 2
     assert converter._children == set()
 
 
 async def test_a_child_that_died_meanwhile_is_replaced(converter):
-    await converter.convert(INSTANCES, 1, instances(b"x"))
+    await converter.convert(documents.packed_instances, 1, instances(b"x"))
     [child] = converter._children
     child.process.kill()
     child.process.wait()
-    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
 
 
 async def test_who_leaves_ends_the_work(converter):
     body = json.dumps({"inputs": [[1.5] * 2_000_000]}).encode()
-    waiting = asyncio.ensure_future(converter.convert(TENSORS, 0, body))
+    waiting = asyncio.ensure_future(converter.convert(documents.packed_tensors, 0, body))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert list(wire.split(await converter.convert(INSTANCES, 1, instances(b"z")))) == [b"z"]
+    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
 
 
 async def test_numbers_of_an_answer_are_the_same_as_written_here(converter):
     numbers = np.linspace(-1, 1, 200_000, dtype=np.float32)
     document = {"outputs": [{"name": "x", "datatype": "FP32", "data": None}, {"name": "y", "data": ["a"]}]}
     packed = documents.pack(document, [numbers.tobytes()], limited=False)
-    answer = json.loads(bytes(await converter.convert(OUTPUTS, 0, packed)))
+    answer = json.loads(bytes(await converter.convert(documents.write_outputs, 0, packed)))
     assert np.array_equal(np.array(answer["outputs"][0]["data"], np.float32), numbers)
     assert answer["outputs"][1]["data"] == ["a"]
 

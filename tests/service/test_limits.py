@@ -171,13 +171,13 @@ def rpc(channel, method, data):
 
 
 def infer_message(*fields, **known):
-    from app.grpc.messages import message
+    from anychip_grpc.messages import message
 
     return message("ModelInferRequest")(model_name="resnet18", **known).SerializeToString() + b"".join(fields)
 
 
 def test_messages_that_are_dear_to_read(service, channel):
-    from app.grpc.messages import message
+    from anychip_grpc.messages import message
 
     numbers = message("ModelInferRequest")(model_name="resnet18")
     numbers.inputs.add(name="pixels", datatype="UINT8", shape=[64, 224, 224, 3])
@@ -218,7 +218,7 @@ def varint(value):
 
 def test_a_call_without_end_has_the_longest_deadline(service, channel):
     """Thirty years are cut to what is configured."""
-    from app.grpc.messages import message
+    from anychip_grpc.messages import message
 
     request = message("ModelInferRequest")(model_name="resnet18")
     request.inputs.add(name="image", datatype="BYTES", shape=[1])

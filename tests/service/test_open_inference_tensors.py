@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.grpc.messages import message
+from anychip_grpc.messages import message
 from models.confinement import what_there_is
 from models.contract.digest import sha256_of
 from tests.support.answers import assert_error, binary

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from app.grpc.messages import METHODS, SERVICE, message_of
+from anychip_grpc.messages import METHODS, SERVICE, message_of
 from tests.support.service_process import free_port
 
 WAIT_S = 60

@@ -15,8 +15,8 @@ from google.protobuf import descriptor_pb2, json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from anychip_grpc.messages import METHODS, SERVICE, message
 from app.errors import ERRORS
-from app.grpc.messages import METHODS, SERVICE, message
 from deploy import generate_rpc
 from tests.support.answers import element, infer_images, outputs_of
 from tests.support.grpc_client import arrays_of, call, image_request, infer, method, texts_of

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from anychip_grpc.messages import SERVICE
 from app.access import keys
-from app.grpc.messages import SERVICE
 from tests.support import silent
 from tests.support.grpc_client import image_request, infer
 from tests.support.http2 import Http2Client

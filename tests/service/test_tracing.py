@@ -213,10 +213,10 @@ class Call:
 @hot
 async def test_grpc_is_traced_alike(found):
     pytest.importorskip("grpc")
-    from app.grpc.call import RpcContext
-    from app.grpc.contents import parsed, split
-    from app.grpc.messages import message
-    from app.grpc.methods import Methods
+    from anychip_grpc.call import RpcContext
+    from anychip_grpc.contents import parsed, split
+    from anychip_grpc.messages import message
+    from anychip_grpc.methods import Methods
 
     state = found.app.state
     methods = Methods(state.ingress)

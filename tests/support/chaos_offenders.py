@@ -23,7 +23,7 @@ import grpc
 import httpx
 from PIL import Image
 
-from app.grpc.messages import SERVICE, message
+from anychip_grpc.messages import SERVICE, message
 from tests.support.chaos_clients import IMAGES
 
 SOURCE = "127.0.0.66"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.grpc.messages import METHODS, SERVICE, message, message_of
+from anychip_grpc.messages import METHODS, SERVICE, message, message_of
 from tests.support.answers import element
 from tests.support.load import WAIT_S
 

@@ -1,4 +1,4 @@
-"""Who may ask for what: keys, spellings of paths, names of hosts, and a table that has every route and RPC."""
+"""Who may ask for what: keys, spellings of paths, names of hosts, and a table that has every route."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anychip_compat import deepstack, labelling
 from app.access import keys
 from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
 from app.access.addresses import Hosts, is_loopback
-from app.access.rules import ROUTES, RPCS, administered, check_spelling, need_of
+from app.access.rules import ROUTES, administered, check_spelling, need_of
 from app.application import add_routes
 from app.config import Settings
 from app.errors import ServiceError
@@ -45,17 +45,6 @@ def test_every_route_has_a_rule_and_every_rule_a_route() -> None:
     known = (ROUTES, deepstack.NEEDS, labelling.NEEDS)
     wanted = {(path, method) for table in known for path, needs in table.items() for method in needs}
     assert set(routes(app)) == wanted
-
-
-def test_every_rpc_has_a_rule_and_every_rule_an_rpc() -> None:
-    grpc_server = pytest.importorskip("app.grpc.server")
-    services = grpc_server.health_pb2.DESCRIPTOR.services_by_name.values()
-    reflected = grpc_server.reflection_pb2.DESCRIPTOR.services_by_name.values()
-    names = {
-        f"/{each.full_name}/{method.name}" for one in (services, reflected) for each in one for method in each.methods
-    }
-    names |= {f"/{grpc_server.SERVICE}/{name}" for name in grpc_server.METHODS}
-    assert set(RPCS) == names
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from anychip_grpc import contents
+from anychip_grpc.messages import message
 from app.errors import ServiceError
-from app.grpc import contents
-from app.grpc.messages import message
 from app.http.call import read_images, read_query
 from app.images.decoding import decode, sample_images
 from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
@@ -231,7 +231,7 @@ def test_messages_are_read_or_refused(
 ) -> None:
     data = bent(infer_request(name, shapes, datatype, raw, numbers), how)
     with refusals():
-        contents.raw_form(data)
+        contents.raw_form(data, 0)
         contents.parsed(*contents.split(data))
 
 

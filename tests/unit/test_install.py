@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from app.http.docs_page import mount_docs
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPAT, TOOLS = ROOT / "plugins" / "compat", ROOT / "plugins" / "tools"
+COMPAT, GRPC, HOSTING, TOOLS = (ROOT / "plugins" / name for name in ("compat", "grpc", "hosting", "tools"))
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
 
 
@@ -243,9 +243,10 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("copy", "extras", "expected"),
     [
-        (False, "", ["--editable", str(ROOT), "--editable", str(COMPAT), "--editable", str(TOOLS)]),
-        (True, "", [str(ROOT), str(COMPAT), str(TOOLS)]),
-        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(COMPAT), str(TOOLS)]),
+        (False, "", [part for each in (ROOT, COMPAT, HOSTING, TOOLS) for part in ("--editable", str(each))]),
+        (True, "", [str(ROOT), str(COMPAT), str(HOSTING), str(TOOLS)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(COMPAT), str(HOSTING), str(TOOLS)]),
+        (True, "grpc", [f"{ROOT}[grpc]", str(COMPAT), str(GRPC), str(HOSTING), str(TOOLS)]),
     ],
 )
 def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
@@ -300,7 +301,7 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     install.install(tmp_path, False, environ, copy=True)
     torchvision, anychip = commands
     assert torchvision[-4:] == ["--index-url", "https://mirror.example/whl/cpu", "--no-deps", "torchvision==0.25.*"]
-    assert anychip[-3:] == [str(ROOT), str(COMPAT), str(TOOLS)]
+    assert anychip[-4:] == [str(ROOT), str(COMPAT), str(HOSTING), str(TOOLS)]
 
 
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
@@ -371,4 +372,7 @@ def test_the_dependencies_are_those_of_the_extras_and_of_the_extras_they_name():
     assert install.requirements(project, ["dev"]) == ["torch>=2.5", "pytest", "grpcio", "openvino"]
     with pytest.raises(install.InstallError, match="no extra 'gpu'"):
         install.requirements(project, ["gpu"])
-    assert "torch>=2.5" in install.requirements(install.read_project(), ["cpu", "grpc"])
+    of_grpc = install.requirements(install.read_project(), ["cpu", "grpc"])
+    assert {"torch>=2.5", "grpcio>=1.60", "openvino>=2025.0"} < set(of_grpc)
+    assert not [line for line in of_grpc if line.startswith("anychip")]
+    assert "anychip-grpc" in install.named_by(install.read_project(), ["dev"]), "tests have gRPC"

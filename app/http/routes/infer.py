@@ -21,7 +21,6 @@ from app.errors import invalid_request
 from app.http.answer import Content, Header, as_response
 from app.http.call import WINDOW, AsgiRequest, Body, Fields, HttpCall, HttpRequest
 from app.ingress.budget import Lease
-from app.ingress.converter import OUTPUTS, TENSORS
 from app.ingress.inference import run
 from app.ingress.ingress import Ingress, Run
 from app.link import INLINE_BYTES, ServedModel, Terms
@@ -183,7 +182,7 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
     if (len(body) if header_bytes is None else header_bytes) <= _JSON_INLINE_BYTES:
         document, contents = documents.read_tensors(body, header_bytes)
     else:
-        packed = await ingress.converter.convert(TENSORS, header_bytes or 0, body)
+        packed = await ingress.converter.convert(documents.packed_tensors, header_bytes or 0, body)
         lease.take(len(packed))
         document, contents = documents.unpack(packed)
     parameters = parameters_of(document, "the request")
@@ -217,7 +216,7 @@ async def _encoded(
         document, contents, numbers = await ingress.offload(_drafted, model, parsed, response)
     if numbers:
         packed = await ingress.offload(_packed, document, numbers)
-        head = bytes(await ingress.converter.convert(OUTPUTS, 0, packed))
+        head = bytes(await ingress.converter.convert(documents.write_outputs, 0, packed))
     else:
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not contents:

@@ -19,7 +19,6 @@ from app.http.call import AsgiRequest, HttpCall
 from app.http.routes.status import models as our_models
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
-from app.ingress.converter import DOCUMENT
 from app.ingress.ingress import Ingress, Run
 from app.ingress.prediction import Answer, predict
 from app.link import Link, ServedModel, Terms
@@ -46,7 +45,7 @@ class LabellingCall(HttpCall[Answer]):
 
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
-        packed = await ingress.converter.convert(DOCUMENT, 0, self.body)
+        packed = await ingress.converter.convert(documents.packed_with_image, 0, self.body)
         lease.take(len(packed))
         document, [image] = documents.unpack(packed)
         model, params = document.get("model"), document.get("params") or {}

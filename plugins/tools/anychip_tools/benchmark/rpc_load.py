@@ -24,7 +24,7 @@ class RpcTarget:
         try:
             import grpc.aio
 
-            from app.grpc import messages
+            from anychip_grpc import messages
         except ImportError as error:
             raise CommandError(f"gRPC needs anychip[grpc]: {error}") from None
         self._grpc, self._messages = grpc, messages

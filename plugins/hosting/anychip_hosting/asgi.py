@@ -1,6 +1,6 @@
 """The service as an ASGI application that starts and stops with whatever hosts it: Ray Serve, or another HTTP server.
 
-    ANYCHIP_MODELS=resnet50 uvicorn --factory app.asgi:create
+    ANYCHIP_MODELS=resnet50 uvicorn --factory anychip_hosting.asgi:create
 
 Owns: the service's life within the host's lifespan. Must not handle signals or listen: that is the host's. Without
 a host, `anychip serve` does both, and leaves load balancers time while it drains.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -16,23 +17,28 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from anychip_grpc.answering import Method, unknown
+from anychip_grpc.call import CallContext
+from anychip_grpc.calls import Calls
+from anychip_grpc.credentials import credentials
+from anychip_grpc.messages import METHODS, POOL, SERVICE, message
+from anychip_grpc.methods import Methods
+from anychip_grpc.receiving import OVERHEAD_BYTES, Receiver
+from anychip_grpc.relay import Relay
+from anychip_grpc.standard import HEALTH, Health, Reflection
 from app.access.rules import Bind
 from app.access.tls import Tls
 from app.config import Settings
+from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
 from app.errors import ERRORS
-from app.grpc.answering import Method, unknown
-from app.grpc.call import CallContext
-from app.grpc.calls import Calls
-from app.grpc.messages import METHODS, POOL, SERVICE, message
-from app.grpc.methods import Methods
-from app.grpc.receiving import OVERHEAD_BYTES, Receiver
-from app.grpc.relay import Relay
-from app.grpc.standard import HEALTH, Health, Reflection
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import ended_before
 from app.ingress.listener import HANDSHAKE_S
 
+log = logging.getLogger("anychip")
+
+_ADMIN_CONNECTIONS = 64
 _GRACE_S = 5.0
 _HURRY_S = 0.1
 _STREAMS_A_CONNECTION = 256
@@ -47,19 +53,56 @@ _WATCHES_A_CLIENT = 16
 async def listening(
     settings: Settings,
     said: Callable[[], str],
+    connections: Budget,
+    hurry: asyncio.Event,
+    tls: Tls | None,
+    *,
+    reuse_port: bool,
+) -> AsyncIterator[Callable[[Ingress], None]]:
+    """On the port of the settings, and on that of administration where it has one of its own; what to call once there
+    is a service. The entry `grpc` of the group `anychip.transports`.
+
+    `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no client. `reuse_port`: others
+    listen there, too. Raises OSError when the port is taken.
+    """
+    ports: dict[Bind, RpcPort] = {}
+
+    def become(ingress: Ingress) -> None:
+        calls = Budget(settings.max_connections, "calls")
+        for bind, opened in ports.items():
+            opened.become(ingress, bind, calls)
+
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def listen(bind: Bind, host: str, port: int, counted: Budget, tls: Tls | None = None) -> None:
+            opening = _listening(
+                settings, said, host, port, connections=counted, hurry=hurry, tls=tls, reuse_port=reuse_port
+            )
+            ports[bind] = opened = await stack.enter_async_context(opening)
+            log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", opened.address)
+
+        await listen("public", settings.host, settings.grpc_port, connections, tls)
+        if settings.admin == "loopback" and not reuse_port:
+            counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
+            try:
+                await listen("admin", LOOPBACK, settings.grpc_port + ADMIN_PORT_DISTANCE, counted)
+            except OSError as error:
+                log.warning("%s; administration by gRPC is off until --grpc-port is below a free one", error)
+        yield become
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    settings: Settings,
+    said: Callable[[], str],
     host: str,
     port: int,
     *,
     connections: Budget,
     hurry: asyncio.Event,
-    tls: Tls | None = None,
-    reuse_port: bool = False,
+    tls: Tls | None,
+    reuse_port: bool,
 ) -> AsyncIterator[RpcPort]:
-    """A server on a port. `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no
-    client. `reuse_port`: others listen there, too.
-
-    Raises OSError when the port is taken.
-    """
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
@@ -76,7 +119,7 @@ async def listening(
     server.add_generic_rpc_handlers((opened,))
     with relay.core() as core:
         if tls is not None:
-            server.add_secure_port(core, tls.grpc_credentials())
+            server.add_secure_port(core, credentials(tls))
         else:
             server.add_insecure_port(core)
     await server.start()
@@ -106,8 +149,8 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers: dict[str, Any] = {}
         self._opened = asyncio.Event()
 
-    def become(self, ingress: Ingress, bind: Bind) -> None:
-        """Answer for a service from now on. `bind`: which of its two ports this is."""
+    def become(self, ingress: Ingress, bind: Bind, calls: Budget) -> None:
+        """Answer for a service from now on. `bind`: which of its two ports this is; `calls`: counts those of both."""
         largest = ingress.link.settings.max_body_bytes + OVERHEAD_BYTES
         # Health and reflection wait for no other request, and take little: room for few messages, each of which could
         # be as large as any, and half of it for addresses that have none.
@@ -121,7 +164,7 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
         models, checking, watching = (
             Receiver(largest, ingress.converter, calls_of, bodies)
-            for calls_of, bodies in ((ingress.calls, ingress.bodies), (checks, room), (watches, room))
+            for calls_of, bodies in ((calls, ingress.bodies), (checks, room), (watches, room))
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)

@@ -17,7 +17,7 @@ from typing import IO, Any
 from ray import serve
 from ray.serve import Application
 
-from app.asgi import Hosted, create
+from anychip_hosting.asgi import Hosted, create
 from app.config import Settings
 
 # What Ray calls an accelerator -> what a replica asks of Ray, and our name for the device. Ray shows a replica its own

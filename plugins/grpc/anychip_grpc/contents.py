@@ -1,7 +1,7 @@
 """ModelInferRequests as bytes: how much is in one, and the form in which all tensors are raw.
 
 Owns: what is looked at before a message is parsed, so that no parser makes objects of what a client could repeat a
-million times. Must not import anything large, nor know models: app.converter_main uses it as well.
+million times. Must not import anything large, nor know models: app.ingress.converter's process imports it as well.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from anychip_grpc.messages import message
 from app.errors import invalid_request
-from app.grpc.messages import message
 from app.protocols import wire
 from app.protocols.tensors import MAX_TENSORS, checked_count, checked_shape
 from app.protocols.wire import BYTES
@@ -102,8 +102,11 @@ def parsed(rest: bytes, raw: Sequence[wire.Buffer]) -> RawRequest:
     return RawRequest(request, contents)
 
 
-def raw_form(data: bytes) -> bytes:
-    """The same request, serialised, with its tensors in raw_input_contents. Raises INVALID_REQUEST."""
+def raw_form(data: wire.Buffer, _: int) -> bytes:
+    """The same request, serialised, with its tensors in raw_input_contents. Raises INVALID_REQUEST.
+
+    For app.ingress.converter.
+    """
     request = parsed(*split(data))
     request.message.raw_input_contents.extend(bytes(content) for content in request.contents)
     converted: bytes = request.message.SerializeToString()

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.grpc import relay as module
-from app.grpc.calls import Calls
-from app.grpc.relay import Relay, address_in
+from anychip_grpc import relay as module
+from anychip_grpc.calls import Calls
+from anychip_grpc.relay import Relay, address_in
 from app.ingress.budget import Budget
 from tests.support.load import WAIT_S, until
 

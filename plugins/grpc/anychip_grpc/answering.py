@@ -11,17 +11,38 @@ from typing import Any
 
 import grpc
 
-from app.access.rules import RPCS, Bind
+from anychip_grpc.call import CallContext, RpcContext
+from anychip_grpc.calls import Calls, hold_answer, holding
+from anychip_grpc.messages import SERVICE, message_of
+from anychip_grpc.receiving import Receiver
+from anychip_grpc.relay import Connection
+from app.access.rules import Bind, Need
 from app.errors import ERRORS, ServiceError, without_frames
-from app.grpc.call import CallContext, RpcContext
-from app.grpc.calls import Calls, hold_answer, holding
-from app.grpc.messages import message_of
-from app.grpc.receiving import Receiver
-from app.grpc.relay import Connection
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress
 
 _NO_METHOD = "there is no method {} here; shared memory, sequences, tracing and log settings are not offered"
+
+_INFERENCE = f"/{SERVICE}/"
+NEEDS: dict[str, Need] = {
+    _INFERENCE + "ServerLive": "open",
+    _INFERENCE + "ServerReady": "open",
+    _INFERENCE + "ModelReady": "infer",
+    _INFERENCE + "ServerMetadata": "infer",
+    _INFERENCE + "ModelMetadata": "infer",
+    _INFERENCE + "ModelConfig": "infer",
+    _INFERENCE + "ModelStatistics": "infer",
+    _INFERENCE + "ModelInfer": "infer",
+    _INFERENCE + "ModelStreamInfer": "infer",
+    _INFERENCE + "RepositoryIndex": "infer",
+    _INFERENCE + "RepositoryModelLoad": "admin",
+    _INFERENCE + "RepositoryModelUnload": "admin",
+    "/grpc.health.v1.Health/Check": "open",
+    "/grpc.health.v1.Health/Watch": "open",
+    "/grpc.health.v1.Health/List": "open",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "infer",
+}
+"""What each method asks of its caller, by full name; a test compares it with the methods that there are."""
 
 
 class Method:
@@ -41,7 +62,7 @@ class Method:
         self._behaviour, self._kind, self._receiver = behaviour, message_of(descriptor.input_type), receiver
         self._ingress, self._bind, self._calls = ingress, bind, calls
         self.path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
-        self._need = RPCS[self.path]
+        self._need = NEEDS[self.path]
         self._way: Callable[[Any, RpcContext, Connection], Awaitable[Any]] = self._answer
         make = grpc.stream_unary_rpc_method_handler
         if descriptor.server_streaming:

@@ -1,6 +1,6 @@
 """The methods of `inference.GRPCInferenceService`: messages to requests of the service, its answers to messages.
 
-Owns: what each method answers, and how errors look. Tensors in messages are app.grpc.call's. Must not decide anything
+Owns: what each method answers, and how errors look. Tensors in messages are those of `call`. Must not decide anything
 that REST could decide otherwise.
 """
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from app.errors import ServiceError
-from app.grpc.call import (
+from anychip_grpc.call import (
     GrpcInferCall,
     Message,
     RpcContext,
     serialized_response,
     serialized_stream_response,
 )
-from app.grpc.contents import RawRequest
-from app.grpc.messages import SERVICE, message
+from anychip_grpc.contents import RawRequest
+from anychip_grpc.messages import SERVICE, message
+from app.errors import ServiceError
 from app.ingress.ingress import Ingress
 from app.link import INLINE_BYTES
 from app.protocols import signatures, triton
@@ -29,7 +29,7 @@ _INFER = f"/{SERVICE}/ModelInfer"
 
 
 class Methods:
-    """By their names in the protocol, lower-cased: what app.grpc.server registers."""
+    """By their names in the protocol, lower-cased: what anychip_grpc.server registers."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._link, self._administration, self._ingress = ingress.link, ingress.link.administration, ingress

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
+from anychip_grpc import answering
+from anychip_grpc.answering import Method
+from anychip_grpc.call import RpcContext
+from anychip_grpc.messages import METHODS
+from anychip_grpc.relay import address_in
 from app.errors import ServiceError
-from app.grpc import answering
-from app.grpc.answering import Method
-from app.grpc.call import RpcContext
-from app.grpc.messages import METHODS
-from app.grpc.relay import address_in
 from app.ingress import context
 
 

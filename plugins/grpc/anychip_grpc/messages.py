@@ -15,7 +15,9 @@ PACKAGE = "inference"
 SERVICE = f"{PACKAGE}.GRPCInferenceService"
 
 POOL: Any = descriptor_pool.DescriptorPool()
-_compiled = descriptor_pb2.FileDescriptorSet.FromString(files("app.grpc").joinpath("open_inference.binpb").read_bytes())
+_compiled = descriptor_pb2.FileDescriptorSet.FromString(
+    files("anychip_grpc").joinpath("open_inference.binpb").read_bytes()
+)
 for _file in _compiled.file:
     POOL.Add(_file)
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from anychip_grpc.call import Message
+from anychip_grpc.contents import RawRequest, parsed, raw_form, split
 from app.access.access import Caller
 from app.errors import ServiceError, invalid_request, without_frames
-from app.grpc.call import Message
-from app.grpc.contents import RawRequest, parsed, split
 from app.ingress.budget import Budget, Lease
-from app.ingress.converter import MESSAGE, Converter
+from app.ingress.converter import Converter
 from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
 
@@ -108,7 +108,7 @@ class Receiver:
     async def _infer_request(self, data: wire.Buffer) -> RawRequest:
         rest, raw = split(data)
         if len(rest) > _INLINE_BYTES:
-            rest, raw = split(await self._converter.convert(MESSAGE, 0, data))
+            rest, raw = split(await self._converter.convert(raw_form, 0, data))
         if len(rest) > _INLINE_BYTES:
             raise invalid_request(f"without its tensors the request is larger than {_INLINE_BYTES} bytes")
         return parsed(rest, raw)

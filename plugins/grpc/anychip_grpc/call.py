@@ -11,11 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from anychip_grpc.contents import RawRequest, field_head
+from anychip_grpc.messages import message
+from anychip_grpc.relay import address_in
 from app.config import Settings
 from app.errors import invalid_request
-from app.grpc.contents import RawRequest, field_head
-from app.grpc.messages import message
-from app.grpc.relay import address_in
 from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.inference import run
@@ -76,7 +76,7 @@ class GrpcInferCall(Call[InferenceResponse]):
         return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
-        """Nothing more: the message has been received, as what it asks for stands in it (app.grpc.receiving)."""
+        """Nothing more: the message has been received, as what it asks for stands in it (anychip_grpc.receiving)."""
 
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease

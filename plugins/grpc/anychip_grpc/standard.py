@@ -13,9 +13,9 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from anychip_grpc.call import Message, RpcContext
+from anychip_grpc.messages import POOL, SERVICE
 from app.errors import ServiceError
-from app.grpc.call import Message, RpcContext
-from app.grpc.messages import POOL, SERVICE
 from app.ingress.interrupt import interrupted_at
 from app.link import Administration
 

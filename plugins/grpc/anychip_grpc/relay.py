@@ -3,7 +3,7 @@
     client ──TCP──► Listener, which counts ──► Connection ──Unix socket──► C core: TLS, HTTP/2
 
 Owns: the bytes on their way between the two, and how long a client may leave an answer unread. Must not know what they
-are: calls are app.grpc.server's business.
+are: calls are anychip_grpc.server's business.
 
 The C core accepts whatever comes, and limits neither what an address has nor what it does not read. So it listens where
 only this process finds it. Its end of a connection has the client's address in its name, and so has each call.

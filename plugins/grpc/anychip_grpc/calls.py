@@ -10,9 +10,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 
+from anychip_grpc.call import CallContext
+from anychip_grpc.relay import Connection, Relay
 from app.errors import ServiceError
-from app.grpc.call import CallContext
-from app.grpc.relay import Connection, Relay
 from app.ingress.budget import Budget, Lease
 
 _FEW = 16

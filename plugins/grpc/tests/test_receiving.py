@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from app.grpc import receiving
-from app.grpc.receiving import Receiver
+from anychip_grpc import receiving
+from anychip_grpc.receiving import Receiver
 from app.http import call
 from app.ingress.budget import Budget
 from app.ingress.converter import Converter
