@@ -130,7 +130,7 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     """What that stage copies is not what people edit; the image takes it and the sources in two steps."""
     stage, code, final = re.split(r"^FROM .*$", text(flavour), flags=re.MULTILINE)[1:]
     copied = {word for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE) for word in line.split()[:-1]}
-    settings = {"pyproject.toml", "constraints.txt"}
+    settings = {"pyproject.toml", "plugins/grpc/pyproject.toml", "plugins/hosting/pyproject.toml", "constraints.txt"}
     hashes = f"deploy/image/hashes/{flavour}.txt"  # Where the image has a list of them.
     settings |= {hashes} & copied
     assert (hashes in copied) == (ROOT / hashes).exists()
@@ -258,9 +258,9 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    running, url = serving(builder, image, cache, tmp_path)
+    running, url = serving(builder, image, cache, tmp_path, "--grpc-port", str(free_port()))
     with running as inside:
-        wait_for_readiness(inside, tmp_path / "service.log")
+        wait_for_readiness(inside, tmp_path / "service.log")  # Every image has gRPC, without which it would not start.
         found = answer_of(url, IMAGES / "classify_heart.jpg").json()
         assert found["predictions"][0]["classes"][0]["label"] == "heart"
         assert found["engine"] == "openvino"
