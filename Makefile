@@ -12,14 +12,14 @@ OCR_VENV := .venv-ocr
 ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
-SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,compat grpc hosting tools) constraints.txt deploy/install.py
+SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend compat grpc hosting tools) constraints.txt deploy/install.py
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # One process more than there are processors: in turn, each waits for a service to start.
 SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup --no-loadscope-reorder
 PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
-UNIT := tests/unit plugins/compat/tests plugins/grpc/tests plugins/tools/tests
+UNIT := tests/unit plugins/ascend/tests plugins/compat/tests plugins/grpc/tests plugins/tools/tests
 PATHS = $(filter tests/% plugins/%,$(ARGS))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -66,7 +66,11 @@ class SystemEvidence:
 
 @functools.cache
 def found(package: str, device_type: str, time_limit_s: float = TIME_LIMIT_S) -> Found:
-    """What `device_type` says in a child that has imported `package`; asked once a process. Does not raise."""
+    """What `device_type` says in a child that has imported `package`; asked once a process. Does not raise.
+
+    `package` may be `module:function`, which makes what speaks for torch's module of the device, as it is asked there
+    (detect_child.py: is_available, device_count, get_device_properties).
+    """
     try:
         return _asked(package, device_type, time_limit_s)
     except (OSError, ValueError, TypeError) as error:

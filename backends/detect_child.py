@@ -14,8 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 
@@ -31,12 +29,14 @@ def pci_address(properties: Any) -> str:
 def ask(package: str, device_type: str, only: int | None, say: Callable[[dict[str, Any]], None]) -> None:
     """Say what `device_type` offers after `package` (empty: none) is imported, then each device, or the `only` one.
 
+    `module:function` in place of a package: what the function makes speaks for torch's module of the device.
     Memory in bytes. Raises anything.
     """
     import torch
 
+    package, _, maker = package.partition(":")
     imported = importlib.import_module(package) if package else None
-    module = AclCards(imported) if package == "acl" else torch.get_device_module(device_type)
+    module = getattr(imported, maker)() if maker else torch.get_device_module(device_type)
     count = int(module.device_count()) if module.is_available() else 0
     say(
         {
@@ -49,37 +49,6 @@ def ask(package: str, device_type: str, only: int | None, say: Callable[[dict[st
     )
     for index in range(count) if only is None else (only,):
         say(described(module, index))
-
-
-class AclCards:
-    """What pyACL says of Ascend's cards, in the words of a device's module of torch (backends.engines.acl)."""
-
-    def __init__(self, acl: Any) -> None:
-        self._acl = acl
-        self._ask("init")
-
-    def _ask(self, name: str, *arguments: object) -> Any:
-        answer = attrgetter(name)(self._acl)(*arguments)
-        code = answer[-1] if isinstance(answer, tuple) else answer
-        if code:
-            raise RuntimeError(f"acl.{name}, error code is {code}")
-        return answer
-
-    def is_available(self) -> bool:
-        """As far as pyACL is here."""
-        return True
-
-    def device_count(self) -> int:
-        """Those that this process may use."""
-        return int(self._ask("rt.get_device_count")[0])
-
-    def get_device_properties(self, index: int) -> SimpleNamespace:
-        """Opens the card. Raises RuntimeError."""
-        self._ask("rt.set_device", index)
-        total = self._ask("rt.get_mem_info", 1)[1]  # Of HBM, or of DDR where there is none.
-        name = self._acl.get_soc_name()
-        self._ask("rt.reset_device", index)
-        return SimpleNamespace(name=name, total_memory=total)
 
 
 def described(module: Any, index: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ neither must they, until a network is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from importlib.metadata import entry_points
 from typing import NoReturn
 
@@ -18,11 +17,12 @@ from backends.vendors.table import Facts
 GROUP = "anychip.backends"
 
 
-def external_backends(taken: Collection[str]) -> tuple[Backend, ...]:
-    """The backends of other packages, by name; cannot raise. `taken`: names that are ours.
+def external_backends() -> tuple[Backend, ...]:
+    """The backends of other packages, by name; cannot raise. One may have the name of ours if it is for that vendor.
 
     One that cannot be made stands in the list all the same, unavailable, and says why.
     """
+    taken = {row.name: row.vendor for row in vendors.ACCELERATORS} | {vendors.CPU.name: ""}
     found = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
     backends: list[Backend] = []
     for _, entry in sorted(found.items()):
@@ -31,12 +31,13 @@ def external_backends(taken: Collection[str]) -> tuple[Backend, ...]:
             backend = made() if callable(made) else made
             if not isinstance(backend, Backend):
                 raise TypeError(f"{entry.value} makes no backends.Backend")
-            if backend.name in (*taken, *(each.name for each in backends)):
+            if taken.get(backend.name, backend.facts.vendor) != backend.facts.vendor:
                 raise ValueError(f"there is another backend called {backend.name}")
         except Exception as error:  # The code of another package must not end the service.
             backend = _Unusable(entry.name, f"The backend {entry.value} cannot be used: {first_line(error)}.")
         else:
             vendors.learn(backend.facts)
+            taken[backend.name] = ""
         backends.append(backend)
     return tuple(backends)
 

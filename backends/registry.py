@@ -6,7 +6,7 @@ Owns: the order, the choice, and the report of what works here. Must not know wh
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,6 @@ from backends.contract.choice import Choice
 from backends.contract.errors import BackendError, BackendUnavailableError
 from backends.external import external_backends
 from backends.vendors import table as vendors
-from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.cuda import CudaBackend
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_files
@@ -28,16 +27,20 @@ from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_
 
 def _adapter(row: vendors.Facts) -> Backend:
     """Making one is cheap and imports nothing of the vendor's."""
-    of_its_own: Mapping[str, Callable[[], Backend]] = {"cuda": CudaBackend, "npu": AscendBackend}
-    if row.name in of_its_own:
-        return of_its_own[row.name]()
+    if row.name == "cuda":
+        return CudaBackend()
     return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
 
 
-_ACCELERATORS = tuple(map(_adapter, vendors.ACCELERATORS))
-_CPU = CpuBackend()
-_OURS = tuple(backend.name for backend in (*_ACCELERATORS, _CPU))
-BACKENDS: tuple[Backend, ...] = (*_ACCELERATORS, *external_backends(_OURS), _CPU)
+def _all() -> tuple[Backend, ...]:
+    """In the order of the rows; what another package brings for a vendor of ours stands in the place of ours."""
+    others = external_backends()
+    theirs = {each.name: each for each in others if each.facts in vendors.known()}
+    placed = [theirs.get(row.name) or _adapter(row) for row in vendors.ACCELERATORS]
+    return (*placed, *(each for each in others if each not in placed), CpuBackend())
+
+
+BACKENDS = _all()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from anychip_tools import compatibility, remedies
 from anychip_tools.facts import rows
 from anychip_tools.report import markdown_table
+from backends import BACKENDS
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
@@ -57,15 +58,14 @@ def _versions() -> str:
 
 
 def _vendors() -> str:
+    known = [each.facts for each in BACKENDS if each.name in rows()]  # With what plug-ins say of vendors of ours.
     found = [
         (row.title or row.vendor, f"`{sign}`", re.sub(r"\s+", " ", remedy))
-        for row in rows().values()
+        for row in known
         for sign, remedy in row.remedies.items()
     ]
     libraries = [
-        (row.title or row.vendor, ", ".join(f"`{name}`" for name in row.libraries))
-        for row in rows().values()
-        if row.libraries
+        (row.title or row.vendor, ", ".join(f"`{name}`" for name in row.libraries)) for row in known if row.libraries
     ]
     return (
         "## A device fails while it loads or computes\n\n"

@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = ROOT / "plugins"
-BROUGHT = ("anychip-compat", "anychip-hosting", "anychip-tools")
+BROUGHT = ("anychip-ascend", "anychip-compat", "anychip-hosting", "anychip-tools")
 """Packages of `plugins/` that every environment gets: they need nothing else."""
 INDEX = "https://download.pytorch.org/whl"
 KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
@@ -349,7 +349,7 @@ def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
         for line in optional[extra]:
             own = re.fullmatch(rf"{re.escape(project['name'])}\[([\w,\s-]+)\]", line)
             waiting += re.split(r"\s*,\s*", own[1]) if own else []
-            found += [] if own else [line]
+            found += [] if own or line.startswith(f"{project['name']}-") else [line]
     return list(dict.fromkeys(found))
 
 

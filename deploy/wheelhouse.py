@@ -58,7 +58,8 @@ def wanted(extras: str, without_torch: bool) -> list[str]:
     if without_torch:
         for name in closure(["torch", "torchvision"]):
             found.pop(name, None)
-    return sorted(f"{name}=={version}" for name, version in found.items())
+    # Plug-ins come from the same sources as anychip.
+    return sorted(f"{name}=={version}" for name, version in found.items() if not name.startswith("anychip"))
 
 
 def main() -> None:

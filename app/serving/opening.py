@@ -117,10 +117,8 @@ class Opening:
         self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
     ) -> list[Model]:
         """All that `--models` names; downloads what is missing. `said`: hears how far it is. Raises ModelError."""
-        from app.serving.finished import learn_finished_files
         from models import open_model, parse_spec
 
-        learn_finished_files()
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
         specs = [spec for spec in specs if only in ("", spec.name)]
         read: list[str] = []

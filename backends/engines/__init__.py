@@ -1,6 +1,6 @@
 """How a network becomes an executable: one file for each compiler. Where it runs is the backend's business."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from backends.contract.backend import Network, form_of
 from backends.contract.errors import EngineRefusedError
@@ -9,11 +9,9 @@ from backends.engines.engine import Engine, compile_first
 from backends.engines.graph import GraphEngine
 from backends.engines.inductor import InductorEngine
 from backends.engines.migraphx import MIGraphXEngine
-from backends.engines.om import OmEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.engines.tensorrt import TensorRTEngine
-from backends.engines.torchair import TorchairEngine
 from backends.engines.torchscript import TorchScriptEngine
 from backends.vendors.table import Facts
 
@@ -22,28 +20,32 @@ _KINDS: tuple[type[Engine], ...] = (
     GraphEngine,
     InductorEngine,
     MIGraphXEngine,
-    OmEngine,
     OnnxRuntimeEngine,
     OpenVINOEngine,
     TensorRTEngine,
-    TorchairEngine,
     TorchScriptEngine,
 )
 ENGINES: Mapping[str, type[Engine]] = {kind.name: kind for kind in _KINDS}
-"""By name, as in a vendor's row."""
+"""Ours by name, as in a vendor's row; a backend of another package may bring its own."""
 
 
-def engines_of(facts: Facts, engine: str, network: Network, threads: int) -> list[Engine]:
-    """What `--engine` means on a vendor's devices, in order of preference. Raises EngineRefusedError."""
+def engines_of(
+    facts: Facts, engine: str, network: Network, threads: int, own: Sequence[type[Engine]] = ()
+) -> list[Engine]:
+    """What `--engine` means on a vendor's devices, in order of preference. Raises EngineRefusedError.
+
+    `own`: engines that the vendor's backend brings.
+    """
+    kinds = {**ENGINES, **{kind.name: kind for kind in own}}
     offered = (*facts.engines, *facts.by_name)
     if engine not in ("auto", *offered):
         raise EngineRefusedError(
             f"{facts.title or facts.vendor} has no engine {engine!r}; it has {' and '.join(offered)}."
         )
     # Few engines read ONNX files: for those `auto` means every one that does.
-    others = tuple(name for name in facts.by_name if form_of(network) == "onnx" and "onnx" in ENGINES[name].forms)
+    others = tuple(name for name in facts.by_name if form_of(network) == "onnx" and "onnx" in kinds[name].forms)
     names = (*facts.engines, *others) if engine == "auto" else (engine,)
-    return [ENGINES[name](facts, threads) for name in names]
+    return [kinds[name](facts, threads) for name in names]
 
 
 __all__ = ["ENGINES", "EagerEngine", "Engine", "compile_first", "engines_of"]

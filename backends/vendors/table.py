@@ -228,13 +228,12 @@ ASCEND = Facts(
     device_type="npu",
     packages=("torch_npu",),
     without_torch="acl",
-    install="pip install torch-npu of the version of torch (anychip[ascend]), beside a CPU build of torch and CANN",
+    install="pip install 'anychip[ascend]', with torch-npu of torch's version, beside a CPU build of torch and CANN",
     constraints=NUMPY_1,
     device_files=("/dev/davinci[0-9]*",),
     pci_vendor="0x19e5",
     # Its numbers must ascend, else the driver sees no device.
     visibility_variable="ASCEND_RT_VISIBLE_DEVICES",
-    telemetry="ascend",
     libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
     health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
     users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
@@ -264,8 +263,8 @@ ASCEND = Facts(
         "conv.allow_hf32": False,  # torch_npu's default is True.
         "matmul.allow_hf32": False,
     },
-    engines=("torchair", "graph", "eager"),
-    by_name=("onnxruntime", "om"),  # onnxruntime-cann; CANN's own models, through pyACL
+    engines=("graph", "eager"),
+    by_name=("onnxruntime",),  # onnxruntime-cann
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
     fixed_shapes=True,
@@ -276,14 +275,8 @@ ASCEND = Facts(
     remedies={
         # vllm-ascend#472 and #2210: the compiler of operators in CANN 8 fails with numpy 2.
         "500001": "CANN's compiler of operators does not run; with CANN 8 this is numpy 2: pip install 'numpy<2'",
-        # What ACL says of a model's input (acl_base.h, ge_error_codes.h).
-        **dict.fromkeys(
-            ("error code is 100017", "error code is 145006", "error code is 145011", "error code is 145012"),
-            "the model was compiled for other inputs: remove it from the cache, or compile the file again",
-        ),
-        "error code is 145013": "the model was compiled for other sizes of batches: compile it with --batch-sizes",
         "cannot run aclop operators during npu graph capture": "the network needs operators that cannot be captured: "
-        "choose --engine eager or torchair",
+        "choose --engine eager",
     },
     sample=Sample(
         "Ascend910B3",
@@ -292,19 +285,6 @@ ASCEND = Facts(
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
         "[Error]: The aicore execution is abnormal.",
     ),
-)
-# Cards that torch_npu supports in part or not at all, 310P and 310B: CANN alone.
-ASCEND_WITHOUT_TORCH = replace(
-    ASCEND,
-    packages=("acl",),
-    install="source CANN's set_env.sh, which makes pyACL importable; or install torch-npu beside a CPU build of torch",
-    libraries=("libascend_hal.so", "libascendcl.so"),
-    environment={},
-    switches={},
-    engines=("om",),
-    by_name=(),
-    precisions=("fp16", "fp32"),
-    sample=None,
 )
 AMD = Facts(
     name="rocm",
@@ -521,20 +501,19 @@ SOFTWARE = tuple(
 )
 """Packages whose versions decide how a network is computed."""
 
-_known: list[Facts] = [*ACCELERATORS, CPU]
+_known = {row.name: row for row in (*ACCELERATORS, CPU)}
 
 
 def learn(facts: Facts) -> None:
-    """Add the row of a vendor outside this repository; again: nothing."""
-    if facts not in _known:
-        _known.append(facts)
+    """Add the row that another package brings, in the place of the one of its name."""
+    _known[facts.name] = facts
 
 
 def known() -> Iterable[Facts]:
     """Every row of this process."""
-    return tuple(_known)
+    return tuple(_known.values())
 
 
 def of_type(device_type: str) -> tuple[Facts, ...]:
     """The rows of a PyTorch device type: `cuda` has several."""
-    return tuple(facts for facts in _known if facts.device_type == device_type)
+    return tuple(facts for facts in known() if facts.device_type == device_type)

@@ -45,7 +45,7 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines import compile_first, engines_of
+from backends.engines import Engine, compile_first, engines_of
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import package, simulates
 from backends.telemetry import Sampler, sampler
@@ -55,9 +55,13 @@ log = logging.getLogger(__name__)
 
 
 class TorchBackend(Backend):
-    """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`."""
+    """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`.
+
+    `_engines`: those that the row names and anychip has not.
+    """
 
     facts: Facts
+    _engines: tuple[type[Engine], ...] = ()
     _taken: tuple[Device, ...] | None = None  # Found by another process.
 
     def __init__(self, facts: Facts | None = None) -> None:
@@ -105,7 +109,7 @@ class TorchBackend(Backend):
         options: CompileOptions,
     ) -> LoadedNetwork:
         """Imports the vendor's package into this process."""
-        engines = engines_of(self.facts, engine, network, host.core_count())
+        engines = engines_of(self.facts, engine, network, host.core_count(), self._engines)
         target = self._torch_id(device)
         module = self._module()
         load_operator_libraries()

@@ -127,6 +127,7 @@ ARG ANYCHIP_TORCH_INDEX
 USER 0
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
+COPY plugins/ascend/pyproject.toml plugins/ascend/
 COPY plugins/grpc/pyproject.toml plugins/grpc/
 COPY plugins/hosting/pyproject.toml plugins/hosting/
 COPY deploy/install.py deploy/

@@ -31,7 +31,7 @@ from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
-from models.exports.finished import read_finished
+from models.exports.finished import FINISHED, read_finished
 from models.exports.metadata import Sidecar, read_sidecar
 from models.weights.checkpoint import labels_beside
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FINISHED = (".om",)
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", *FINISHED)
 PLATFORMS = {
     "onnx": "onnx_onnxv1",

@@ -1,15 +1,25 @@
 """Finished files: what a vendor's compiler has made, such as `.om`, which only that vendor's runtime reads.
 
-Owns: what has to be known of one, and who says it. Must not know any vendor: a reader is put into READERS.
+Owns: what has to be known of one, who says it (a package's module, an entry point of the group `anychip.finished` named
+by the suffix), and the process in which it does. Must not import a vendor's package, or the module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from models.contract.errors import WeightsError
+
+_CHILDREN = {f".{entry.name}": entry.value for entry in entry_points(group="anychip.finished")}
+_PACKAGES = {".om": "anychip[ascend]"}
+FINISHED = tuple(dict.fromkeys((*_PACKAGES, *_CHILDREN)))
+_TIME_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,28 @@ class Finished:
         raise WeightsError(f"a finished network takes one input [n, 3, height, width], not {list(self.inputs)}")
 
 
-READERS: dict[str, Callable[[Path], Finished]] = {}
-"""By suffix: asks the runtime. Raises WeightsError."""
-
-
 def read_finished(file: Path) -> Finished:
     """What the runtime says of a file. Raises WeightsError."""
-    if file.suffix not in READERS:
-        raise WeightsError(f"nothing here reads {file.name}: it was compiled for a device of its own.")
-    return READERS[file.suffix](file)
+    if file.suffix not in _CHILDREN:
+        raise WeightsError(f"What reads {file.name} is not installed: pip install '{_PACKAGES[file.suffix]}'.")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _CHILDREN[file.suffix], str(file)],
+            env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise WeightsError(f"{file.name} was not loaded within {_TIME_LIMIT_S:g} s.") from None
+    except (ValueError, LookupError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
+        raise WeightsError(f"{file.name} ended the process that loaded it ({done.returncode}): {last}.") from None
+    if "error" in said:
+        raise WeightsError(f"{file.name} cannot be loaded: {said['error'].rstrip('.')}.")
+    inputs, outputs = (tuple(map(tuple, said[name])) for name in ("inputs", "outputs"))
+    return Finished(inputs, outputs, tuple(said["batch_sizes"]))

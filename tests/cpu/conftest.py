@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from anychip_ascend.acl import card
+from anychip_ascend.backend import AscendBackend
 from backends import detect
-from backends.engines.acl import card
-from backends.vendors.ascend import AscendBackend
 from models.exports import exported
 from tests.support import warm
 from tests.support.cann_double import FOLDER, Cann, variables

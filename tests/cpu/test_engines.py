@@ -22,7 +22,7 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
 from backends import BACKENDS, CompileOptions, EngineRefusedError
-from backends.engines import ENGINES, EagerEngine, compile_first
+from backends.engines import EagerEngine, compile_first
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
 from backends.engines.inductor import InductorEngine
@@ -31,6 +31,7 @@ from backends.engines.openvino import OpenVINOEngine
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.torch_device import TorchBackend
 from tests.support.rows import row
+from tests.support.vendor_calls import engines_by_name
 
 DEVICE = "cpu:0"
 with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
@@ -109,7 +110,7 @@ class TestByName:
         for backend in BACKENDS:
             if isinstance(backend, TorchBackend):
                 for name in (*backend.facts.engines, *backend.facts.by_name):
-                    made = ENGINES[name](backend.facts)
+                    made = engines_by_name()[name](backend.facts)
                     assert made.name == name
                     assert made.precisions
 

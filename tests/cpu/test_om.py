@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from anychip_ascend.backend import BY_PYACL
 from anychip_tools.verify.contract import SmallNetwork, on_cpu, small_images
 from app.precision.gate import Gate
-from app.serving.finished import learn_finished_files
 from backends import (
     BackendError,
     BackendUnavailableError,
@@ -26,7 +26,6 @@ from backends import (
     EngineRefusedError,
     OutOfDeviceMemoryError,
 )
-from backends.vendors import table as vendors
 from models import WeightsError, open_model, parse_spec
 from tests.support.cann_double import Cann
 
@@ -49,7 +48,7 @@ def right(answers: Any, pixels: Any) -> bool:
 
 
 def test_cards_are_found_by_pyacl_without_torch_npu(cann: Cann) -> None:
-    assert cann.backend.facts is vendors.ASCEND_WITHOUT_TORCH
+    assert cann.backend.facts is BY_PYACL
     assert [(each.id, each.name, each.auto_precision) for each in cann.backend.devices()] == [
         ("npu:0", "Ascend310P3", "fp16"),
         ("npu:1", "Ascend310P3", "fp16"),
@@ -288,7 +287,6 @@ def test_the_folder_that_ultralytics_exports_is_served_as_it_is(cann: Cann, tmp_
         "description: Ultralytics YOLOv8n-cls model\nauthor: Ultralytics\ntask: classify\nbatch: 1\nimgsz: [32, 32]\n"
         "version: 8.4.0\nnames: {0: dark, 1: grey, 2: light}\n"
     )
-    learn_finished_files()
     model = open_model(parse_spec(str(folder)), tmp_path)
     assert (model.name, model.labels, model.architecture) == ("shades", ("dark", "grey", "light"), "om")
     sizes = (1, 2) if gears else (1,)
@@ -308,6 +306,5 @@ def test_the_folder_that_ultralytics_exports_is_served_as_it_is(cann: Cann, tmp_
 
 def test_a_file_that_is_no_model_is_refused_by_its_name(cann: Cann, tmp_path: Path) -> None:
     (tmp_path / "broken.om").write_bytes(b"IMOD\0")
-    learn_finished_files()
     with pytest.raises(WeightsError, match=r"broken\.om cannot be loaded: .*145006"):
         open_model(parse_spec(str(tmp_path / "broken.om")), tmp_path)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from deploy.install import INDEX, InstallError, find_build, make_venv, run_pip, with_pins  # noqa: E402
 
 TORCH, TORCH_NPU, TORCHVISION = "2.13.0", "2.13.0", "0.28.0"
+_PLUGIN = ("--editable", str(ROOT / "plugins" / "ascend"))
 _TESTS = ("pytest", "pytest-asyncio", "pytest-timeout")
 # Reads files only: a CUDA build may lack the libraries that importing it needs.
 _ASK = (
@@ -54,7 +55,7 @@ def make(folder: Path) -> None:
     # They ask for torch builds and packages that nothing here uses.
     run_pip([*add, "--no-deps", f"torch_npu=={TORCH_NPU}", f"torchvision=={TORCHVISION}"])
     # torch again: it was installed without what it needs.
-    run_pip([*add, f"torch=={version}", "--editable", str(ROOT), "pyyaml", *_TESTS])
+    run_pip([*add, f"torch=={version}", "--editable", str(ROOT), *_PLUGIN, "pyyaml", *_TESTS])
 
 
 def _settle(constraints: Path, torch: str) -> None:

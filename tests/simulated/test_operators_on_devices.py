@@ -193,7 +193,7 @@ def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
     script = """
         from pathlib import Path
         from backends import detect
-        from backends.vendors.ascend import AscendBackend
+        from anychip_ascend.backend import AscendBackend
         from models import open_model, parse_spec
         from tests.support.anchors import both_by_anchor
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from anychip_ascend import smi
+from backends import BACKENDS
 from backends.telemetry import (
     Tool,
     ToolError,
-    ascend,
     sampler,
 )
-from backends.vendors import table as vendors
 from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, read, values
 
 Fake = Callable[[str, str], Path]
@@ -57,7 +57,7 @@ def test_cnmon_leaves_nothing_in_the_working_directory(
 def test_ascend_asks_for_every_card(fake: Fake) -> None:
     common = OUTPUTS / "npu-smi-common.txt"
     fake("npu-smi", f"if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
-    devices = ascend.read(Tool())
+    devices = smi.read(Tool())
     assert {index: values(sample) for index, sample in devices.items()} == {
         0: approx(0, 298.6, 65),
         1: approx(0, 298.6, 65),
@@ -65,7 +65,7 @@ def test_ascend_asks_for_every_card(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize(
-    "vendor", [row.telemetry for row in vendors.ACCELERATORS if row.telemetry not in ("", "nvidia")]
+    "vendor", [each.facts.telemetry for each in BACKENDS if each.facts.telemetry not in ("", "nvidia")]
 )
 def test_a_missing_tool_leaves_everything_unknown(
     vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -141,7 +141,7 @@ def test_ascend_asks_for_the_workers_own_card_alone_and_for_the_map_once(fake: F
     fake("npu-smi", f"echo \"$@\" >> {log}; if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
     tool = Tool()
     for _ in range(2):
-        assert set(ascend.read(tool, wanted=(1,))) == {1}
+        assert set(smi.read(tool, wanted=(1,))) == {1}
     runs = log.read_text().splitlines()
     assert [run.startswith("info -m") for run in runs] == [True, False, False, False, False, False]
     assert {run.partition(" -i ")[2].split()[0] for run in runs[1:]} == {"3"}

@@ -20,8 +20,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anychip_ascend.torchair import TorchairEngine
 from backends import CompileOptions
-from backends.engines.torchair import TorchairEngine
 from tests.support.rows import row
 from tests.support.vendor_sources import sources
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from backends.vendors.ascend import AscendBackend
+from anychip_ascend.backend import AscendBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("cann")

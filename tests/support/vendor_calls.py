@@ -4,7 +4,8 @@ Followed are variables, attributes and parameters that hold `torch.get_device_mo
 another. Where the module goes to a place that is not followed, that place is an escape, and a test refuses it: else a
 call could hide there.
 
-What a vendor's devices need: `of(row)`. Not read are other vendors' files and the engines that the row does not offer.
+What a vendor's devices need: `of(row)`. Read are backends/ and plugins/ascend, but neither other vendors' files nor the
+engines that the row does not offer.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends import BACKENDS
-from backends.engines import ENGINES
+from backends.engines import ENGINES, Engine
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import TorchBackend
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "backends"
+FOLDERS = (ROOT / "backends", ROOT / "plugins" / "ascend" / "anychip_ascend")
 _NOT_CALLERS = ("simulated", "tables")  # What stands in for a device's module, and tables.
 _GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
 _SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
@@ -62,21 +63,31 @@ def sources_for(row: Facts) -> dict[str, str]:
     others = {file_of(type(each)) for each in BACKENDS if isinstance(each, TorchBackend) and each.facts is not row}
     others -= {file_of(kind) for each in BACKENDS if each.facts is row for kind in type(each).__mro__}
     offered = (*row.engines, *row.by_name)
-    engines = {name: file_of(kind) for name, kind in ENGINES.items()}
+    engines = {name: file_of(kind) for name, kind in engines_by_name().items()}
     left_out = others | (set(engines.values()) - {engines[name] for name in offered})
     return {path: text for path, text in all_sources().items() if path not in left_out}
 
 
+def engines_by_name() -> dict[str, type[Engine]]:
+    """Ours, and those that backends bring."""
+    brought = [kind for each in BACKENDS if isinstance(each, TorchBackend) for kind in each._engines]
+    return {**ENGINES, **{kind.name: kind for kind in brought}}
+
+
 @functools.cache
 def all_sources() -> Mapping[str, str]:
-    """Every file of backends/ that may call."""
-    paths = [path for path in sorted(FOLDER.rglob("*.py")) if not set(path.parts) & set(_NOT_CALLERS)]
-    return {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for path in paths}
+    """Every file of the folders that may call."""
+    return {
+        str(path.relative_to(folder)): path.read_text(encoding="utf-8")
+        for folder in FOLDERS
+        for path in sorted(folder.rglob("*.py"))
+        if not set(path.parts) & set(_NOT_CALLERS)
+    }
 
 
 def file_of(kind: type) -> str:
-    """The file of backends/ that a class is in."""
-    return kind.__module__.removeprefix("backends.").replace(".", "/") + ".py"
+    """The file of a folder that a class is in."""
+    return kind.__module__.partition(".")[2].replace(".", "/") + ".py"
 
 
 @functools.cache

@@ -27,18 +27,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anychip_ascend.torchair import TorchairEngine
 from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
 from backends.contract.backend import CompileOptions
-from backends.engines import ENGINES, compile_first, eager
+from backends.engines import compile_first, eager
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.streamed import StreamedExecutable
 from backends.engines.tensorrt import TensorRTEngine
-from backends.engines.torchair import TorchairEngine
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import TorchBackend
 from tests.support.rows import row
+from tests.support.vendor_calls import engines_by_name
 
 SIZES = (1, 2, 4)
 DEVICE = "cpu:0"
@@ -635,7 +636,7 @@ class TestMIGraphX:
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
 def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: TorchBackend) -> None:
-    engines = [ENGINES[name](backend.facts) for name in backend.facts.engines]
+    engines = [engines_by_name()[name](backend.facts) for name in backend.facts.engines]
     assert tuple(engine.name for engine in engines) == backend.facts.engines
     assert backend.facts.engines[-2:] == ("graph", "eager")
     assert all(engine.precisions for engine in engines)
@@ -644,7 +645,7 @@ def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: To
 
 
 def test_what_compiles_for_minutes_says_so() -> None:
-    slow = {name for name, kind in ENGINES.items() if kind.takes == "minutes"}
+    slow = {name for name, kind in engines_by_name().items() if kind.takes == "minutes"}
     assert slow == {"tensorrt", "torchair", "migraphx", "om"}
 
 

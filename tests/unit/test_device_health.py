@@ -8,10 +8,11 @@ from math import isnan
 
 import pytest
 
+from anychip_ascend import smi
 from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.worker.messages import Stats
-from backends.telemetry import Tool, ToolError, ascend, nvidia
+from backends.telemetry import Tool, ToolError, nvidia
 from backends.telemetry.parsing import memory_errors
 from backends.telemetry.xids import Xids, counted_xids
 from tests.support.nvml import FakeNvml
@@ -51,25 +52,25 @@ def test_ascend_says_health_memory_temperature_and_errors_of_the_chip_asked_for_
             ),
         }
     )
-    [sample] = ascend.read(tool, wanted=(1,)).values()
+    [sample] = smi.read(tool, wanted=(1,)).values()
     assert (sample.healthy, sample.memory_temperature_celsius, sample.clock_hertz) == (1, 63, 8e8)
     assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (0, 2)
     assert isnan(sample.heat_throttled)
     assert "npu-smi info -t health -i 3 -c 0" in tool.runs
-    ascend.read(tool, wanted=(1,))
+    smi.read(tool, wanted=(1,))
     assert sum("health" in run for run in tool.runs) == 1
     tool.now_s = 60.0
     tool.answers["health"] = quoted("npu-smi-health.txt").replace(": OK", ": Alarm")
-    assert ascend.read(tool, wanted=(1,))[1].healthy == 0
+    assert smi.read(tool, wanted=(1,))[1].healthy == 0
 
 
 @pytest.mark.parametrize("status", ["NA", "N/A", ""])
 def test_a_health_that_is_not_said_is_unknown(status: str) -> None:
-    assert isnan(ascend.parse_care(f"Health Status : {status}", "", "").healthy)
+    assert isnan(smi.parse_care(f"Health Status : {status}", "", "").healthy)
 
 
 def test_ascend_refused_in_a_container_keeps_the_rest() -> None:
-    [sample] = ascend.read(Recorded({"-m": MAP, "common": quoted("npu-smi-common.txt")}), wanted=(0,)).values()
+    [sample] = smi.read(Recorded({"-m": MAP, "common": quoted("npu-smi-common.txt")}), wanted=(0,)).values()
     assert sample.power_watts == 298.6
     assert isnan(sample.healthy)
     assert isnan(sample.memory_temperature_celsius)

@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from app.http.docs_page import mount_docs
 
 ROOT = Path(__file__).resolve().parents[2]
-COMPAT, GRPC, HOSTING, TOOLS = (ROOT / "plugins" / name for name in ("compat", "grpc", "hosting", "tools"))
+ASCEND, COMPAT, GRPC, HOSTING, TOOLS = (
+    ROOT / "plugins" / name for name in ("ascend", "compat", "grpc", "hosting", "tools")
+)
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
 
 
@@ -243,10 +245,10 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("copy", "extras", "expected"),
     [
-        (False, "", [part for each in (ROOT, COMPAT, HOSTING, TOOLS) for part in ("--editable", str(each))]),
-        (True, "", [str(ROOT), str(COMPAT), str(HOSTING), str(TOOLS)]),
-        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(COMPAT), str(HOSTING), str(TOOLS)]),
-        (True, "grpc", [f"{ROOT}[grpc]", str(COMPAT), str(GRPC), str(HOSTING), str(TOOLS)]),
+        (False, "", [part for each in (ROOT, ASCEND, COMPAT, HOSTING, TOOLS) for part in ("--editable", str(each))]),
+        (True, "", [str(ROOT), str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]),
+        (True, "grpc", [f"{ROOT}[grpc]", str(ASCEND), str(COMPAT), str(GRPC), str(HOSTING), str(TOOLS)]),
     ],
 )
 def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
@@ -301,7 +303,7 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     install.install(tmp_path, False, environ, copy=True)
     torchvision, anychip = commands
     assert torchvision[-4:] == ["--index-url", "https://mirror.example/whl/cpu", "--no-deps", "torchvision==0.25.*"]
-    assert anychip[-4:] == [str(ROOT), str(COMPAT), str(HOSTING), str(TOOLS)]
+    assert anychip[-4:] == [str(ROOT), str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]
 
 
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
@@ -369,6 +371,7 @@ def test_the_dependencies_are_those_of_the_extras_and_of_the_extras_they_name():
         "optional-dependencies": {"grpc": ["grpcio"], "dev": ["anychip[grpc, cpu]", "pytest"], "cpu": ["openvino"]},
     }
     assert install.requirements(project, [""]) == ["torch>=2.5"]
+    assert "anychip-ascend" not in install.requirements(install.read_project(), ["ascend"]), "it comes with the sources"
     assert install.requirements(project, ["dev"]) == ["torch>=2.5", "pytest", "grpcio", "openvino"]
     with pytest.raises(install.InstallError, match="no extra 'gpu'"):
         install.requirements(project, ["gpu"])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLUGINS = {f"anychip_{name}": ROOT / "plugins" / name for name in ("compat", "grpc", "hosting", "tools")}
+PLUGINS = {f"anychip_{name}": ROOT / "plugins" / name for name in ("ascend", "compat", "grpc", "hosting", "tools")}
 ROOMS = [ROOT / "app", ROOT / "models", ROOT / "backends", *(folder / name for name, folder in PLUGINS.items())]
 SOURCES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
 _SERVICE = {"fastapi", "starlette", "uvicorn", "prometheus_client"}

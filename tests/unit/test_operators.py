@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
+from anychip_ascend.backend import AscendBackend
 from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.worker.load import load_device
@@ -20,7 +21,6 @@ from backends import BackendError, Device, LoadedNetwork, register_operator_libr
 from backends.operators import operators
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.operators.replacements import REPLACEMENTS
-from backends.vendors.ascend import AscendBackend
 from backends.vendors.cpu import CpuBackend
 from models import open_model, parse_spec
 from models.classifiers import ClassificationNetwork

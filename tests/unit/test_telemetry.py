@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from anychip_ascend import smi
 from backends.contract.backend import Telemetry
 from backends.telemetry import (
     Sampler,
-    ascend,
     nvidia,
 )
 from backends.telemetry.parsing import csv_telemetry
@@ -26,7 +26,7 @@ from tests.support.nvml import FakeNvml
 from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, parsed, values
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
-    "ascend": ascend.parse,
+    "ascend": smi.parse,
     "nvidia care": nvidia.parse_care,
     **{f"{name} {number}": query.parse for name, queries in TOOLS.items() for number, query in enumerate(queries)},
 }
@@ -44,18 +44,18 @@ def test_every_quoted_output_is_tested_and_has_a_source() -> None:
 
 
 def test_ascend_as_quoted() -> None:
-    (sample,) = ascend.parse(quoted("npu-smi-common.txt")).values()
+    (sample,) = smi.parse(quoted("npu-smi-common.txt")).values()
     assert values(sample) == approx(0.0, 298.6, 65)
     assert isnan(sample.energy_joules)
 
 
 def test_ascend_tells_the_chips_of_a_card_apart() -> None:
     text = "AICORE Usage Rate(%) : 10\nChip ID : 0\nNPU Utilization(%) : 30\nTemperature(C) : N/A\nChip ID : 1\n"
-    assert [values(sample) for sample in ascend.parse(text).values()] == [approx(0.1, nan, nan), approx(0.3, nan, nan)]
+    assert [values(sample) for sample in smi.parse(text).values()] == [approx(0.1, nan, nan), approx(0.3, nan, nan)]
 
 
 def test_ascend_reads_the_map_without_the_mcu() -> None:
-    assert ascend.parse_map(MAP) == [(0, 0, 0), (3, 0, 1)]
+    assert smi.parse_map(MAP) == [(0, 0, 0), (3, 0, 1)]
 
 
 def test_hygon_as_quoted_without_commas() -> None:
@@ -151,7 +151,7 @@ def test_no_text_raises_and_no_figure_is_absurd(name: str, text: str) -> None:
         assert index >= 0
         assert isnan(sample.utilization_ratio) or 0 <= sample.utilization_ratio <= 1
         assert isnan(sample.power_watts) or sample.power_watts >= 0
-    ascend.parse_map(text)
+    smi.parse_map(text)
 
 
 def test_nvml_units_and_what_a_board_cannot_say() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from anychip_ascend.backend import BY_TORCH_NPU
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 from tests.support import vendor_calls
@@ -82,8 +83,8 @@ def test_the_vendor_has_the_switches_that_are_set(row: Facts, table: dict[str, A
 def test_calls_of_torch_npu_are_those_in_its_table() -> None:
     """Both ways, with as many arguments; methods of what a call returns are not seen here."""
     table = {call["name"]: call for call in TABLES["torch_npu"]["calls"]}
-    found = of(vendors.ASCEND)
-    methods = {name for name in table if name.startswith(f"{vendors.ASCEND.graph_class}.")}
+    found = of(BY_TORCH_NPU)
+    methods = {name for name in table if name.startswith(f"{BY_TORCH_NPU.graph_class}.")}
     assert set(found) == set(table) - methods
     for name, call in found.items():
         assert (name, call.positional, sorted(call.keywords)) == (
@@ -100,8 +101,8 @@ def test_nothing_of_the_module_goes_where_it_is_not_followed() -> None:
 
 
 def test_the_files_of_other_vendors_are_not_read_for_one() -> None:
-    assert "vendors/ascend.py" in vendor_calls.sources_for(vendors.ASCEND)
-    assert not {"vendors/ascend.py", "vendors/cuda.py", "engines/tensorrt.py"} & set(
+    assert {"backend.py", "torchair.py"} <= set(vendor_calls.sources_for(BY_TORCH_NPU))
+    assert not {"backend.py", "torchair.py", "vendors/cuda.py", "engines/tensorrt.py"} & set(
         vendor_calls.sources_for(vendors.CAMBRICON)
     )
     assert {"vendors/torch_device.py", "engines/streamed.py"} <= set(vendor_calls.sources_for(vendors.BIREN))

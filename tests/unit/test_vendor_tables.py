@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.engines import ENGINES
+from backends import BACKENDS
 from backends.vendors import table as vendors
+from tests.support.vendor_calls import engines_by_name
 
 ROOT = Path(__file__).parents[2]
-ROWS = {row.name: row for row in (*vendors.ACCELERATORS, vendors.CPU)}
+OURS = {row.name for row in (*vendors.ACCELERATORS, vendors.CPU)}
+ROWS = {each.name: each.facts for each in BACKENDS if each.name in OURS}
 
 
 def table_of(page: str, heading: str) -> dict[str, list[str]]:
@@ -24,7 +26,7 @@ def table_of(page: str, heading: str) -> dict[str, list[str]]:
 
 
 def engines_in(cell: str) -> tuple[str, ...]:
-    return tuple(name for name in re.findall(r"`(\w+)`", cell) if name in ENGINES)
+    return tuple(name for name in re.findall(r"`(\w+)`", cell) if name in engines_by_name())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from anychip_ascend.backend import AscendBackend
 from backends import (
     BACKENDS,
     BackendError,
@@ -32,7 +33,6 @@ from backends.contract.errors import translated_errors
 from backends.detect import Found
 from backends.telemetry import reader
 from backends.vendors import table as vendors
-from backends.vendors.ascend import AscendBackend
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
 
@@ -141,20 +141,6 @@ def test_memory_and_release_speak_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     module.empty_cache = fault
     with pytest.raises(DeviceLostError, match="npu:0 is lost"):
         backend.release_cache("npu:0")
-
-
-def test_ascend_is_told_its_switches() -> None:
-    told: dict[str, Any] = {}
-    module = SimpleNamespace(
-        set_compile_mode=lambda **mode: told.update(mode),
-        config=SimpleNamespace(),
-        conv=SimpleNamespace(allow_hf32=True),
-        matmul=SimpleNamespace(),
-    )
-    AscendBackend()._configure(module)
-    assert told == {"jit_compile": False}
-    assert module.config.allow_internal_format is False
-    assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)
 
 
 def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from app.arguments import CommandError
 from app.config import Settings
 from app.precision.probes import probes
-from app.serving.finished import learn_finished_files
 from models import ARCHITECTURES, Model, PixelModel, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
@@ -88,7 +87,6 @@ def open_named(text: str, settings: Settings) -> Model:
     """A model of the catalogue, or out of a file. Raises ModelError."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    learn_finished_files()
     spec = parse_spec(text, settings.weights)
     return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
 

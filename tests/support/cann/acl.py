@@ -1,6 +1,6 @@
 """A double of Huawei's pyACL: cards in host memory, over models that the double of `atc` beside it has made.
 
-Functions, parameters and answers are those that backends/engines/acl.py states the sources of; a function that is not
+Functions, parameters and answers are those that anychip_ascend/acl.py states the sources of; a function that is not
 called is not here. As on a card, copies and models run on streams, later: what does not wait sees old numbers. What the
 real one refuses, this one refuses: a pointer that is not its own, a batch that is no gear, memory that is not there.
 

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anychip_ascend.acl import DEVICE_TO_HOST, HOST_TO_DEVICE, AclCard, card, released
 from backends.contract.backend import (
     Array,
     CompileOptions,
@@ -41,7 +42,6 @@ from backends.contract.backend import (
     form_of,
 )
 from backends.contract.errors import EngineRefusedError, translated_errors
-from backends.engines.acl import DEVICE_TO_HOST, HOST_TO_DEVICE, AclCard, card, released
 from backends.engines.engine import DTYPES, Engine, kept_or_made
 from backends.engines.onnxruntime import exported_by_tracing
 from backends.engines.programs import Port, Program, ProgramExecutable

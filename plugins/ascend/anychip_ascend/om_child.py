@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-from backends.engines.acl import card
-from backends.engines.om import OmProgram
+from anychip_ascend.acl import card
+from anychip_ascend.om import OmProgram
 
 
 def main(file: str) -> None:

@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from anychip_ascend.acl import DEVICE_TO_HOST, HOST_TO_DEVICE, AclCard, released
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines.acl import DEVICE_TO_HOST, HOST_TO_DEVICE, AclCard, released
 
 _YUV_SEMIPLANAR_420, _RGB_888 = 1, 12  # acldvppPixelFormat
 

@@ -1,40 +1,77 @@
 """Huawei Ascend through torch_npu, which wants a CPU build of torch; without it through CANN's pyACL alone.
 
-Owns: which of the two, and the one switch that is a call (torch_npu 2.14.0, its name as in the wheel). Unverified on
-hardware.
+Owns: the two rows and which of them it is, and the one switch that is a call (torch_npu 2.14.0, its name as in the
+wheel). It takes the place of anychip's own `npu`, which has torch_npu alone. Unverified on hardware.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
+from anychip_ascend import smi
+from anychip_ascend.acl import card
+from anychip_ascend.dvpp import DvppDecoder
+from anychip_ascend.om import OmEngine
+from anychip_ascend.torchair import TorchairEngine
 from backends import detect
 from backends.contract.backend import Device
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines.acl import card
-from backends.telemetry import ascend
 from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
-from backends.vendors.dvpp import DvppDecoder
 from backends.vendors.torch_device import TorchBackend
+
+_IN_CAPTURE = "cannot run aclop operators during npu graph capture"
+_WRONG_INPUT = "the model was compiled for other inputs: remove it from the cache, or compile the file again"
+BY_TORCH_NPU = replace(
+    vendors.ASCEND,
+    telemetry="anychip_ascend.smi",
+    engines=("torchair", "graph", "eager"),
+    by_name=("onnxruntime", "om"),  # onnxruntime-cann; CANN's own models, through pyACL
+    remedies={
+        **vendors.ASCEND.remedies,
+        # What ACL says of a model's input (acl_base.h, ge_error_codes.h).
+        **{f"error code is {code}": _WRONG_INPUT for code in (100017, 145006, 145011, 145012)},
+        _IN_CAPTURE: f"{vendors.ASCEND.remedies[_IN_CAPTURE]} or torchair",
+        "error code is 145013": "the model was compiled for other sizes of batches: compile it with --batch-sizes",
+    },
+)
+# Cards that torch_npu supports in part or not at all, 310P and 310B: CANN alone.
+BY_PYACL = replace(
+    BY_TORCH_NPU,
+    packages=("acl",),
+    install="source CANN's set_env.sh, which makes pyACL importable; or install torch-npu beside a CPU build of torch",
+    libraries=("libascend_hal.so", "libascendcl.so"),
+    environment={},
+    switches={},
+    engines=("om",),
+    by_name=(),
+    precisions=("fp16", "fp32"),
+    sample=None,
+)
 
 
 class AscendBackend(TorchBackend):
     """`npu`: Ascend NPUs."""
 
-    facts = vendors.ASCEND
+    facts = BY_TORCH_NPU
+    _engines = (OmEngine, TorchairEngine)
 
     def __init__(self) -> None:
         """The row is that of what is installed."""
-        alone = detect.installed(vendors.ASCEND.without_torch) and not any(
-            map(detect.installed, vendors.ASCEND.packages)
-        )
-        super().__init__(vendors.ASCEND_WITHOUT_TORCH if alone else vendors.ASCEND)
+        alone = detect.installed("acl") and not detect.installed("torch_npu")
+        super().__init__(BY_PYACL if alone else BY_TORCH_NPU)
+
+    @property
+    def _found(self) -> detect.Found:
+        if self.facts is BY_TORCH_NPU:
+            return super()._found
+        return detect.found("anychip_ascend.acl:card", self.facts.device_type)
 
     def _module(self) -> Any:
-        if self.facts is vendors.ASCEND:
+        if self.facts is BY_TORCH_NPU:
             return super()._module()
         with translated_errors(self.facts.device_type):
             return card()
@@ -50,7 +87,7 @@ class AscendBackend(TorchBackend):
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
         """DVPP's, without torch_npu."""
-        if self.facts is vendors.ASCEND:
+        if self.facts is BY_TORCH_NPU:
             return None
         with translated_errors(target):
             own = card()
@@ -60,7 +97,7 @@ class AscendBackend(TorchBackend):
     def _pci_address(self, device: Device) -> str:
         """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""
         try:
-            return ascend.pci_address(Tool(), int(device.id.partition(":")[2]))
+            return smi.pci_address(Tool(), int(device.id.partition(":")[2]))
         except ToolError:
             return ""
 
@@ -70,7 +107,7 @@ class AscendBackend(TorchBackend):
 
     def _configure(self, module: Any) -> None:
         super()._configure(module)
-        if self.facts is not vendors.ASCEND:
+        if self.facts is not BY_TORCH_NPU:
             return
         module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
         # Our own choice, of which torch_npu warns at every tensor that it would have laid out otherwise.

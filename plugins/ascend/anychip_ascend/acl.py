@@ -14,6 +14,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ _REPEAT_INITIALIZE = 100002  # torch_npu has done it.
 
 
 class AclCard:
-    """The card of this process. It stands in for `torch.npu`, as far as TorchBackend asks of it.
+    """The card of this process. It stands in for `torch.npu`, as far as TorchBackend and detection ask of it.
 
     `soc`: its kind, as atc wants it. `acl`: pyACL itself, for what returns no code.
     """
@@ -65,6 +66,22 @@ class AclCard:
             self.call("rt.set_context", self._context)
         else:
             self.set_device(target)
+
+    def is_available(self) -> bool:
+        """As far as pyACL is here."""
+        return True
+
+    def device_count(self) -> int:
+        """Those that this process may use."""
+        return int(self.call("rt.get_device_count"))
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        """Opens the card and leaves it again. Raises RuntimeError."""
+        self.call("rt.set_device", index)
+        _, total = self.call("rt.get_mem_info", _HBM_MEM)
+        name = self.acl.get_soc_name()
+        self.call("rt.reset_device", index)
+        return SimpleNamespace(name=name, total_memory=total)
 
     def memory_allocated(self, _: str) -> int:
         """Bytes that networks and buffers of this process take."""

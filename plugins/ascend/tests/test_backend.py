@@ -1,0 +1,62 @@
+"""Where Ascend's backend stands, and what it does that plain torch_npu is not asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from anychip_ascend.backend import BY_PYACL, BY_TORCH_NPU, AscendBackend
+from anychip_ascend.om import OmEngine
+from anychip_ascend.torchair import TorchairEngine
+from backends import BACKENDS, detect
+from backends.engines import engines_of
+from backends.vendors import table as vendors
+from tests.support.networks import Brightness
+
+
+def test_it_stands_where_the_row_of_torch_npu_stood() -> None:
+    assert [each.name for each in BACKENDS][:3] == ["cuda", "npu", "rocm"]
+    assert isinstance(BACKENDS[1], AscendBackend)
+    assert vendors.of_type("npu") == (BACKENDS[1].facts,)
+    assert set(vendors.ASCEND.engines) < set(BY_TORCH_NPU.engines)
+
+
+@pytest.mark.parametrize(
+    ("installed", "row"),
+    [
+        ((), BY_TORCH_NPU),
+        (("torch_npu",), BY_TORCH_NPU),
+        (("torch_npu", "acl"), BY_TORCH_NPU),
+        (("acl",), BY_PYACL),
+    ],
+)
+def test_its_row_is_that_of_what_is_installed(
+    installed: tuple[str, ...], row: vendors.Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detect, "installed", lambda package: package in installed)
+    assert AscendBackend().facts is row
+
+
+def test_its_engines_are_those_of_its_rows() -> None:
+    kinds = AscendBackend._engines
+    made = engines_of(BY_TORCH_NPU, "auto", Brightness(), 1, kinds)
+    assert [each.name for each in made] == ["torchair", "graph", "eager"]
+    assert isinstance(made[0], TorchairEngine)
+    assert [type(each) for each in engines_of(BY_TORCH_NPU, "om", Brightness(), 1, kinds)] == [OmEngine]
+    assert [type(each) for each in engines_of(BY_PYACL, "auto", Brightness(), 1, kinds)] == [OmEngine]
+
+
+def test_torch_npu_is_told_its_switches() -> None:
+    told: dict[str, Any] = {}
+    module = SimpleNamespace(
+        set_compile_mode=lambda **mode: told.update(mode),
+        config=SimpleNamespace(),
+        conv=SimpleNamespace(allow_hf32=True),
+        matmul=SimpleNamespace(),
+    )
+    AscendBackend()._configure(module)
+    assert told == {"jit_compile": False}
+    assert module.config.allow_internal_format is False
+    assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)
