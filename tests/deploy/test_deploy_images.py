@@ -130,7 +130,8 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     """What that stage copies is not what people edit; the image takes it and the sources in two steps."""
     stage, code, final = re.split(r"^FROM .*$", text(flavour), flags=re.MULTILINE)[1:]
     copied = {word for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE) for word in line.split()[:-1]}
-    settings = {"pyproject.toml", "constraints.txt"} | {f"plugins/{name}/pyproject.toml" for name in ("ascend", "grpc", "hosting")}
+    settings = {"pyproject.toml", "constraints.txt"}
+    settings |= {f"plugins/{name}/pyproject.toml" for name in ("ascend", "grpc", "hosting")}
     hashes = f"deploy/image/hashes/{flavour}.txt"  # Where the image has a list of them.
     settings |= {hashes} & copied
     assert (hashes in copied) == (ROOT / hashes).exists()
