@@ -349,7 +349,7 @@ def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
         for line in optional[extra]:
             own = re.fullmatch(rf"{re.escape(project['name'])}\[([\w,\s-]+)\]", line)
             waiting += re.split(r"\s*,\s*", own[1]) if own else []
-            found += [] if own or line.startswith(f"{project['name']}-") else [line]
+            found += [] if own else [line]
     return list(dict.fromkeys(found))
 
 
