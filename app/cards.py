@@ -360,17 +360,17 @@ def _name(entry: Mapping[str, Any]) -> Any:
     return next((entry[key] for key in ("model", "device", "name") if key in entry), id(entry))
 
 
-def placed(devices: Sequence[tuple[str, str]]) -> list[Card]:
+def placed(devices: Sequence[tuple[str, str]], *, pinned: bool) -> list[Card]:
     """Cards with the cores and the memory that are theirs. `devices`: ids, and PCI addresses where these are known.
 
     Cards that are near the same cores share them out: hyperthreads of a core, which the system lists apart, stay
     together. A card without a known place, or with less than two cores, is not pinned.
     """
-    near = {device: affinity.near(pci) for device, pci in devices if pci}
+    near = {device: affinity.near(pci) for device, pci in devices if pinned and pci}
     cards = []
     for device, pci in devices:
         if device not in near:
-            log.info("%s is not pinned: its PCI address is unknown", device)
+            log.info("%s is not pinned: %s", device, "its PCI address is unknown" if pinned else "--affinity off")
             cards.append(Card(device))
             continue
         ranges, node = near[device]
@@ -429,7 +429,7 @@ def serve_cards(settings: Settings, announce: Callable[[str], None]) -> int:
     style = settings.log_level, settings.log_format
     with ProcessPoolExecutor(1, get_context("spawn"), logs.configure, style) as aside:
         devices = aside.submit(_chosen, settings).result()
-    asyncio.run(_serve(settings, placed(devices), announce))
+    asyncio.run(_serve(settings, placed(devices, pinned=settings.affinity == "auto"), announce))
     return 0
 
 

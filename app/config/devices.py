@@ -21,6 +21,9 @@ class DeviceSettings(BaseModel):
         description="A service for each card, all behind one port (docs/cards.md): the share of cards that must be "
         "ready for the service to be; 1 where no number follows, 0: one service for all",
     )
+    affinity: Literal["auto", "off"] = Field(
+        "auto", description="Whether --per-card pins what serves a card to the cores and the memory near it"
+    )
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
     precision: str = Field("auto", description="Precision of the networks: auto, fp32, fp16, bf16, int8")
@@ -68,13 +71,10 @@ class MemorySettings(BaseModel):
     device_memory: DeviceMemory = Field(
         "auto",
         description="Memory of a device that models may take together where some are loaded on demand: a share such as "
-        "0.5, or a size such as 12GB; auto: what is free below --guard-device-ratio",
+        "0.5, or a size such as 12GB; auto: what is free below the guard's mark",
     )
     guard_policy: GuardPolicy = Field(
         "auto",
-        description="Memory guard: off, auto, or a number of batches after which memory is released as well "
-        "(docs/memory.md)",
-    )
-    guard_device_ratio: float = Field(
-        0.85, gt=0, le=1, description="Share of the device that may be in use before a release"
+        description="Memory guard: off; auto; the share of the device that may be in use before a release, in place of "
+        "0.85; or a number of batches after which memory is released as well (docs/memory.md)",
     )

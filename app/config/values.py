@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
@@ -113,11 +114,14 @@ def _memory(value: Any) -> Any:
     raise ValueError("must be auto, a share such as 0.5, or a size such as 800MB or 12GiB")
 
 
-def _batches_or_word(value: Any) -> Any:
+def _guarded(value: Any) -> Any:
     if value in ("off", "auto"):
         return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(value) < 1:
+            return float(value)
     if not str(value).isdecimal() or not int(value):
-        raise ValueError("must be off, auto, or a number of batches")
+        raise ValueError("must be off, auto, a share such as 0.7, or a number of batches")
     return int(value)
 
 
@@ -135,5 +139,5 @@ ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
 BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
 DeviceMemory = Annotated[str, BeforeValidator(_memory)]
-GuardPolicy = Annotated[Literal["off", "auto"] | int, BeforeValidator(_batches_or_word)]
+GuardPolicy = Annotated[Literal["off", "auto"] | int | float, BeforeValidator(_guarded)]
 IngressCount = Annotated[Literal["auto"] | int, BeforeValidator(_count_or_auto)]

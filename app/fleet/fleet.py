@@ -140,7 +140,7 @@ class Fleet:
             assert worker.ready is not None
             total, pinned = worker.ready.total_bytes, sum(held.memory_bytes for held in worker.ready.loaded if held)
             given = memory_of(self._settings.device_memory, total)
-            free = int(self._settings.guard_device_ratio * total) - worker.ready.used_bytes
+            free = int(worker.plan.load.guard.device_ratio * total) - worker.ready.used_bytes
             budgets.append(free // each if given is None else given // each - pinned)
             self._metrics.model_memory_budget_bytes.labels(worker.device).set((budgets[-1] + pinned) * each)
         if reason := await self.residents.begin(min(budgets), known):

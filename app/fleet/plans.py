@@ -66,6 +66,8 @@ def worker_plans(
     """
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
+    policy = settings.guard_policy
+    guard = replace(_GUARD, device_ratio=policy) if isinstance(policy, float) else replace(_GUARD, policy=policy)
     served = [
         replace(
             how,
@@ -86,7 +88,7 @@ def worker_plans(
                 for index, each in enumerate(served)
             ),
             device=choice.device(device),
-            guard=replace(_GUARD, policy=settings.guard_policy, device_ratio=settings.guard_device_ratio),
+            guard=guard,
             plugins=split(settings.plugins),
             cache_dir=None if bare else cache_dir,
             quick=True,

@@ -160,7 +160,7 @@ async def overload(story: Story, folder: Path) -> None:
 
 async def leak(story: Story, folder: Path) -> None:
     simulation = "npu:1,memory_mb=1024,leak_mb=8"
-    options = ("--batch-sizes", "1", "--device", "npu", "--simulate", simulation, "--guard-device-ratio", "0.3")
+    options = ("--batch-sizes", "1", "--device", "npu", "--simulate", simulation, "--guard-policy", "0.3")
     constants = {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}
     async with story.watched(folder, "leak", "mobilenet_v3_small", *options, constants=constants) as service:
         async with Load(service.url, "/v1/models/mobilenet_v3_small:predict", GREY, 2) as load:

@@ -35,7 +35,7 @@ async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_
         "leak_mb=8,memory_mb=1024,delay_ms=50",
         "--batch-sizes",
         "1",
-        "--guard-device-ratio",
+        "--guard-policy",
         "0.3",
         constants={GUARD_COOLDOWN_S: 1, HANDOVER_INTERVAL_S: 0},
     ) as service:
@@ -61,7 +61,7 @@ async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_n
         "leak_mb=32,memory_mb=1024",
         "--batch-sizes",
         "1",
-        "--guard-device-ratio",
+        "--guard-policy",
         "0.3",
         constants={GUARD_COOLDOWN_S: pause_s, HANDOVER_INTERVAL_S: 0},
     ) as service:
@@ -79,7 +79,7 @@ async def leaking(folder, device, leak, rung, *, batches, leak_mb, memory_mb):
         # A batch of the smallest network takes no time: it would fill the device before the guard looks, or before the
         # next worker is there.
         *("--simulate", f"{device}:1,memory_mb={memory_mb},{leak}={leak_mb},copy_delay_ms={delay_ms}"),
-        *("--guard-device-ratio", "0.4"),
+        *("--guard-policy", "0.4"),
     )
     with running(folder, *options, constants={GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}) as service:
         first = service.worker().pid

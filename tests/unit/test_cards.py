@@ -95,12 +95,13 @@ def test_cards_beside_each_other_share_the_cores_and_hyperthreads_stay_together(
     near = {"a": (((0, 1, 2, 3), (16, 17, 18, 19)), 0), "b": (((0, 1, 2, 3), (16, 17, 18, 19)), 0), "c": (((8,),), 1)}
     monkeypatch.setattr(affinity, "near", near.__getitem__)
     devices = [("npu:0", "a"), ("npu:1", "b"), ("npu:2", "c"), ("npu:3", "")]
-    assert cards.placed(devices) == [
+    assert cards.placed(devices, pinned=True) == [
         cards.Card("npu:0", (0, 1, 16, 17), 0),
         cards.Card("npu:1", (2, 3, 18, 19), 0),
         cards.Card("npu:2"),  # One core is too few.
         cards.Card("npu:3"),
     ]
+    assert cards.placed(devices, pinned=False) == [cards.Card(device) for device, _ in devices]
 
 
 @pytest.mark.parametrize("path", OF_ALL_CARDS)

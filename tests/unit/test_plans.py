@@ -56,6 +56,17 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
             assert "DATABASE_PASSWORD" not in plan.environment
 
 
+def test_a_share_moves_the_guards_mark_and_any_other_word_is_its_policy() -> None:
+    device = Device("cpu:0", "cpu", 0, "fp32")
+    chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
+    found = {}
+    for told in ("auto", "off", 1000, 0.4):
+        given: dict[str, Any] = {"guard_policy": told}
+        [(_, plan)] = worker_plans(Settings(**given), chosen, MODELS[:1], {})
+        found[told] = (plan.load.guard.policy, plan.load.guard.device_ratio)
+    assert found == {"auto": ("auto", 0.85), "off": ("off", 0.85), 1000: (1000, 0.85), 0.4: ("auto", 0.4)}
+
+
 def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() -> None:
     served: Any = {
         name: SimpleNamespace(names=(name,), index=index, unloaded=False, model=SimpleNamespace(name=name))

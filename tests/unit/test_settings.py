@@ -56,6 +56,8 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
         {"timeout_ms": 0},
         {"max_wait_ms": -1},
         {"surprise": 1},
+        *({"guard_policy": wrong} for wrong in ("on", "0", "0.0", "1.5", "-1", "nan", "")),
+        {"affinity": "on"},
         *({"device_memory": wrong} for wrong in ("0", "-1", "much", "inf", "nan", "5XB", "")),
     ],
 )
@@ -90,6 +92,17 @@ def test_caches_lie_where_the_user_has_them(monkeypatch, tmp_path):
 )
 def test_memory_is_a_share_or_a_size(written, size):
     assert memory_of(Settings(device_memory=written).device_memory, 1000) == size
+
+
+@pytest.mark.parametrize(("written", "policy"), [("off", "off"), ("0.4", 0.4), (0.4, 0.4), ("1000", 1000), (1, 1)])
+def test_the_guard_is_told_a_word_a_share_or_a_number_of_batches(written, policy):
+    found = Settings(guard_policy=written).guard_policy
+    assert (found, type(found)) == (policy, type(policy))
+
+
+def test_there_are_no_more_settings_than_people_read():
+    """Who adds one makes another a constant, or tells two as one."""
+    assert len(Settings.model_fields) <= 61
 
 
 def test_models_on_demand_are_named_or_all_but_some():
