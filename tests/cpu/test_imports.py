@@ -10,6 +10,14 @@ from backends.vendors.table import ACCELERATORS
 
 _CHECKS = {
     "without torch._dynamo": "import models.catalog, sys; assert 'torch._dynamo' not in sys.modules",
+    "files of our networks are read without it": (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from models import open_model, parse_spec\n"
+        "for name in ('resnet50:sample', 'yolov8n:sample', 'yolo11n:random', 'yolo26n:random'):\n"
+        "    open_model(parse_spec(name), Path())\n"
+        "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
+    ),
     "torch._dynamo is the real one afterwards": (
         "import models.catalog, torch, torch._dynamo.utils\n"
         "from torchvision.ops import roi_align\n"
