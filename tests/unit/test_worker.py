@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -236,3 +237,28 @@ def test_a_batch_is_tried_once_more_as_it_is_where_a_release_has_made_room(relea
     worker = Worker(SimpleNamespace(device="null:0", models={}), memory, None, None)
     outputs = worker._outputs(SimpleNamespace(run=compute), np.zeros((4, 1)))
     assert (outputs is not None, tries) == ((True, [4, 4]) if released[0] else (False, [4]))
+
+
+def test_what_the_device_has_decoded_goes_to_its_network_and_not_by_way_of_the_host():
+    decoded = torch.empty(2, 2, 3, dtype=torch.uint8, device="meta")  # Nothing of it can come to the host.
+    given = []
+
+    def start_rows(rows, size):
+        given.append((rows, size))
+
+    loaded = SimpleNamespace(
+        model=SimpleNamespace(input_shape=(2, 2, 3)),
+        executable=SimpleNamespace(depth=2, takes_rows=True, start_rows=start_rows),
+        decoding=SimpleNamespace(on_device=lambda slots: ({row: decoded for row, _ in slots}, ())),
+        latency_s={4: 1.0},
+    )
+    with contextlib.closing(Arena([(12, 4)])) as arena:
+        arena.slot(0, 1)[:] = 7
+        worker = Worker(SimpleNamespace(device="npu:0", models=[loaded]), None, arena, None)
+        under_way = worker._start(Run(1, 0, (0, 1, 2), (OPTIONS,), 4, files=(0, 2)))
+    assert under_way.undecoded == ()
+    [((first, pixels, last), size)] = given
+    assert first is decoded
+    assert last is decoded
+    assert (pixels == 7).all()
+    assert size == 4
