@@ -11,7 +11,7 @@ What decoding alone takes, without a server, is the limit: as many processes as 
     python -m venv /tmp/mosec && /tmp/mosec/bin/pip install mosec       # the same version of Python as here
     python -m benchmarks.feeding --mosec /tmp/mosec/bin/python
     taskset -c 0 python -m benchmarks.feeding                           # on one core
-    python -m benchmarks.feeding --ingresses 2                          # as the services' setting of that name
+    python -m benchmarks.feeding --ingresses 0,1                        # as the services' setting of that name
     python -m benchmarks.feeding --decoders 2,3,4 --workers 1,2,4,8     # the curves
     python -m benchmarks.feeding --json FILE --images-per-s 2450        # which cores that takes, by FILE's figures
 
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--mosec", type=Path, help="a Python with mosec, of the same version as this one")
     parser.add_argument("--decoders", default="", help="measure the decoding service with so many, too: 2,3,4")
     parser.add_argument("--workers", default="", help="measure the service with so many workers, too: 1,2,4,8")
-    parser.add_argument("--ingresses", help="what the services are told; not asked for, they are told nothing")
+    parser.add_argument("--ingresses", help="what the services are told, e.g. 0,1: one service each")
     parser.add_argument("--images-per-s", type=float, help="say which cores this takes; measures nothing where FILE is")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
@@ -82,13 +82,13 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     connections = [int(each) for each in given.connections.split(",")]
     rounds: dict[str, dict[int, list[dict[str, Any]]]] = {}
     limits = []
-    service = service_options(given)
     with contextlib.ExitStack() as stack:
-        running = {
-            "nothing": stack.enter_context(servers.service(MODEL, *service)),
-            "decoding": stack.enter_context(servers.service(MODEL, *service, environment=LOOKS)),
-            "plain": stack.enter_context(servers.plain()),
-        }
+        running = {}
+        for number, service in enumerate(service_options(given)):
+            told = f", {service[-1]}" if number else ""
+            running[f"nothing{told}"] = stack.enter_context(servers.service(MODEL, *service))
+            running[f"decoding{told}"] = stack.enter_context(servers.service(MODEL, *service, environment=LOOKS))
+        running["plain"] = stack.enter_context(servers.plain())
         if given.mosec:
             for name, kind in MOSEC.items():
                 command = [str(given.mosec), "-m", "benchmarks.mosec_server", kind, str(core_count()), "--port"]
@@ -122,9 +122,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def service_options(given: argparse.Namespace) -> tuple[str, ...]:
-    """Of each `anychip serve`."""
-    return (*SERVICE, "--ingresses", given.ingresses) if given.ingresses else SERVICE
+def service_options(given: argparse.Namespace) -> list[tuple[str, ...]]:
+    """Of each `anychip serve`, by numbers of ingresses; the first is what is compared with others."""
+    return [(*SERVICE, "--ingresses", each) for each in given.ingresses.split(",")] if given.ingresses else [SERVICE]
 
 
 def curve_point(curve: str, value: str, image: bytes, given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def curve_point(curve: str, value: str, image: bytes, given: argparse.Namespace)
     environment = LOOKS
     if curve == "workers":
         options, environment = (), {"ANYCHIP_NULL": f"devices={value}"}
-    with servers.service(MODEL, *service_options(given), *options, environment=environment) as server:
+    with servers.service(MODEL, *service_options(given)[0], *options, environment=environment) as server:
         measure_once(curve, server, image, 8, 1)
         return [measure_once(curve, server, image, 32, given.seconds) for _ in range(given.rounds)]
 

@@ -1,0 +1,126 @@
+"""What the owner of queues and workers has to do for an image: from the link's `check` to its reply.
+
+A service on the null device in a process that does nothing else: no HTTP, no JSON, and images that need no decoding.
+Requests of one image each are under way, as many as fill the batches of a worker that always has the next one; when a
+batch is answered, as many follow. Processor time is this process's own; the worker is another. Where `--profile` is
+given, the functions that take most of it are printed as well.
+
+    python -m benchmarks.owner [--sizes 8,64] [--seconds 4] [--rounds 5] [--profile]
+
+Owns: the requests, the rounds and the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import pstats
+import statistics
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.config import Settings
+from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS
+from app.link import Frame, Reply, Result, Room, Terms
+from app.serving.service import Service
+from models import Options, open_model, parse_spec
+
+MODEL = "resnet50"
+_DEPTH = 4
+"""Batches that are under way."""
+_DEADLINE_S = 30.0
+
+
+class Asking:
+    """Keeps requests under way on the link of a service that has been started."""
+
+    def __init__(self, service: Service, at_once: int) -> None:
+        self.answers = 0
+        self._link, self._served = service.link, service.models[MODEL]
+        self._frame = Frame(np.zeros(self._served.model.input_shape, np.uint8), 224, 224)  # type: ignore[attr-defined]
+        self._options = Options()
+        self._numbers = count()
+        self._rooms: dict[int, Room] = {}
+        self._due = at_once
+        self._link.connect(self._replied)
+
+    def ask(self) -> None:
+        """The requests that are due; after each batch again."""
+        due, self._due = self._due, 0
+        for token in [next(self._numbers) for _ in range(due)]:
+            terms = Terms(time.monotonic() + _DEADLINE_S)
+            self._link.check_now(self._served, terms)
+            room = self._rooms[token] = self._link.reserve(self._served, 1, terms)
+            self._link.submit(room, (token,), self._frame, self._options, 0)
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        if not isinstance(reply, Result):
+            raise reply
+        self._rooms.pop(token).__exit__()
+        self.answers += 1
+        self._due += 1
+        if self._due == 1:
+            asyncio.get_running_loop().call_soon(self.ask)
+
+
+async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Profile | None) -> dict[str, Any]:
+    """Microseconds of processor an image at batches of this size, by round; images a second; the mean batch."""
+    settings = Settings(  # type: ignore[call-arg]
+        models=MODEL, weights="random", device="null", batch_sizes=str(size), queue_size=_DEPTH * size
+    )
+    service = Service(settings, [open_model(parse_spec(f"{MODEL}:random"), Path())])
+    await service.start()
+    try:
+        asking = Asking(service, _DEPTH * size)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
+        asking.ask()
+        await asyncio.sleep(seconds / 2)  # Warm-up.
+        micros, begun_s, before = [], time.monotonic(), asking.answers
+        for _ in range(rounds):
+            answers, used_s = asking.answers, time.process_time()
+            if profile is not None:
+                profile.enable()
+            await asyncio.sleep(seconds)
+            if profile is not None:
+                profile.disable()
+            micros.append((time.process_time() - used_s) / (asking.answers - answers) * 1e6)
+        rate = (asking.answers - before) / (time.monotonic() - begun_s)
+        labels = {"model": MODEL, "device": "null:0"}
+        images, batches = (
+            service.metrics.registry.get_sample_value(f"anychip_batch_size_{part}", labels) for part in ("sum", "count")
+        )
+        return {"micros": micros, "images_per_s": rate, "mean_batch": (images or 0) / (batches or 1)}
+    finally:
+        await service.stop()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default="8,64", help="of batches")
+    parser.add_argument("--seconds", type=float, default=4, help="length of a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="makes everything slower")
+    given = parser.parse_args()
+    for size in map(int, given.sizes.split(",")):
+        profile = cProfile.Profile() if given.profile else None
+        found = asyncio.run(measure(size, given.seconds, given.rounds, profile))
+        rounds = ", ".join(f"{each:.1f}" for each in sorted(found["micros"]))
+        print(
+            f"batches of {size} (mean {found['mean_batch']:.1f}): {statistics.median(found['micros']):.1f} us an image "
+            f"({rounds}), {found['images_per_s']:.0f} images/s"
+        )
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("tottime").print_stats(40)
+
+
+if __name__ == "__main__":
+    main()
