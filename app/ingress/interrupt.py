@@ -115,7 +115,8 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        super().__exit__(kind, error, trace)
+        if self._reason is not None:
+            super().__exit__(kind, error, trace)
 
 
 class Ending(Interruption):
@@ -135,7 +136,8 @@ class Ending(Interruption):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._under_way.discard(self)
-        super().__exit__(kind, error, trace)
+        if self._reason is not None:
+            super().__exit__(kind, error, trace)
 
 
 async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:

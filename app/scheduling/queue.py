@@ -241,13 +241,12 @@ class Queue(Generic[T]):
         return max(now, reservation.first_s or now) + position * seconds_an_image
 
     def push(self, item: T, order: int) -> None:
-        """Let an item wait; `order` decides between equal ranks."""
+        """Let an item wait that is counted; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
         if self.aged:
             heapq.heappush(self.ages, (item.queued_s, order, item))
         item.status = ItemStatus.QUEUED
         self.depth += 1
-        self.count(item.reservation.priority, 1)
 
     def first(self) -> T:
         """The next item. Raises IndexError when none waits."""

@@ -117,7 +117,6 @@ class Scheduler(Generic[T]):
         queue = self.queues[model]
         reservation.left -= 1
         queue.reserved -= 1
-        queue.count(priority, -1)
         item.queued_s = now
         images_per_s = rate(self._serving[model], model) if position or reservation.behind else 0.0
         rank_s = queue.rank_s(reservation, now, position, 1 / (REQUEST_SHARE * images_per_s) if images_per_s else 0.0)
@@ -128,7 +127,9 @@ class Scheduler(Generic[T]):
         """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
         if item.attempt is Attempt.FIRST:
             item.attempt = Attempt.AGAIN
-        self.queues[item.reservation.model].push(item, next(self._order))
+        queue = self.queues[item.reservation.model]
+        queue.count(item.reservation.priority, 1)
+        queue.push(item, next(self._order))
 
     def discard(self, item: T) -> bool:
         """Take a waiting item out; False when it is no longer waiting."""
