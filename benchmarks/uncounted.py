@@ -8,15 +8,36 @@ Owns: switching them off. Must not be a setting: a service that counts nothing s
 from __future__ import annotations
 
 import sys
-from functools import partialmethod
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+
+class _Nothing:
+    """Stands in for every metric and child."""
+
+    def labels(self, *_: str) -> _Nothing:
+        return self
+
+    def _ignored(self, *_: Any, **__: Any) -> None: ...
+
+    remove = inc = set = set_function = observe = _ignored
 
 
 def main() -> int:
     """The command."""
     from app import cli
-    from app.observability.metrics import Metrics
+    from app.observability.clients import BusiestClients
+    from app.observability.metrics import TABLE, TELEMETRY, Metrics
 
-    Metrics.__init__ = partialmethod(Metrics.__init__, enabled=False)  # type: ignore[assignment, method-assign]
+    class NoClients(BusiestClients):
+        def count(self, *_: Any, **__: Any) -> None: ...
+
+    def uncounted(self: Any) -> None:
+        self.registry, self.clients, nothing = CollectorRegistry(), NoClients(), _Nothing()
+        vars(self).update(dict.fromkeys(TABLE, nothing), telemetry=dict.fromkeys(TELEMETRY, nothing))
+
+    Metrics.__init__ = uncounted  # type: ignore[method-assign]
     return cli.main(sys.argv[1:])
 
 
