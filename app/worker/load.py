@@ -85,7 +85,7 @@ class WorkerModel:
     buffers: list[npt.NDArray[np.uint8]]
     latency_s: Mapping[int, float]
     load_s: float
-    memory_bytes: int
+    memory_bytes: int = 0
     staged: bool = False
     decoding: DeviceDecoding | None = None
     who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
@@ -165,7 +165,13 @@ def load_model(
     load: Load, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
 ) -> WorkerModel:
     """Load and warm one model. Raises ModelError, BackendError."""
-    loaded = _loaded(load, _with_probes(plan), model, backend)
+    plan = _with_probes(plan)
+    held_bytes = _held_bytes(backend, load.device.id, released=True)
+    loaded = _loaded(load, plan, model, backend)
+    # In the host's memory free pages are others', and what the gate compared with is gone by now; a device keeps what
+    # the largest batch wanted.
+    taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
+    loaded.memory_bytes = max(0, taken)
     loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
     return loaded
 
@@ -193,7 +199,6 @@ def _confine(load: Load) -> None:
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
-    held_bytes = _held_bytes(backend, load.device.id, released=True)
     began_s = time.monotonic()
     options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick)
     model.check_weights()
@@ -217,9 +222,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     load_s = time.monotonic() - began_s
     _say(load.device.id, model, report, load_s)
     staged = report.staged or (may_grow and load.quick)
-    # In the host's memory free pages are others'; a device keeps what the largest batch wanted.
-    taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
-    return WorkerModel(model, executable, report, buffers, latencies, load_s, max(0, taken), staged)
+    return WorkerModel(model, executable, report, buffers, latencies, load_s, staged=staged)
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchvision.models import resnet18
 
 from app.processes.arena import Arena
 from app.processes.channel import Channel, socket_pair
+from app.worker.load import load_model
 from app.worker.loop import Worker
 from app.worker.main import run
 from app.worker.messages import (
@@ -35,7 +37,9 @@ from app.worker.messages import (
 )
 from app.worker.results import map_overflow, read_results
 from backends import Device, OutOfDeviceMemoryError
+from backends.vendors.cpu import CpuBackend
 from models import Options, open_model, parse_spec
+from models.classifiers import ClassificationNetwork
 
 WAIT_S = 60
 OPTIONS = Options()
@@ -90,6 +94,21 @@ class Talk:
 
     def fill(self, slot, value, model=0):
         self.arena.slot(model, slot)[:] = value
+
+
+def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatch):
+    """Which of random weights is made at each load, and gone when it serves."""
+
+    def networks(*_):
+        return sum(type(each) is ClassificationNetwork for each in gc.get_objects())
+
+    monkeypatch.setattr(CpuBackend, "_held_bytes", networks)
+    plan = ModelPlan(open_model(parse_spec("resnet18:random"), Path("nowhere")), "eager", "fp32", (1,), is_gated=True)
+    load = Load((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
+    loaded = load_model(load, plan, plan.model, CpuBackend(), None)
+    assert loaded.report.measures
+    assert loaded.memory_bytes == 1
+    loaded.executable.close()
 
 
 def test_it_loads_measures_and_answers():
