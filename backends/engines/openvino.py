@@ -218,7 +218,10 @@ def _converted(network: Network) -> Any:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
-            decoder = TorchScriptPythonDecoder(module, example_input=tuple(map(torch.from_numpy, inputs)))
+            # PyTorch never forgets what it has traced: to compare, it would trace and run the network again.
+            once = {"check_trace": False}
+            example = tuple(map(torch.from_numpy, inputs))
+            decoder = TorchScriptPythonDecoder(module, example_input=example, trace_kwargs=once)
             frontend = FrontEndManager().load_by_framework("pytorch")
             model = frontend.convert(frontend.load(decoder))
         for port, array in zip(model.inputs, inputs, strict=True):

@@ -5,6 +5,8 @@ That their answers are right: tests/cpu/test_backends.py, over every engine.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import importlib
 import logging
 import resource
@@ -30,6 +32,7 @@ from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.torch_device import TorchBackend
+from models import open_model, parse_spec
 from tests.support.rows import row
 from tests.support.vendor_calls import engines_by_name
 
@@ -365,3 +368,31 @@ def test_bf16_on_a_cpu_without_units_for_it_says_that_it_is_slow(
     monkeypatch.setattr("backends.host.cpu_flags", lambda: flags)
     CpuBackend(1).load(Slope().eval(), DEVICE, "eager", "bf16", (1,)).executable.close()
     assert ("no units for bf16" in caplog.text) is warned
+
+
+class _Heap(ctypes.Structure):
+    """What glibc's mallinfo2 returns: of its ten figures the fifth is mapped, the eighth in use."""
+
+    _fields_: ClassVar = [("figures", ctypes.c_size_t * 10)]
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="not glibc")
+def test_converting_a_network_for_openvino_again_leaves_little_memory_behind():
+    """As where models come and go and cannot be kept. What PyTorch has traced it keeps once, and not three times."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Heap
+
+    def left_bytes():
+        executable = OpenVINOEngine(row("fp32"), 2).compile(
+            open_model(parse_spec("googlenet:random"), Path("nowhere")).network(),
+            *("cpu:0", "fp32", (1,)),
+            CompileOptions(),
+        )
+        executable.close()
+        del executable
+        gc.collect()
+        found = libc.mallinfo2().figures
+        return found[4] + found[7]
+
+    first = [left_bytes() for _ in range(2)][-1]  # What is made once stays.
+    assert [left_bytes() for _ in range(3)][-1] - first < 3 * (24 << 20)
