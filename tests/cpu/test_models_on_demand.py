@@ -1,0 +1,135 @@
+"""Networks as they are published, on a CPU that has memory for half of them: loads, answers, what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import save_file
+
+from models.classifiers import Classifier, default_labels
+from tests.support.images import png
+from tests.support.service_process import running
+
+pytestmark = pytest.mark.slow
+
+MB = 1 << 20
+SMALL = ("squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "resnet18")
+TWELVE = (
+    *SMALL,
+    *("mobilenet_v3_large", "efficientnet_b0", "regnet_y_400mf", "googlenet", "densenet121", "convnext_tiny"),
+    *("resnet50", "vit_b_16"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("networks")
+
+
+def given(folder, names):
+    """What `--models` takes for networks with files of weights, which are written where they are not there."""
+    for name in names:
+        if not (folder / f"{name}.safetensors").exists():
+            network = Classifier.of(name, name, default_labels(name), "random", None)._random_core()
+            state = {key: value.contiguous().clone() for key, value in network.state_dict().items()}
+            save_file(state, folder / f"{name}.safetensors")
+    return ",".join(f"{name}={name}:{folder / name}.safetensors" for name in names)
+
+
+def measured(cache):
+    """What was measured of each model, as `anychip devices` says it."""
+    words = (sys.executable, "-m", "app", "devices", "--models", "--json", "--cache-dir", str(cache))
+    rows = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+    return {row["model"]: row for row in rows}
+
+
+def private_bytes(worker):
+    """Of a process, without what lies in files as well: code, and weights that are mapped."""
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    return int(re.findall(r"RssAnon:\s+(\d+)", status)[0]) << 10
+
+
+class Clients:
+    """They ask for models by their popularity, and compare every answer with the first one of that model."""
+
+    def __init__(self, url, names, images):
+        self._client = httpx.AsyncClient(base_url=url, timeout=90, trust_env=False)
+        self._names, self._images = names, images
+        self.known = {}
+        self.outcomes = collections.Counter()
+        self.answered = collections.Counter()
+        self.worst = 0.0
+
+    async def ask(self, name, number):
+        answer = await self._client.post(f"/v1/models/{name}:predict?top_k=1000", content=self._images[number])
+        code = "OK" if answer.status_code == 200 else answer.json()["code"]
+        self.outcomes[code] += 1
+        if code == "OK":
+            self.answered[name] += 1
+            scores = {each["label"]: each["score"] for each in answer.json()["predictions"][0]["classes"]}
+            known = self.known.setdefault((name, number), scores)
+            self.worst = max(self.worst, *(abs(scores[label] - known[label]) for label in known))
+        elif code == "MODEL_LOADING":
+            await asyncio.sleep(0.2)
+
+    async def zipf(self, seed, until_s):
+        """Until then, and until each model has answered twice."""
+        dice, weights = random.Random(seed), [1 / place for place in range(1, len(self._names) + 1)]
+        while time.monotonic() < until_s or any(self.answered[name] < 2 for name in self._names):
+            await self.ask(dice.choices(self._names, weights)[0], dice.randrange(len(self._images)))
+
+    async def close(self):
+        await self._client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("engine", "names", "seconds"),
+    [
+        ("openvino", SMALL, 10),
+        pytest.param("openvino", TWELVE, 240, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+        pytest.param("eager", TWELVE, 120, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+    ],
+)
+async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine, names, seconds):
+    cache = tmp_path / "cache"
+    options = ("--models", given(folder, names), "--models-on-demand", "all", "--device", "cpu", "--engine", engine)
+    options += ("--cache-dir", str(cache), "--timeout-ms", "60000", "--decoders", "1", "--precision", "fp32")
+    with running(tmp_path, *options):
+        pass
+    rows = measured(cache)
+    for name, row in rows.items():
+        print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['first_load_s']:6.2f} s {row['load_s']:6.2f} s")
+    if engine == "openvino":  # Which keeps what it has converted.
+        assert statistics.median(row["load_s"] / row["first_load_s"] for row in rows.values()) < 0.7
+    budget_bytes = sum(row["memory_bytes"] for row in rows.values()) // 2
+    images = [png(colour) for colour in ("#c04020", "#20a060", "#3050d0")]
+    with running(tmp_path, *options, "--device-memory", str(budget_bytes)) as service:
+        worker, clients = service.worker(), Clients(service.url, names, images)
+        before, until_s, grown = private_bytes(worker), time.monotonic() + seconds, [0]
+        tasks = [asyncio.create_task(clients.zipf(seed, until_s)) for seed in range(3)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0.2)
+            grown.append(private_bytes(worker) - before)
+        await asyncio.gather(*tasks, clients.close())
+        print(dict(clients.outcomes), dict(clients.answered), f"largest difference {clients.worst}")
+        loads, most = service.log.read_text().count(" is loaded: "), max(grown) / MB
+        print(
+            f"{loads} loads, {most:.0f} MiB more at most, of {budget_bytes / MB:.0f}; {grown[-1] / MB:.0f} at the end"
+        )
+        assert loads > len(names)
+        assert set(clients.outcomes) <= {"OK", "MODEL_LOADING"}
+        assert clients.worst < 1e-6  # One that was loaded again answers as before.
+        # What a load needs while it lasts comes on top.
+        assert max(grown) < 1.1 * budget_bytes + 64 * MB
+        assert service.worker().pid == worker.pid
