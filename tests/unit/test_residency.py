@@ -138,7 +138,7 @@ histories = st.lists(
     st.tuples(
         st.sampled_from(["use"] * 6 + ["hold", "drop", "slow", "fail"]),
         st.integers(0, 4),
-        st.sampled_from([0.0, 0.13, 0.57, 2.3, 11.7]),
+        st.sampled_from([0.001, 0.13, 0.57, 2.3, 11.7]),
     ),
     min_size=20,
     max_size=120,
