@@ -82,7 +82,7 @@ test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for 
 	$(DEPLOY_VENV)/bin/python -m pytest $(PAIR) -m deploy $(ARGS)
 
 test-ocr: $(OCR_VENV)/.installed  ## plugins/ocr, compared with RapidOCR from the same networks; apt-get install fonts-wqy-zenhei
-	$(OCR_VENV)/bin/python -m pytest plugins/ocr/tests $(ARGS)
+	$(OCR_VENV)/bin/python -m pytest -n 2 --dist loadfile plugins/ocr/tests $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check

@@ -386,7 +386,7 @@ class Link(ABC):
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
         served = self.find(name)
         served.metrics.answered(code, seconds, recorder.exemplar)
-        served.statistics.request(code, seconds, recorder.timings.seconds)
+        served.statistics.request(code, seconds, recorder.seconds)
 
     @abstractmethod
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:

@@ -230,8 +230,8 @@ class Dispatcher:
             elif item.status is ItemStatus.ENDED:
                 pool.metrics.wasted.inc()
             else:
-                times = item.begun_s, item.queued_s, done.infer_s
-                item.end(Result(arrays, model, computed_by, item.placement, *times, span))
+                placement, begun_s, queued_s = item.placement, item.begun_s, item.queued_s
+                item.end(Result(arrays, model, computed_by, placement, begun_s, queued_s, done.infer_s, span))
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """A worker has answered that a batch failed."""

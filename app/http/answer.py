@@ -66,7 +66,7 @@ def common_headers(link: Link, context: RequestContext) -> list[Header]:
         recorder.trace.describe(context.attributes())
     headers = [
         (b"x-request-id", context.request_id.encode()),
-        (b"server-timing", recorder.timings.header().encode()),
+        (b"server-timing", recorder.timings().encode()),
     ]
     if context.traceparent:
         headers.append((b"traceparent", context.traceparent))

@@ -323,10 +323,11 @@ class HttpCall(Call[Answer]):
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[Answer]:
-        encoding = self.headers.get(b"content-encoding", b"").decode("latin-1").strip().lower()
-        if encoding not in ("", "identity"):
-            self.body = await ingress.offload(inflated, encoding, self.body, self._max_body_bytes)
-            lease.take(len(self.body))
+        if said := self.headers.get(b"content-encoding"):
+            encoding = said.decode("latin-1").strip().lower()
+            if encoding not in ("", "identity"):
+                self.body = await ingress.offload(inflated, encoding, self.body, self._max_body_bytes)
+                lease.take(len(self.body))
         return await self.asked(ingress, served, terms, lease)
 
     @abstractmethod

@@ -327,7 +327,14 @@ class HotProtocol(asyncio.BufferedProtocol):
                         common += self.cors.headers(scope["headers"])
                     if not request.missing:
                         request.end()  # While the answer is sent its memory is not needed.
-                    await self._send(request, self._head(request, status, content, common), content[0])
+                    head, body, flow = self._head(request, status, content, common), content[0], self._general.flow
+                    if len(body) <= PIECE_BYTES or not self._general.encrypted:
+                        self._transport.writelines((head, body))
+                    else:
+                        await self._send_pieces(head, body)
+                    # Else what is missing of the request would come, and be kept, meanwhile.
+                    if flow.write_paused and not request.missing and not self._transport.is_closing():
+                        await flow.drain()
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
@@ -347,20 +354,15 @@ class HotProtocol(asyncio.BufferedProtocol):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def _send(self, request: HotRequest, head: bytes, body: bytes) -> None:
-        """Write an answer, and wait until nearly all of it has left; the connection ends where that takes too long."""
+    async def _send_pieces(self, head: bytes, body: bytes) -> None:
+        """Write an answer that takes long to encrypt, piece by piece as it leaves."""
         flow = self._general.flow
-        if len(body) <= PIECE_BYTES or not self._general.encrypted:
-            self._transport.writelines((head, body))
-        else:
-            self._transport.write(head)
-            for start in range(0, len(body), PIECE_BYTES):
-                self._transport.write(body[start : start + PIECE_BYTES])
-                await (flow.drain() if flow.write_paused else asyncio.sleep(0))
-                if self._transport.is_closing():
-                    return
-        if flow.write_paused and not request.missing:  # Else what is missing would come, and be kept, meanwhile.
-            await flow.drain()
+        self._transport.write(head)
+        for start in range(0, len(body), PIECE_BYTES):
+            if self._transport.is_closing():
+                return
+            self._transport.write(body[start : start + PIECE_BYTES])
+            await (flow.drain() if flow.write_paused else asyncio.sleep(0))
 
     def _ended(self, request: HotRequest) -> None:
         """The connection is free for its next request."""

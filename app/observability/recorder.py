@@ -16,39 +16,25 @@ from app.observability.triton_statistics import ModelStatistics
 
 
 @dataclass(slots=True)
-class Timings:
-    """Seconds of each stage; of several images, those of the slowest."""
+class Recorder:
+    """Records one request. `trace`: where its spans go; `exemplar`: what its measurements are labelled with.
+
+    `seconds`: of each stage; of several images, those of the slowest. `abandoned`: the client has left, so that what is
+    cancelled from now on counts as its doing.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
+    abandoned: bool = False
 
-    def header(self) -> str:
+    def timings(self) -> str:
         """The Server-Timing header: milliseconds of each stage."""
         taken = self.seconds.get
         return (
             f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
             f"infer;dur={taken('infer', 0.0) * 1e3:.3f}, post;dur={taken('postprocess', 0.0) * 1e3:.3f}"
         )
-
-    def include(self, seconds: Mapping[str, float]) -> None:
-        """Take in another image's stages."""
-        if not self.seconds:
-            self.seconds.update(seconds)
-            return
-        for stage, taken in seconds.items():
-            self.seconds[stage] = max(taken, self.seconds.get(stage, 0.0))
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Records one request. `trace`: where its spans go; `exemplar`: what its measurements are labelled with.
-
-    `abandoned`: the client has left, so that what is cancelled from now on counts as its doing.
-    """
-
-    timings: Timings = field(default_factory=Timings)
-    trace: RequestTrace | None = None
-    exemplar: Exemplar | None = None
-    abandoned: bool = False
 
     def abandon(self) -> None:
         """The client has left."""
@@ -75,9 +61,16 @@ class Recorder:
             metrics.stage_seconds[stage].observe(taken, self.exemplar)
         metrics.deadline_slack.observe(slack_s)
         statistics.image()
-        self.timings.include(seconds)
+        self._include(seconds)
 
     def collected(self, metrics: ModelMetrics, seconds: float) -> None:
         """A request's answer was put together in so many seconds, where its items have none of their own."""
         metrics.stage_seconds["postprocess"].observe(seconds)
-        self.timings.include({"postprocess": seconds})
+        self._include({"postprocess": seconds})
+
+    def _include(self, seconds: Mapping[str, float]) -> None:
+        if not self.seconds:
+            self.seconds.update(seconds)
+            return
+        for stage, taken in seconds.items():
+            self.seconds[stage] = max(taken, self.seconds.get(stage, 0.0))

@@ -201,8 +201,8 @@ class Crowd:
         return p99_s([ended_s - began_s for name, began_s, ended_s in self.answered if name == "m0"])
 
     def others_s(self):
-        """In the last run: what answers took of models that were there before and after, and which of these answers
-        were under way while another model was loaded.
+        """In the last run: what answers took of models that were there before and after: of those that were under way
+        while no model was loaded, and of the others.
         """
         looked = self.looked
         loads = [
@@ -212,16 +212,15 @@ class Crowd:
             if name not in before
         ]
         times = [when_s for when_s, _ in looked]
-        every, during = [], []
+        between, during = [], []
         for name, began_s, ended_s in self.answered:
             first, last = bisect.bisect(times, began_s) - 1, bisect.bisect(times, ended_s)
             if name == "m0" or not 0 <= first < last < len(times):
                 continue
             if all(name in there for _, there in looked[first : last + 1]):
-                every.append(ended_s - began_s)
-                if any(begin_s < ended_s and began_s < end_s for begin_s, end_s in loads):
-                    during.append(ended_s - began_s)
-        return every, during
+                loading = any(begin_s < ended_s and began_s < end_s for begin_s, end_s in loads)
+                (during if loading else between).append(ended_s - began_s)
+        return between, during
 
     async def run(self, seconds, *clients):
         self.stopping = False
@@ -273,17 +272,17 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
             before = loads(service)
             await crowd.run(short_s, crowd.pinned(), *(crowd.zipf(seed, fit) for seed in range(4)))
             assert loads(service) == before
-            beside_s, (others_before_s, _) = crowd.pinned_p99_s(), crowd.others_s()
+            beside_s, (hot_s, _) = crowd.pinned_p99_s(), crowd.others_s()
             before, began_s = loads(service), time.monotonic()
             await crowd.run(seconds, crowd.pinned(), *(crowd.zipf(seed, count) for seed in range(4)))
             assert loads(service) - before <= bound(time.monotonic() - began_s)
-            among_others_s, (others_s, during_s) = crowd.pinned_p99_s(), crowd.others_s()
+            among_others_s, (between_s, during_s) = crowd.pinned_p99_s(), crowd.others_s()
             print(
                 crowd.outcomes,
                 f"pinned p99 {idle_s * 1e3:.1f} ms alone, {alone_s * 1e3:.1f} ms alone beside requests for no model, "
                 f"{beside_s * 1e3:.1f} ms beside models that fit, {among_others_s * 1e3:.1f} ms beside models that "
-                f"come and go; others' p99 {p99_s(others_before_s) * 1e3:.1f} ms before, {p99_s(others_s) * 1e3:.1f} "
-                f"ms then, {p99_s(during_s) * 1e3:.1f} ms of {len(during_s)} during loads",
+                f"come and go; others' p99 {p99_s(hot_s) * 1e3:.1f} ms where all fit, {p99_s(between_s) * 1e3:.1f} ms "
+                f"of {len(between_s)} between loads, {p99_s(during_s) * 1e3:.1f} ms of {len(during_s)} during loads",
             )
             print(f"{loads(service) - before:.0f} loads in {seconds} s, {crowd.most_bytes / MB:.0f} MB at most")
             # All in turn, so often that no memory could do it: refused, and no more loads than before.
@@ -298,8 +297,9 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
             assert crowd.most_bytes <= fit * MODEL
             if seconds > 60:  # A short one measures what else the machine does.
                 assert crowd.outcomes["OK"] > 10 * seconds
-                assert among_others_s <= 1.3 * beside_s
-                assert p99_s(during_s) <= 1.5 * p99_s(others_before_s)
+                assert among_others_s <= 1.3 * idle_s
+                # Against the same requests: a model that is asked for rarely is slower than one that always computes.
+                assert p99_s(during_s) <= 1.5 * p99_s(between_s)
 
 
 async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, models):

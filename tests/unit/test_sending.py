@@ -136,5 +136,5 @@ def test_hot_answers_go_to_tls_in_pieces():
     protocol = object.__new__(hot.HotProtocol)
     protocol._transport = Wire()
     protocol._general = type("General", (), {"flow": Flow(), "encrypted": True})()
-    asyncio.run(protocol._send(None, b"head", bytes(200_000)))
+    asyncio.run(protocol._send_pieces(b"head", bytes(200_000)))
     assert sent == [4, 65536, 65536, 65536, 200_000 - 3 * 65536]

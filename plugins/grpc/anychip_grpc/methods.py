@@ -92,7 +92,7 @@ class Methods:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
         call = GrpcInferCall(context, request)
         response = await self._ingress.answer(call)
-        trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings.header())]
+        trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
         context.call.set_trailing_metadata(trailing)
