@@ -246,7 +246,7 @@ class ModelState(Enum):
     @property
     def accepts_requests(self) -> bool:
         """Whether a request can be answered, now or after a wait."""
-        return self is ModelState.STARTING or self.is_ready
+        return self is ModelState.READY or self in (ModelState.STARTING, ModelState.ON_DEMAND)
 
     @property
     def is_ready(self) -> bool:

@@ -58,6 +58,7 @@ _HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
 _CLOSE = (b"connection", b"close")
 _READ_BYTES = 256 * 1024
+_NOTHING_READ = memoryview(b"")
 _SCRATCH = memoryview(bytearray(_READ_BYTES))
 """Receives what is not yet known to be a body. One for all connections: it is read at once, within the same call."""
 
@@ -86,7 +87,7 @@ class HotRequest(HttpRequest):
         self.keep_alive = keep_alive
         self.missing = length - len(begun)
         self._buffer: Body = begun
-        self._view = memoryview(b"")
+        self._view = _NOTHING_READ
         self._size = len(begun)
         self._reader: tuple[Lease, interrupted_at] | None = None
         self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
@@ -130,7 +131,7 @@ class HotRequest(HttpRequest):
 
     def end(self) -> None:
         """Let go of what has come of the body: it is not read any more."""
-        self._buffer, self._view = b"", memoryview(b"")
+        self._buffer, self._view = b"", _NOTHING_READ
         self._arrived = self._reader = None
 
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
@@ -311,7 +312,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         try:
             with context:
                 scope["anychip"] = context
-                context.route = route
+                context.route, context.task = route, request.task
                 try:
                     context.admit(self.ingress.access, "infer", self.bind)
                     content = await handler(self.ingress, request, *names)

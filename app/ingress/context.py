@@ -54,7 +54,8 @@ class RequestContext:
     `started_s`: `time.monotonic()` at its first byte; `address`: where it came from; `caller`: set once it has been
     admitted; `model`: once it is known to exist; `route`: the path with names for its parts; `status`: HTTP's, once an
     answer begins, 0 where none does; `code`: "OK" or an error's; `traceparent`: what goes on from here; `subject` and
-    `weights_sha256`: what the audit says of it; `unsent`: what a large answer holds.
+    `weights_sha256`: what the audit says of it; `unsent`: what a large answer holds; `task`: answers it, where that is
+    known.
     """
 
     __slots__ = (
@@ -71,6 +72,7 @@ class RequestContext:
         "started_s",
         "status",
         "subject",
+        "task",
         "traceparent",
         "unsent",
         "weights_sha256",
@@ -98,6 +100,7 @@ class RequestContext:
         self.traceparent = b""
         self.subject: Mapping[str, str] = _NOTHING
         self.unsent: Lease | None = None
+        self.task: asyncio.Task[None] | None = None
         self._need: Need = "open"
         tracing = link.tracing
         if tracing or traceparent:

@@ -95,8 +95,8 @@ class Ingress:
     def made_by(self, computed_by: ComputedBy) -> dict[str, str | bool]:
         """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
         weights, device, engine, precision = computed_by
-        made_by: dict[str, str | bool] = {"weights": weights, "device": device}
-        made_by |= {"engine": engine, "precision": precision}
+        made_by: dict[str, str | bool]
+        made_by = {"weights": weights, "device": device, "engine": engine, "precision": precision}
         if self.link.simulated:
             made_by["simulated"] = True
         return made_by
@@ -118,7 +118,7 @@ class Ingress:
 
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
-        with Ending(self._under_way) as ending:
+        with Ending(self._under_way, call.context.task) as ending:
             context, recorder = call.context, call.context.recorder
             call.version = call.version or self.link.version(call.model)
             served = signatures.find(self.link, call.model, call.version)

@@ -124,8 +124,8 @@ class Ending(Interruption):
 
     __slots__ = ("_under_way",)
 
-    def __init__(self, under_way: set[Ending]) -> None:
-        super().__init__()
+    def __init__(self, under_way: set[Ending], task: asyncio.Task[Any] | None = None) -> None:
+        super().__init__(task)
         self._under_way = under_way
 
     def __enter__(self) -> Ending:

@@ -35,13 +35,13 @@ class Replies:
     def submit(self, room: Room, content: Content, options: Options | TensorOptions, position: int) -> list[Token]:
         """Have items computed; each of the futures is to be awaited. It gets a result, or a ServiceError."""
         items = len(content.regions) if isinstance(content, Regions) else 1
-        tokens, futures = [], []
+        tokens, submitted = [], []
         for token in islice(self._tokens, items):
             future = self._futures[token] = self._loop.create_future()
             tokens.append(token)
-            futures.append(future)
+            submitted.append((token, future))
         self._link.submit(room, tokens, content, options, position)
-        return [*zip(tokens, futures, strict=True)]
+        return submitted
 
     def cancel(self, token: int) -> None:
         """The item is wanted no longer: it leaves its queue at once."""
@@ -93,10 +93,10 @@ class Items(Generic[T]):
         computed_s = time.monotonic()
         is_answered = False
         try:
-            self._check_deadline()
+            self._check_deadline(computed_s)
             answer = await self.answer(result)
             if self.has_answers:
-                self._check_deadline()
+                self._check_deadline(time.monotonic())
             is_answered = True
         except asyncio.CancelledError:
             if recorder.abandoned:
@@ -122,9 +122,9 @@ class Items(Generic[T]):
         recorder.image(served.metrics, served.statistics, seconds, terms.deadline_s - now_s)
         return answer
 
-    def _check_deadline(self) -> None:
+    def _check_deadline(self, now_s: float) -> None:
         """Raises DEADLINE_EXCEEDED when it has passed."""
-        if time.monotonic() >= self.room.terms.deadline_s:
+        if now_s >= self.room.terms.deadline_s:
             self.room.served.metrics.expired["postprocess"].inc()
             raise too_late()
 
