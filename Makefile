@@ -20,6 +20,7 @@ SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 :
 PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
 NO_TESTS := 5
 UNIT := tests/unit plugins/ascend/tests plugins/compat/tests plugins/grpc/tests plugins/tools/tests
+OTHERS := tests --ignore=tests/unit
 PATHS = $(filter tests/% plugins/%,$(ARGS))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,9 +60,9 @@ ELSEWHERE := not soak and not deploy and not interop
 test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
 	@$(PHASES) \
 	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" $(UNIT) $(ARGS) &&) \
-	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS) && \
-	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS) && \
-	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,$(UNIT:%=--ignore=%)) $(ARGS); \
+	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
+	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
+	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS); \
 	exit $$status
 
 test-interop: $(VENV)/.developer  ## with vendors' packages, other people's exporters, clients, compilers, a browser, Prometheus

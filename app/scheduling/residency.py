@@ -115,9 +115,14 @@ class Residency:
         return (), None
 
     def loaded(self, name: str, now: float, memory_bytes: int, load_s: float) -> None:
-        """A load is done, and this is what it took."""
+        """A load is done, and this is what it took.
+
+        What is told above the budget counts as all of it: a CPU's figure has noise, and a model that was there comes
+        again.
+        """
         tenant = self.tenants[name]
-        tenant.place, tenant.since_s, tenant.memory_bytes, tenant.load_s = Place.RESIDENT, now, memory_bytes, load_s
+        tenant.place, tenant.since_s, tenant.load_s = Place.RESIDENT, now, load_s
+        tenant.memory_bytes = min(memory_bytes, self.budget_bytes)
 
     def failed(self, name: str, now: float) -> None:
         """A load failed, or took more memory than there was; it is not tried again at once."""

@@ -115,6 +115,16 @@ def test_what_takes_more_than_it_did_makes_others_go():
     assert policy.next(2.0, lambda name: name == "m1") == (["m0"], None)
 
 
+def test_one_that_is_told_to_take_more_than_there_is_comes_again():
+    policy = rig(500, 200, 400)
+    asked(policy, "m1", 0.0)
+    policy.loaded("m1", 1.0, 550 * MB, 1.0)  # A process had more just then.
+    assert asked(policy, "m0", 100.0)[1] == ["m0"]
+    expected_s, loaded = asked(policy, "m1", 200.0)
+    assert expected_s < math.inf
+    assert loaded == ["m1"]
+
+
 def test_who_left_before_a_load_began_causes_none():
     policy = rig(300, 200, 200)
     asked(policy, "m0", 0.0)

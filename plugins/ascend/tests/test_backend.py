@@ -48,7 +48,8 @@ def test_its_engines_are_those_of_its_rows() -> None:
     assert [type(each) for each in engines_of(BY_PYACL, "auto", Brightness(), 1, kinds)] == [OmEngine]
 
 
-def test_torch_npu_is_told_its_switches() -> None:
+def test_torch_npu_is_told_its_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "installed", lambda package: package == "torch_npu")
     told: dict[str, Any] = {}
     module = SimpleNamespace(
         set_compile_mode=lambda **mode: told.update(mode),
