@@ -246,12 +246,12 @@ class ModelState(Enum):
     @property
     def accepts_requests(self) -> bool:
         """Whether a request can be answered, now or after a wait."""
-        return self is ModelState.READY or self in (ModelState.STARTING, ModelState.ON_DEMAND)
+        return self.is_ready or self is ModelState.STARTING
 
     @property
     def is_ready(self) -> bool:
         """Whether the model answers when it is asked, at once or once it is loaded."""
-        return self in (ModelState.READY, ModelState.ON_DEMAND)
+        return self is ModelState.READY or self is ModelState.ON_DEMAND
 
 
 class Administration(ABC):

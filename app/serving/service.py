@@ -78,8 +78,8 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         for entry in entry_points(group=CLIENT_GROUP):
-            if entry.name in split(settings.compat) and hasattr(entry.load(), "collector"):
-                self.metrics.registry.register(entry.load().collector(self.metrics))
+            if entry.name in split(settings.compat) and (collector := getattr(entry.load(), "collector", None)):
+                self.metrics.registry.register(collector(self.metrics))
         self.metrics.ready.set_function(lambda: not self.administration.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
         pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []

@@ -3,7 +3,7 @@
     items ─► arrays as the program takes them ─► Program.start ─► arrays ─► what the network answers
 
 Owns: the way of a network's items into a program and back. Must not know any vendor's runtime: that is the one file of
-an engine (backends.engines.om).
+an engine (anychip_ascend.om).
 """
 
 from __future__ import annotations
