@@ -95,6 +95,23 @@ def release_free_memory() -> None:
             trim(0)
 
 
+def return_large_blocks(least_bytes: int) -> None:
+    """From now on the C library gives this process's blocks of at least so many bytes back as soon as they are freed.
+
+    By itself glibc learns from what is freed that such blocks are wanted again (mallopt(3), "dynamic mmap threshold"),
+    and up to 64 MiB of them stay at the end of the memory of every thread, which even `malloc_trim` leaves alone.
+    Nothing where it cannot be told so (only glibc can).
+    """
+    if sys.platform == "linux":
+        tell = getattr(ctypes.CDLL(None), "mallopt", None)
+        if tell is not None:
+            tell(_M_MMAP_THRESHOLD, least_bytes)
+            tell(_M_TRIM_THRESHOLD, least_bytes)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # In malloc.h.
+
+
 def cpu_name(root: Path = _ROOT) -> str:
     """The processor's own name, else its architecture."""
     arm = _ARM_PARTS.get((_cpu_field("CPU implementer", root), _cpu_field("CPU part", root)), "")

@@ -14,11 +14,13 @@ import gc
 from collections.abc import Callable
 
 from app.ingress.budget import Budget
-from backends.host import release_free_memory
+from backends.host import release_free_memory, return_large_blocks
 
 _WORTH_BYTES = 16 << 20
 """Held in bodies, one after the other, until it is worth while."""
 _QUIET_S = 1.0
+_LARGE_BYTES = 4 << 20
+"""Bodies and answers of this size go back at once: the pages of a new one cost less than it takes to fill them."""
 
 
 def _release() -> None:
@@ -35,6 +37,7 @@ class Trim:
         self._timer: asyncio.TimerHandle | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._released_at_bytes = 0
+        return_large_blocks(_LARGE_BYTES)
         bodies.on_empty = self._emptied
 
     async def close(self) -> None:

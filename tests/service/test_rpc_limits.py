@@ -99,7 +99,7 @@ def test_answers_for_which_a_client_has_no_room_stay_within_the_budget_and_end(s
                 readers.append(Http2Client(port, silent.ATTACKER, window=0))
                 readers[-1].ask(f"/{SERVICE}/ModelInfer", image_request(GREY).SerializeToString())
             heads = [reader.begun(1) for reader in readers]
-            assert process.memory_info().rss - before < (BUDGET_MIB + 100) * MIB
+            assert process.memory_info().rss - before < BUDGET_MIB * MIB
             assert infer(channel, image_request(GREY)).outputs
             held = [reader for reader, (began, _) in zip(readers, heads, strict=True) if began]
             assert 0 < len(held) < READERS
@@ -109,7 +109,7 @@ def test_answers_for_which_a_client_has_no_room_stay_within_the_budget_and_end(s
         finally:
             for reader in readers:
                 reader.close()
-        asyncio.run(until(lambda: process.memory_info().rss - before < 100 * MIB))
+        asyncio.run(until(lambda: process.memory_info().rss - before < 16 * MIB))
 
 
 def test_a_client_of_both_transports_has_one_share(serve, port, channel):
