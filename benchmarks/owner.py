@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from app.config import Settings
 from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS
@@ -112,7 +113,7 @@ def main() -> None:
     given = parser.parse_args()
     for size in map(int, given.sizes.split(",")):
         profile = cProfile.Profile() if given.profile else None
-        found = asyncio.run(measure(size, given.seconds, given.rounds, profile))
+        found = uvloop.run(measure(size, given.seconds, given.rounds, profile))
         rounds = ", ".join(f"{each:.1f}" for each in sorted(found["micros"]))
         print(
             f"batches of {size} (mean {found['mean_batch']:.1f}): {statistics.median(found['micros']):.1f} us an image "

@@ -352,7 +352,7 @@ class WorkerProcess:
             messages = self._channel.receive()
             for data in messages:
                 message = from_worker(data)
-                if not isinstance(message, Done | Failed):
+                if not isinstance(message, (Done, Failed)):
                     self._count(len(data))
                 self._handle(message)
         except (EOFError, ConnectionError):
@@ -413,8 +413,7 @@ class WorkerProcess:
         if done.overflow_bytes:
             assert self._channel is not None
             overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
-        places = [self._arena.result(run.model, slot) for slot in run.slots]
-        return read_results(done.results, places, overflow)
+        return read_results(done.results, self._arena.results(run.model), run.slots, overflow)
 
     def _close(self, reason: str) -> None:
         if not self._closed.done():

@@ -144,7 +144,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
             break
         (length,) = unpack_from(">H", view, at + 2)
         if marker == 0xE1 and not orientation and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = _orientation(view[at + 10 : at + 2 + length])
+            orientation = exif_orientation(view[at + 10 : at + 2 + length])
         at += 2 + length
     raise InvalidImageError("the JPEG has no frame header before its image data")
 
@@ -158,7 +158,7 @@ def _read_png(view: memoryview) -> _Stored:
     for _ in range(_MAX_SEGMENTS):
         length, kind = unpack_from(">I4s", view, at)
         if kind == b"eXIf":
-            return width, height, _orientation(view[at + 8 : at + 8 + length])
+            return width, height, exif_orientation(view[at + 8 : at + 8 + length])
         if kind in {b"IDAT", b"IEND"}:
             break
         at += 12 + length
@@ -192,7 +192,7 @@ def _webp_orientation(view: memoryview) -> int:
         kind, size = unpack_from("<4sI", view, at)
         if kind == b"EXIF":
             exif = view[at + 8 : at + 8 + size]
-            return _orientation(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
+            return exif_orientation(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
         at += 8 + size + size % 2
     return 1
 
@@ -233,7 +233,7 @@ def _read_gif(view: memoryview) -> _Stored:
     raise InvalidImageError("the GIF has no frame")
 
 
-def _orientation(exif: memoryview) -> int:
+def exif_orientation(exif: memoryview) -> int:
     """The orientation tag of EXIF data (a TIFF directory), 1 when it is absent or makes no sense."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
     if order is None:

@@ -1,30 +1,33 @@
 """JPEG files that a device may decode, and how such a file lies in a slot in place of pixels.
 
-    slot: │ size, width, height, orientation │ the file, as it came │
+    slot: │ size, width, height, where the first scan begins, orientation │ the file, as it came │
 
-Owns: which files these are, and the layout. Must not know devices. What is looked at here is what a decoder process may
-see of a file; the reader of a slot gets bytes that were never decoded, and a size that they may contradict.
+Owns: which files these are, and the layout. Must not know devices. The event loop reads what stands before the first
+scan, which is what a decoder process may see of a file. What follows is looked through by the reader of the slot, which
+is another process: it takes as long as the file is large. That reader gets bytes that were never decoded, and figures
+that they may contradict.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from struct import unpack_from
 
 import numpy as np
 import numpy.typing as npt
 
-from app.images.header import Header, InvalidImageError
+from app.images.header import Header, InvalidImageError, exif_orientation
 
 MOST_PIXELS = 1920 * 1088
 """Of an image that a device decodes: in full, whatever the network sees of it. Up to here it was measured."""
 _MOST_SCANS = 16
 """Progressive files have about ten, and a device passes over every pixel for each, while others wait for it."""
 _MAX_SEGMENTS = 200
-_HEAD = struct.Struct("<IIIB3x")
-_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
-_FRAMES = [0xC0, 0xC1, 0xC2]
+_HEAD = struct.Struct("<IIIIB3x")
+_SEGMENT = struct.Struct(">BBH")
+_FRAME = struct.Struct(">BHHB")
+_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE, _EXIF = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE, 0xE1
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
 """Tables, restart interval, comment, applications' own."""
 
@@ -33,65 +36,81 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class PassedFile:
-    """A file that lay in a slot. `header`: what the decoder that passed it has read of it."""
+    """A file that lay in a slot. `header`: what who passed it has read of it."""
 
     header: Header
     data: Bytes
 
 
-def may_pass(data: memoryview, header: Header, room_bytes: int) -> bool:
-    """Whether a file fits into a slot of so many bytes, and is of the kind that every device's decoder takes: baseline
-    or progressive, 8 bits, grey or YCbCr, one frame, and with an end. All others are decoded on the host.
+def plain_header(view: memoryview, room_bytes: int) -> tuple[Header, int] | None:
+    """The header of a file that fits into a slot of so many bytes and is, as far as its first scan, of the kind that
+    every device's decoder takes: baseline or progressive, 8 bits, grey or YCbCr, one frame; and where that scan begins.
+    None of another one, which is decoded on the host.
     """
-    if header.format != "JPEG" or _HEAD.size + len(data) > room_bytes or header.width * header.height > MOST_PIXELS:
-        return False
+    if _HEAD.size + len(view) > room_bytes or bytes(view[:2]) != b"\xff\xd8":
+        return None
     try:
-        first_scan = _scan_of_plain(data)
+        width, height, orientation, first_scan = _plain(view)
     except (struct.error, IndexError):
-        return False
-    if not first_scan:
-        return False
-    rest = np.frombuffer(data, np.uint8, offset=first_scan)
-    markers = np.bincount(rest[1:][rest[:-1] == 0xFF], minlength=256)
-    # A second frame would be another image, of whatever size. Within a scan no such pair of bytes occurs.
-    return bool(markers[_SCAN] <= _MOST_SCANS and markers[_END] and not markers[_FRAMES].any())
+        return None
+    if not 0 < width * height <= MOST_PIXELS:
+        return None
+    if orientation >= 5:
+        width, height = height, width
+    return Header("JPEG", width, height, orientation), first_scan
 
 
-def _scan_of_plain(view: memoryview) -> int:
-    """Where the first scan begins; 0 for a file that is not as most are."""
-    at, frame, is_ycbcr = 2, False, True
+def _plain(view: memoryview) -> tuple[int, int, int, int]:
+    """Width, height, orientation, and where the first scan begins; no pixels for a file that is not as most are."""
+    at, width, height, orientation, is_ycbcr = 2, 0, 0, 0, True
     for _ in range(_MAX_SEGMENTS):
-        if view[at] != 0xFF:
-            return 0
-        marker = view[at + 1]
-        (length,) = unpack_from(">H", view, at + 2)
+        mark, marker, length = _SEGMENT.unpack_from(view, at)
+        if mark != 0xFF:
+            break
         if marker == _SCAN:
-            return at if frame else 0
+            return width, height, orientation or 1, at
         if marker in (_BASELINE, _PROGRESSIVE):
-            precision, components = view[at + 4], view[at + 9]
+            precision, rows, columns, components = _FRAME.unpack_from(view, at + 4)
             identifiers = bytes(view[at + 10 : at + 10 + 3 * components : 3])
-            if frame or precision != 8 or not (components == 1 or (identifiers == b"\1\2\3" and is_ycbcr)):
-                return 0
-            frame = True
+            if width or precision != 8 or not (components == 1 or (identifiers == b"\1\2\3" and is_ycbcr)):
+                break
+            width, height = columns, rows
         elif marker not in _PLAIN:
-            return 0
+            break
+        elif marker == _EXIF:
+            # Of a tag behind the frame a decoder knows nothing.
+            if not (orientation or width) and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
+                orientation = exif_orientation(view[at + 10 : at + 2 + length])
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
             is_ycbcr = view[at + 15] == 1
-            if frame and not is_ycbcr:
-                return 0
+            if width and not is_ycbcr:
+                break
         at += 2 + length
-    return 0
+    return 0, 0, 0, 0
 
 
-def write_file(slot: Bytes, data: memoryview, header: Header) -> None:
-    """Put a file that `may_pass` into a slot."""
-    _HEAD.pack_into(slot.data, 0, len(data), header.width, header.height, header.orientation)
+def write_file(slot: Bytes, data: memoryview, header: Header, first_scan: int) -> None:
+    """Put a file, as `plain_header` has read it, into a slot."""
+    _HEAD.pack_into(slot.data, 0, len(data), header.width, header.height, first_scan, header.orientation)
     slot[_HEAD.size : _HEAD.size + len(data)] = np.frombuffer(data, np.uint8)
 
 
 def read_file(slot: Bytes) -> PassedFile:
-    """A copy of the file in a slot: who may write to the slot may do so at any time. Raises InvalidImageError."""
-    size, width, height, orientation = _HEAD.unpack_from(slot.data, 0)
+    """A copy of the file in a slot: who may write to the slot may do so at any time.
+
+    Raises InvalidImageError where there is none, and for one that is not as most are behind the first scan's beginning:
+    with a second frame, without an end, of very many scans.
+    """
+    size, width, height, first_scan, orientation = _HEAD.unpack_from(slot.data, 0)
     if not 0 < size <= len(slot) - _HEAD.size or not 0 < width * height <= MOST_PIXELS or not 1 <= orientation <= 8:
         raise InvalidImageError("the slot holds no file")
-    return PassedFile(Header("JPEG", width, height, orientation), slot[_HEAD.size : _HEAD.size + size].copy())
+    data = slot[_HEAD.size : _HEAD.size + size].copy()
+    # What is marked: within a scan a byte of 0xFF is followed by 0, which is no mark.
+    rest = data[first_scan:]
+    is_marked = rest[:-1] == 0xFF
+    is_marked &= rest[1:] != 0
+    marks = rest[1:].compress(is_marked).tobytes()
+    # A second frame would be another image, of whatever size.
+    if marks.count(_SCAN) > _MOST_SCANS or _END not in marks or not _FRAMES.isdisjoint(marks):
+        raise InvalidImageError("the file is not as most are")
+    return PassedFile(Header("JPEG", width, height, orientation), data)

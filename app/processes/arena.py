@@ -102,6 +102,13 @@ class Arena:
         start = layout.result_offset_bytes + index * RESULT_BYTES
         return self._memory(self._count + layout.memory)[start : start + RESULT_BYTES]
 
+    def results(self, pool: int) -> npt.NDArray[np.uint8]:
+        """The places for results of all slots of a pool: uint8 [count, RESULT_BYTES]."""
+        layout = self.pools[pool]
+        start = layout.result_offset_bytes
+        memory = self._memory(self._count + layout.memory)
+        return memory[start : start + layout.count * RESULT_BYTES].reshape(layout.count, RESULT_BYTES)
+
     def _layout(self, pool: int, index: int) -> Pool:
         layout = self.pools[pool]
         if not 0 <= index < layout.count:

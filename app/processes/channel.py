@@ -46,6 +46,7 @@ class Channel:
         end.setblocking(False)
         self._socket = end
         self._received = bytearray()
+        self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._descriptors: deque[int] = deque()  # Received, and not yet taken.
         self._waiting: deque[tuple[memoryview, list[int]]] = deque()
         self._waiting_bytes = 0
@@ -106,7 +107,9 @@ class Channel:
         Raises EOFError at the end, ConnectionError, ChannelError.
         """
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            size, ancillary, flags, _ = self._socket.recvmsg_into(
+                (self._chunk,), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return []
         for level, kind, content in ancillary:
@@ -114,13 +117,13 @@ class Channel:
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
         if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ChannelError("too many descriptors came")
-        if not data:
+        if not size:
             raise EOFError
-        if not self._received and len(data) >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(data)
-            if len(data) == _HEADER.size + length:  # What nearly every message does.
-                return [data[_HEADER.size :]]
-        self._received += data
+        if not self._received and size >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._chunk)
+            if size == _HEADER.size + length:  # What nearly every message does.
+                return [bytes(self._chunk[_HEADER.size : size])]
+        self._received += self._chunk[:size]
         messages = []
         start = 0
         while len(self._received) - start >= _HEADER.size:

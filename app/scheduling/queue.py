@@ -45,7 +45,7 @@ class Checked(NamedTuple):
 
     def stands(self, model: str, deadline_s: float, priority: int, now: float) -> bool:
         """Whether that check is still valid: its body had arrived already, so that no time passed (1 ms)."""
-        same = (model, deadline_s, priority) == (self.model, self.deadline_s, self.priority)
+        same = deadline_s == self.deadline_s and priority == self.priority and model == self.model
         return same and now < self.at_s + _STANDS_S
 
 
@@ -198,7 +198,10 @@ class Queue(Generic[T]):
 
     def ahead_of(self, priority: int) -> int:
         """Images waiting or reserved that go before new ones of this priority."""
-        return sum([images for other, images in self.ahead.items() if other >= priority]) if self.ahead else 0
+        if len(self.ahead) == 1:  # Most have the same.
+            [(other, images)] = self.ahead.items()
+            return images if other >= priority else 0
+        return sum([images for other, images in self.ahead.items() if other >= priority])
 
     def begin(self, reservation: Reservation) -> None:
         """Keep room for its images; count a request of its client, and how many of that client's it is behind."""

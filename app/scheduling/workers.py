@@ -166,13 +166,25 @@ def expected_s(
             if images > 1:
                 all_s = last_s([WorkerTimeline(latencies, 0.0, 1, now) for latencies in idle], images, images)
             return all_s, max(0.0, all_s - own_s) + min([latencies.least_s for latencies in idle])
-    by_queue_s = _next_s(queue, workers, ahead + images, now)
-    if by_queue_s is None:
-        timelines = [
-            WorkerTimeline(latencies, worker.wait_s(now), worker.sharing(model), now) for worker, latencies in workers
-        ]
-        by_queue_s = last_s(timelines, ahead + images, round(queue.usual))
+    if len(workers) == 1:
+        [(worker, latencies)] = workers
+        full = latencies.ceiling(now)
+        batches, rest = divmod(ahead + images - 1, full)  # Full ones go first; the last image is in the one after them.
+        by_queue_s = worker.wait_s(now) + latencies.best_s(max(rest + 1, round(queue.usual)), now)
+        if batches:
+            by_queue_s += batches * latencies.of(full) * worker.sharing(model)
+    else:
+        first_s = _next_s(queue, workers, ahead + images, now)
+        by_queue_s = _last_s(queue, workers, model, ahead + images, now) if first_s is None else first_s
     return by_queue_s, by_queue_s + queue.lateness_of(priority).seconds
+
+
+def _last_s(queue: Queue[T], workers: Serving[T], model: str, images: int, now: float) -> float:
+    """Seconds until the last of `images` is done by several workers that take turns."""
+    timelines = [
+        WorkerTimeline(latencies, worker.wait_s(now), worker.sharing(model), now) for worker, latencies in workers
+    ]
+    return last_s(timelines, images, round(queue.usual))
 
 
 def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> float | None:

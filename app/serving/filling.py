@@ -20,8 +20,8 @@ from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
 from app.fleet.submission import NOWHERE, ModelPool, Submission
-from app.images.header import ImageError, check_pixels, read_header
-from app.images.passing import may_pass, write_file
+from app.images.header import ImageError
+from app.images.passing import plain_header, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured
 from app.processes.arena import Arena
 from app.scheduling.queue import ItemStatus
@@ -96,15 +96,16 @@ class Filling:
         model, slot = item.pool.model, self._arena.slot(item.pool.index, item.slot)
         assert isinstance(model, PixelModel)
         data = memoryview(image)
-        try:
-            header = read_header(data)
-            check_pixels(header, self._max_image_pixels)
-        except ImageError:
+        plain = plain_header(data, len(slot))
+        if plain is None:
             return False
+        header, first_scan = plain
         size = header.width, header.height
-        if model.geometry(*size) is None or model.decode_size(*size) != size or not may_pass(data, header, len(slot)):
+        if size[0] * size[1] > self._max_image_pixels:
             return False
-        write_file(slot, data, header)
+        if model.geometry(*size) is None or model.decode_size(*size) != size:
+            return False
+        write_file(slot, data, header, first_scan)
         rank_s = self._rank_s(item.terms, item.position)
         item.refill = lambda item: self._decode(item, image, Kind.ENCODED, rank_s=rank_s)
         self._filled(item, model.placement(*size))

@@ -45,8 +45,9 @@ class Submissions(Link):
         )
         self.refusing = False
         """The service is about to stop, and takes no requests any more."""
-        self._under_way: dict[int, Submission] = {}
+        self.under_way: dict[int, Submission] = {}
         """What has no reply yet, by its token."""
+        self.deadlines = _Deadlines(self)
 
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
         self._on_reply = on_reply
@@ -77,7 +78,7 @@ class Submissions(Link):
             checked = None
         if checked is None:  # Else it was asked a moment ago; and an item whose model is gone by then is refused.
             self._fleet.refuse_unless_served(name)
-        self._fleet.residents.ask(name, terms.deadline_s)
+            self._fleet.residents.ask(name, terms.deadline_s)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
         room = _OwnRoom(self, self._fleet.models[name], terms, count)
@@ -98,12 +99,12 @@ class Submissions(Link):
         for place, token in enumerate(tokens, position):
             item = Submission(room, place, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
             items.append(item)
-            self._under_way[token] = item
+            self.under_way[token] = item
         room.tokens += tokens
         self._filling.fill(items, content)
 
     def cancel(self, token: int) -> None:  # noqa: D102
-        item = self._under_way.get(token)
+        item = self.under_way.get(token)
         if item is not None:
             counts = item.pool.metrics.cancelled if item.terms.recorder.abandoned else None
             self._withdraw(item, ServiceError("INTERNAL", "the request was cancelled"), counts)
@@ -111,7 +112,7 @@ class Submissions(Link):
     def expire(self, tokens: Sequence[int]) -> None:
         """The deadline of these items has passed: those that have no reply get it now."""
         for token in tokens:
-            if (item := self._under_way.get(token)) is not None:
+            if (item := self.under_way.get(token)) is not None:
                 error = self._fleet.residents.late(item.pool.model.name) or too_late()
                 self._withdraw(item, error, item.pool.metrics.expired)
 
@@ -146,7 +147,7 @@ class Submissions(Link):
             self._fleet.dispatcher.enqueue(item)
 
     def _ended(self, item: Submission, reply: Reply) -> None:
-        del self._under_way[item.token]
+        del self.under_way[item.token]
         trace = item.terms.recorder.trace
         if trace is not None and isinstance(reply, ServiceError):
             begun = [("decode", item.begun_s), ("queue", item.queued_s)]
@@ -164,24 +165,60 @@ class Submissions(Link):
 
 
 class _OwnRoom(Room, Reservation):
-    """A room as the scheduler knows it; one timer ends all of its items at their deadline."""
+    """A room as the scheduler knows it."""
 
     def __init__(self, submissions: Submissions, pool: ModelPool, terms: Terms, count: int) -> None:
-        Room.__init__(self, pool, terms)
         Reservation.__init__(self, pool.model.name, count, terms.priority, terms.deadline_s, terms.client)
-        self.pool, self.tokens = pool, list[int]()
+        self.served = self.pool = pool
+        self.terms, self.tokens = terms, list[int]()
         self._submissions = submissions
 
     def begun(self, now_s: float) -> _OwnRoom:
         """The same, let in."""
         self.pool.images += self.images
-        seconds = self.deadline_s - now_s
-        self._timer = self._submissions.loop.call_later(seconds, self._submissions.expire, self.tokens)
+        self._submissions.deadlines.add(self, now_s)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+        submissions = self._submissions
+        submissions.deadlines.discard(self)
         for token in self.tokens:
-            self._submissions.cancel(token)
+            if token in submissions.under_way:
+                submissions.cancel(token)
         self.pool.answered(self.images)
-        self._submissions.release(self)
+        submissions.release(self)
+
+
+class _Deadlines:
+    """Ends the items of rooms at their deadlines: with one timer for all that have theirs in the same milliseconds."""
+
+    def __init__(self, submissions: Submissions) -> None:
+        self._submissions = submissions
+        self._due: dict[int, tuple[asyncio.TimerHandle, set[_OwnRoom]]] = {}  # By the tick at whose end they are due.
+
+    def add(self, room: _OwnRoom, now_s: float) -> None:
+        """A room that is let in."""
+        tick = int(room.deadline_s / _TICK_S)
+        due = self._due.get(tick)
+        if due is None:
+            timer = self._submissions.loop.call_later((tick + 1) * _TICK_S - now_s, self._expire, tick)
+            due = self._due[tick] = timer, set()
+        due[1].add(room)
+
+    def discard(self, room: _OwnRoom) -> None:
+        """A room that is given back."""
+        tick = int(room.deadline_s / _TICK_S)
+        due = self._due.get(tick)
+        if due is not None:
+            timer, rooms = due
+            rooms.discard(room)
+            if not rooms:
+                timer.cancel()
+                del self._due[tick]
+
+    def _expire(self, tick: int) -> None:
+        for room in self._due.pop(tick)[1]:
+            self._submissions.expire(room.tokens)
+
+
+_TICK_S = 0.004

@@ -74,16 +74,32 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
     return tuple(layouts), overflow_bytes, descriptor
 
 
-def read_results(layouts: Sequence[Layout], places: Iterable[Bytes], overflow: Bytes | None) -> list[Arrays]:
-    """What was written. Arrays from places are copies, those from `overflow` are views. Raises ResultError."""
+def read_results(
+    layouts: Sequence[Layout], places: Bytes, slots: Sequence[int], overflow: Bytes | None
+) -> list[Arrays]:
+    """What was written to the places (uint8 [place, bytes]) of these slots.
+
+    Arrays from places are copies, which those of a batch may share; those from `overflow` are views. Raises
+    ResultError.
+    """
+    if len(layouts) != len(slots):
+        raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
+    first = layouts[0]
+    if first is not None and layouts.count(first) == len(layouts):  # As mostly: all at once.
+        parts, size = _plan(first)
+        if size <= places.shape[1]:
+            lie = places[list(slots), : _aligned(size)]
+            arrays = [lie[:, at:end].view(dtype).reshape(len(slots), *shape) for dtype, shape, at, end in parts]
+            return [tuple([array[item, ...] for array in arrays]) for item in range(len(slots))]
     results: list[Arrays] = []
     start = 0
-    for layout, place in zip(layouts, places, strict=True):
+    for layout, slot in zip(layouts, slots, strict=True):
         if layout is None:
             results.append(None)
             continue
         parts, size = _plan(layout)
-        if size <= len(place):
+        if size <= places.shape[1]:
+            place = places[slot]
             results.append(tuple([place[at:end].view(dtype).reshape(shape).copy() for dtype, shape, at, end in parts]))
             continue
         if overflow is None or start + size > len(overflow):

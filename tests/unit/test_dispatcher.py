@@ -61,7 +61,7 @@ async def dispatching(*workers, replicas=("ready",)):
     )
     fleet.replies = Replies(fleet.link)
     yield fleet
-    assert not fleet.link._under_way
+    assert not fleet.link.under_way
     fleet.arena.close()
 
 
@@ -159,6 +159,24 @@ async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes()
         assert free_slots(fleet) == before - 1, "the worker still looks at it"
         hear(fleet, worker, done(run))
         assert free_slots(fleet) == before
+
+
+async def test_requests_of_the_same_milliseconds_share_a_timer_and_the_last_to_go_takes_it_along(monkeypatch):
+    async with dispatching(Worker()) as fleet:
+        deadlines, timers, loop = fleet.link.deadlines, [], asyncio.get_running_loop()
+        call_later = loop.call_later
+        monkeypatch.setattr(loop, "call_later", lambda *call: timers.append(call_later(*call)) or timers[-1])
+        deadline_s = int((time.monotonic() + 60) / 0.004) * 0.004 + 0.001
+        rooms = [
+            fleet.link.reserve(fleet.models["m"], 1, Terms(deadline_s + after_s)) for after_s in (0, 0.001, 0.002, 0.04)
+        ]
+        assert len(timers) == len(deadlines._due) == 2
+        for room in rooms[1:]:
+            room.__exit__()
+        assert [timer.cancelled() for timer in timers] == [False, True]
+        rooms[0].__exit__()
+        assert timers[0].cancelled()
+        assert not deadlines._due
 
 
 async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
@@ -397,7 +415,7 @@ class Host:
 def ask_with_files(fleet, host, images, files, **options):
     """As `ask`; the slots of the images at these positions hold files."""
     tasks = ask(fleet, images, **options)
-    by_slot = {item.slot: item for item in fleet.link._under_way.values()}
+    by_slot = {item.slot: item for item in fleet.link.under_way.values()}
     for position, slot in enumerate(sorted(fleet.models["m"].slots._taken)):
         if position in files:
             by_slot[slot].refill = host.refill(fleet.link)
@@ -406,7 +424,7 @@ def ask_with_files(fleet, host, images, files, **options):
 
 def with_files(fleet):
     """The slots that hold files."""
-    return {item.slot for item in fleet.link._under_way.values() if item.refill is not None}
+    return {item.slot for item in fleet.link.under_way.values() if item.refill is not None}
 
 
 def undone(run, undecoded):

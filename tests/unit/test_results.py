@@ -36,11 +36,11 @@ DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 
 def sent(results, place_bytes=PLACE_BYTES):
     """Through memory and a message, as they travel."""
-    places = [np.zeros(place_bytes, np.uint8) for _ in results]
-    layouts, size, descriptor = write_results(results, places)
+    places, slots = np.zeros((len(results), place_bytes), np.uint8), range(len(results))[::-1]
+    layouts, size, descriptor = write_results(results, [places[slot] for slot in slots])
     done = from_worker(to_server(Done(1, layouts, 0.1, 0, size)))
     overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
-    return read_results(done.results, places, overflow)
+    return read_results(done.results, places, slots, overflow)
 
 
 def same(one, other):
@@ -61,7 +61,10 @@ def arrays(draw):
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.none() | st.lists(arrays(), max_size=4).map(tuple), max_size=6))
+@given(
+    st.lists(st.none() | st.lists(arrays(), max_size=4).map(tuple), min_size=1, max_size=6)
+    | st.lists(arrays(), max_size=4).flatmap(lambda one: st.integers(1, 6).map(lambda count: [tuple(one)] * count))
+)
 def test_what_is_written_is_read(results):
     got = sent(results)
     assert len(got) == len(results)
@@ -69,11 +72,21 @@ def test_what_is_written_is_read(results):
 
 
 def test_arrays_from_places_are_copies():
-    place = np.zeros(PLACE_BYTES, np.uint8)
-    layouts, _, _ = write_results([(np.ones(3, np.float32),)], [place])
-    [(array,)] = read_results(layouts, [place], None)
-    place[:] = 0
-    assert (array == 1).all()
+    places = np.zeros((2, PLACE_BYTES), np.uint8)
+    layouts, _, _ = write_results([(np.ones(3, np.float32),), (np.ones(4, np.float32),)], places)
+    for asked in ((layouts, (0, 1)), (layouts[:1], (0,)), (layouts[:1] * 2, (0, 1))):
+        got = read_results(asked[0], places, asked[1], None)
+        kept = places.copy()
+        places[:] = 0
+        assert all((array == 1).all() for (array,) in got)
+        assert all(array.flags.aligned for (array,) in got)
+        places[:] = kept
+
+
+def test_as_many_results_as_items_are_read_and_no_others():
+    for layouts in ((), (None,), (None, None, None)):
+        with pytest.raises(ResultError):
+            read_results(layouts, np.zeros((2, PLACE_BYTES), np.uint8), (0, 1), None)
 
 
 def test_results_too_large_for_their_place_leave_no_descriptor_behind():
@@ -109,7 +122,7 @@ def test_what_cannot_be_sent_is_refused():
 )
 def test_a_layout_that_makes_no_sense_is_refused(layout):
     with pytest.raises(ResultError):
-        read_results([layout], [np.zeros(PLACE_BYTES, np.uint8)], np.zeros(PLACE_BYTES, np.uint8))
+        read_results([layout], np.zeros((1, PLACE_BYTES), np.uint8), [0], np.zeros(PLACE_BYTES, np.uint8))
 
 
 def test_memory_that_could_shrink_or_is_too_small_is_refused():

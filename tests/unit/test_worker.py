@@ -90,7 +90,7 @@ class Talk:
     def results(self, done, slots, model=0):
         """What Done speaks of."""
         overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
-        return read_results(done.results, [self.arena.result(model, slot) for slot in slots], overflow)
+        return read_results(done.results, self.arena.results(model), slots, overflow)
 
     def fill(self, slot, value, model=0):
         self.arena.slot(model, slot)[:] = value
