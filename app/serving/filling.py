@@ -30,6 +30,9 @@ from models import PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
 
+_MOST_SIZES = 4096
+"""Images come in few sizes: those of cameras."""
+
 Filled = Callable[[Submission, Placement | ServiceError], None]
 """Hears once of each submission where its image lies, or why its slot is not filled. No process writes to the slot."""
 
@@ -46,6 +49,8 @@ class Filling:
         self._arena, self._filled, self._reads_pixels = arena, filled, reads_pixels
         self._decoders = decoders if reads_pixels else None
         self._max_image_pixels = max_image_pixels
+        # By the model's number, with the object that it was for: after a load that is another.
+        self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
     def fill(self, items: Sequence[Submission], content: Content) -> None:
         """Fill the slots of items: of one, or of as many as there are regions."""
@@ -100,16 +105,25 @@ class Filling:
         if plain is None:
             return False
         header, first_scan = plain
-        size = header.width, header.height
-        if size[0] * size[1] > self._max_image_pixels:
-            return False
-        if model.geometry(*size) is None or model.decode_size(*size) != size:
+        placement = self._placement_by_device(item.pool.index, model, (header.width, header.height))
+        if placement is None or header.width * header.height > self._max_image_pixels:
             return False
         write_file(slot, data, header, first_scan)
         rank_s = self._rank_s(item.terms, item.position)
         item.refill = lambda item: self._decode(item, image, Kind.ENCODED, rank_s=rank_s)
-        self._filled(item, model.placement(*size))
+        self._filled(item, placement)
         return True
+
+    def _placement_by_device(self, pool: int, model: PixelModel, size: tuple[int, int]) -> Placement | None:
+        """Where an image of this size lies in the network's input, where the device can do what a decoder would."""
+        of, placements = self._placements.get(pool, (None, {}))
+        if of is not model or len(placements) > _MOST_SIZES:
+            placements = {}
+            self._placements[pool] = model, placements
+        if size not in placements:
+            possible = model.geometry(*size) is not None and model.decode_size(*size) == size
+            placements[size] = model.placement(*size) if possible else None
+        return placements[size]
 
     def _decode(
         self,

@@ -30,6 +30,7 @@ from tests.support.photographs import FILES
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
+PHOTO_SIZE = (lambda header: (header.width, header.height))(read_header(PHOTO))
 ROOM = 1 << 20
 
 
@@ -406,3 +407,15 @@ def test_nvjpeg_is_asked_by_torchvisions_operator(monkeypatch):
         decoder.decode(files + files[:1])
     monkeypatch.setattr(module.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
     assert nvjpeg_decoder("cuda:0") is None
+
+
+def test_a_file_of_a_size_is_placed_as_the_model_of_that_moment_has_it(filling):
+    """What is kept of a size belongs to the object that a load replaces."""
+    other = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
+    object.__setattr__(other, "placement", lambda *_: Placement(1, 1))
+    for model in (RESNET, other, RESNET):
+        filling.pool.model = model
+        for _ in range(2):
+            filling.fill(PHOTO)
+            assert filling.heard == [model.placement(*PHOTO_SIZE)]
+    assert RESNET.placement(*PHOTO_SIZE) != other.placement(*PHOTO_SIZE)
