@@ -30,7 +30,7 @@ from tests.support.photographs import FILES
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
-PHOTO_SIZE = (lambda header: (header.width, header.height))(read_header(PHOTO))
+PHOTO_SIZE = (read_header(PHOTO).width, read_header(PHOTO).height)
 ROOM = 1 << 20
 
 
