@@ -116,6 +116,7 @@ def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_
     assert found["dogs"]["different"] == by_class["star"]["different"]
 
 
+@pytest.mark.paired  # Where others keep the clients from asking, the device rests.
 async def test_a_shadow_stands_back_while_the_device_is_busy(service):
     def computed():
         return sum(
