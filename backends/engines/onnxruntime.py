@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines.compiled import imported
@@ -112,15 +113,15 @@ class OnnxRuntimeEngine(Engine):
 
     def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
         """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
-        calibration = calibration_of(options)
+        calibration, reduced = calibration_of(options), _sums_overflow(host.cpu_flags())
 
         def make() -> bytes:
-            return _quantised(_exported(network, size), calibration())
+            return _quantised(_exported(network, size), calibration(), reduced=reduced)
 
         def save(made: bytes, folder: Path) -> None:
             (folder / "int8.onnx").write_bytes(made)
 
-        parts = self.parts(network, "int8", options)
+        parts = self.parts(network, "int8", options, *(("reduced",) if reduced else ()))
         return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
 
     def version(self, precision: str) -> str:
@@ -212,8 +213,16 @@ def _numpy_type(onnx_type: str) -> type[np.generic]:
     return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
 
 
-def _quantised(exported: bytes, pixels: Pixels) -> bytes:
-    """The file with every convolution and matrix product in int8, ranges as these images show them.
+def _sums_overflow(flags: frozenset[str]) -> bool:
+    """Whether an x86 processor adds two products of int8 in 16 bits, as those do that lack VNNI: weights of 7 bits then
+    keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
+    """
+    return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})
+
+
+def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:
+    """The file with every convolution and matrix product in int8, ranges as these images show them; `reduced`: weights
+    have 7 bits.
 
     Raises EngineRefusedError.
     """
@@ -243,6 +252,7 @@ def _quantised(exported: bytes, pixels: Pixels) -> bytes:
                 per_channel=True,
                 activation_type=quantization.QuantType.QUInt8,
                 weight_type=quantization.QuantType.QInt8,
+                reduce_range=reduced,
             )
         except Exception as error:  # Its own classes, and whatever the network's graph does to it.
             raise EngineRefusedError(f"ONNX Runtime cannot quantise the network: {first_line(error)}") from error

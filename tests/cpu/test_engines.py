@@ -173,6 +173,29 @@ class TestInt8ByOnnxRuntime:
             executable.close()
             monkeypatch.setattr(onnxruntime_file, "_quantised", _must_not_be_called)
 
+    @pytest.mark.parametrize(
+        ("flags", "overflow"),
+        [("ssse3 avx2", True), ("ssse3 avx2 avx512f", True), ("ssse3 avx2 avx_vnni", False), ("asimd i8mm", False)],
+    )
+    def test_weights_have_a_bit_less_where_sums_would_overflow(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, overflow: bool
+    ) -> None:
+        """Each kind of processor keeps a file of its own, should they share a cache."""
+        made: list[bool] = []
+        quantised = onnxruntime_file._quantised
+
+        def counted(*given: Any, reduced: bool) -> bytes:
+            made.append(reduced)
+            return quantised(*given, reduced=reduced)
+
+        monkeypatch.setattr(onnxruntime_file, "_quantised", counted)
+        pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
+        for known in (flags.split(), ["ssse3"], ["asimd"]):
+            monkeypatch.setattr("backends.host.cpu_flags", lambda known=known: frozenset(known))
+            options = CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
+            OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1, 3), options).close()
+        assert made == [overflow, not overflow]
+
     def test_it_needs_images(self) -> None:
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
             OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
