@@ -218,11 +218,11 @@ class Dispatcher:
         again = self.files.refused(pool, batch, done, worker.device)
         if pool.mirror is not None and not again:
             pool.mirror(batch.items, results)
-        give, model, infer_s = pool.slots.give, worker.model(pool.index), done.infer_s
         for item in batch.items:
             if item not in again:
-                give(item.slot)
+                item.give_slot()
         self._finished(worker)  # The device first, then those who wait.
+        model = worker.model(pool.index)
         computed_by = _computed_by(worker, pool)
         for item, arrays in zip(batch.items, results, strict=True):
             if item in again:
@@ -230,9 +230,8 @@ class Dispatcher:
             elif item.status is ItemStatus.ENDED:
                 pool.metrics.wasted.inc()
             else:
-                item.status = ItemStatus.ENDED
                 placement, begun_s, queued_s = item.placement, item.begun_s, item.queued_s
-                item.ended(item, Result(arrays, model, computed_by, placement, begun_s, queued_s, infer_s, span))
+                item.end(Result(arrays, model, computed_by, placement, begun_s, queued_s, done.infer_s, span))
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """A worker has answered that a batch failed."""

@@ -172,7 +172,7 @@ class Fleet:
     def refuse_unless_served(self, name: str) -> None:
         """Raises NOT_READY where no worker serves the model and none is being started for it."""
         state = self.readiness.state(name)
-        if state is not ModelState.READY and not state.accepts_requests:
+        if not state.accepts_requests:
             self.models[name].metrics.rejected["not_ready"].inc()
             retry_after_s = 60 if state is ModelState.UNLOADED else 1
             raise ServiceError("NOT_READY", self.readiness.reason(name), retry_after_s=retry_after_s)

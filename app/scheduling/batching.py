@@ -191,10 +191,6 @@ class WorkerTimeline:
 
 def last_s(workers: Sequence[WorkerTimeline], images: int, usual: int) -> float:
     """Seconds until the last of `images` is done. Every batch is whole, and the last has at least `usual` images."""
-    if len(workers) == 1:
-        [worker] = workers
-        images -= worker.skip((images - 1) // worker.full)
-        return worker.done_s(max(images, usual))
     spare = images - 2 * sum([worker.full for worker in workers])
     if spare > 0:  # All but the last few batches at once, so that a long queue costs no more than a short one.
         spare_s = spare / sum([worker.full / worker.step_s for worker in workers])

@@ -45,7 +45,7 @@ class Submissions(Link):
         )
         self.refusing = False
         """The service is about to stop, and takes no requests any more."""
-        self.under_way: dict[int, Submission] = {}
+        self._under_way: dict[int, Submission] = {}
         """What has no reply yet, by its token."""
         self.deadlines = _Deadlines(self)
 
@@ -99,12 +99,12 @@ class Submissions(Link):
         for place, token in enumerate(tokens, position):
             item = Submission(room, place, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
             items.append(item)
-            self.under_way[token] = item
+            self._under_way[token] = item
         room.tokens += tokens
         self._filling.fill(items, content)
 
     def cancel(self, token: int) -> None:  # noqa: D102
-        item = self.under_way.get(token)
+        item = self._under_way.get(token)
         if item is not None:
             counts = item.pool.metrics.cancelled if item.terms.recorder.abandoned else None
             self._withdraw(item, ServiceError("INTERNAL", "the request was cancelled"), counts)
@@ -112,7 +112,7 @@ class Submissions(Link):
     def expire(self, tokens: Sequence[int]) -> None:
         """The deadline of these items has passed: those that have no reply get it now."""
         for token in tokens:
-            if (item := self.under_way.get(token)) is not None:
+            if (item := self._under_way.get(token)) is not None:
                 error = self._fleet.residents.late(item.pool.model.name) or too_late()
                 self._withdraw(item, error, item.pool.metrics.expired)
 
@@ -147,7 +147,7 @@ class Submissions(Link):
             self._fleet.dispatcher.enqueue(item)
 
     def _ended(self, item: Submission, reply: Reply) -> None:
-        del self.under_way[item.token]
+        del self._under_way[item.token]
         trace = item.terms.recorder.trace
         if trace is not None and isinstance(reply, ServiceError):
             begun = [("decode", item.begun_s), ("queue", item.queued_s)]
@@ -168,9 +168,9 @@ class _OwnRoom(Room, Reservation):
     """A room as the scheduler knows it."""
 
     def __init__(self, submissions: Submissions, pool: ModelPool, terms: Terms, count: int) -> None:
+        Room.__init__(self, pool, terms)
         Reservation.__init__(self, pool.model.name, count, terms.priority, terms.deadline_s, terms.client)
-        self.served = self.pool = pool
-        self.terms, self.tokens = terms, list[int]()
+        self.pool, self.tokens = pool, list[int]()
         self._submissions = submissions
 
     def begun(self, now_s: float) -> _OwnRoom:
@@ -183,8 +183,7 @@ class _OwnRoom(Room, Reservation):
         submissions = self._submissions
         submissions.deadlines.discard(self)
         for token in self.tokens:
-            if token in submissions.under_way:
-                submissions.cancel(token)
+            submissions.cancel(token)
         self.pool.answered(self.images)
         submissions.release(self)
 

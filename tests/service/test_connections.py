@@ -102,6 +102,7 @@ def test_answers_that_nobody_reads_stay_within_the_budget_and_their_connections_
             # What answers were made of comes on top for a moment, and goes while they are held.
             assert process.memory_info().rss - before < (2 * BUDGET_MIB + 64) * MIB
             asyncio.run(until(lambda: process.memory_info().rss - before < (BUDGET_MIB + 16) * MIB))
+            assert sum(map(established, readers)) == READERS
             asyncio.run(until(lambda: sum(map(established, readers)) == READERS - found[200]))
             asyncio.run(until(lambda: process.memory_info().rss - before < 16 * MIB))
         finally:

@@ -61,7 +61,7 @@ async def dispatching(*workers, replicas=("ready",)):
     )
     fleet.replies = Replies(fleet.link)
     yield fleet
-    assert not fleet.link.under_way
+    assert not fleet.link._under_way
     fleet.arena.close()
 
 
@@ -415,7 +415,7 @@ class Host:
 def ask_with_files(fleet, host, images, files, **options):
     """As `ask`; the slots of the images at these positions hold files."""
     tasks = ask(fleet, images, **options)
-    by_slot = {item.slot: item for item in fleet.link.under_way.values()}
+    by_slot = {item.slot: item for item in fleet.link._under_way.values()}
     for position, slot in enumerate(sorted(fleet.models["m"].slots._taken)):
         if position in files:
             by_slot[slot].refill = host.refill(fleet.link)
@@ -424,7 +424,7 @@ def ask_with_files(fleet, host, images, files, **options):
 
 def with_files(fleet):
     """The slots that hold files."""
-    return {item.slot for item in fleet.link.under_way.values() if item.refill is not None}
+    return {item.slot for item in fleet.link._under_way.values() if item.refill is not None}
 
 
 def undone(run, undecoded):
