@@ -323,8 +323,9 @@ class Administration(ABC):
 class Room(ABC):
     """Room in a model's queue for the images of one request, as long as the context lasts."""
 
-    def __init__(self, served: ServedModel, terms: Terms) -> None:
-        self.served, self.terms = served, terms
+    __slots__ = ()  # Who makes it has these, in slots where many are made.
+    served: ServedModel
+    terms: Terms
 
     def __enter__(self) -> Room:
         return self

@@ -204,7 +204,7 @@ class _RemoteRoom(Room):
     """`missing`: how many of its tokens have no reply of the owner's yet."""
 
     def __init__(self, link: RemoteLink, served: ServedModel, terms: Terms, number: int) -> None:
-        super().__init__(served, terms)
+        self.served, self.terms = served, terms
         self.number, self.missing = number, 0
         self._link, self._left = link, False
         self._blocks: list[tuple[int, int]] = []

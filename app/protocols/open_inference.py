@@ -45,6 +45,7 @@ Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, A
 
 NORMAL_PRIORITY = 2
 """The protocol counts priorities from 1, the highest; ours from 0, the normal one, upwards: 1 is ours 1, 2 is 0, …"""
+_AS_TENSORS = replace(DEFAULT_OPTIONS, tensors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def prepare(
     if "score_threshold" not in request.parameters and any(output.name == ROWS for output in outputs):
         options = replace(options, score_threshold=LEAST_SCORE)
     if isinstance(served.model, PixelModel):
+        if any(output.name != PREDICTIONS for output in outputs):
+            options = _AS_TENSORS if options is DEFAULT_OPTIONS else replace(options, tensors=True)
         floats, images = _images(served, served.model, request.inputs, link.settings.max_images)
         return Work(terms, outputs, options, floats, images, cascade=cascade)
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}

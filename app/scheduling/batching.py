@@ -129,7 +129,8 @@ class Lateness:
 
     Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in. What
     is later than it ever is moves them by no more than a limit: one answer after a pause says nothing of the next ones.
-    `admitted_s`: when something was last let in that will teach it; `forgot_s`: when it was last halved.
+    `seconds`: what to add to an expectation so that most answers come before it. `admitted_s`: when something was last
+    let in that will teach it; `forgot_s`: when it was last halved.
     """
 
     _MEAN_RATE = 1 / 32
@@ -142,11 +143,7 @@ class Lateness:
         self.admitted_s = self.forgot_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """What to add to an expectation so that most answers come before it."""
-        return max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
+        self.seconds = 0.0
 
     def learn(self, seconds: float, *, alone: bool = False) -> None:
         """An answer came `seconds` later (earlier: negative) than expected. `alone`: nothing else was under way when it
@@ -156,6 +153,7 @@ class Lateness:
         off_s = min(seconds - self._mean_s, most_s)
         self._deviation_s += self._DEVIATION_RATE * (min(abs(off_s), most_s) - self._deviation_s)
         self._mean_s += self._MEAN_RATE * off_s
+        self._learned()
         if alone and self.seconds > max(_FAR * seconds, self._ALWAYS_CREDIBLE_S):
             self.halve(self.forgot_s)
 
@@ -164,6 +162,10 @@ class Lateness:
         self.forgot_s = now
         self._mean_s /= 2
         self._deviation_s /= 2
+        self._learned()
+
+    def _learned(self) -> None:
+        self.seconds = max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
 
 class WorkerTimeline:

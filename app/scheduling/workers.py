@@ -90,7 +90,7 @@ class WorkerState(Generic[T]):
 
     def wait_s(self, now: float) -> float:
         """Seconds until all that is in flight is expected to be done."""
-        return max(0.0, self.free_s - now) if self.batches else 0.0
+        return self.free_s - now if self.batches and self.free_s > now else 0.0
 
     @property
     def next_at_s(self) -> float:

@@ -94,7 +94,7 @@ class Submissions(Link):
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
     ) -> None:
         assert isinstance(room, _OwnRoom)
-        pool, terms, now_s = room.pool, room.terms, time.monotonic()
+        pool, terms, now_s = room.served, room.terms, time.monotonic()
         items = []
         for place, token in enumerate(tokens, position):
             item = Submission(room, place, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
@@ -164,18 +164,20 @@ class Submissions(Link):
         raise ServiceError("DEADLINE_UNREACHABLE", message, retry_after_s=retry_after_s) from None
 
 
-class _OwnRoom(Room, Reservation):
+class _OwnRoom(Reservation, Room):
     """A room as the scheduler knows it."""
 
+    __slots__ = ("_submissions", "served", "terms", "tokens")
+    served: ModelPool
+
     def __init__(self, submissions: Submissions, pool: ModelPool, terms: Terms, count: int) -> None:
-        Room.__init__(self, pool, terms)
         Reservation.__init__(self, pool.model.name, count, terms.priority, terms.deadline_s, terms.client)
-        self.pool, self.tokens = pool, list[int]()
-        self._submissions = submissions
+        self.served, self.terms, self._submissions = pool, terms, submissions
+        self.tokens: list[int] = []
 
     def begun(self, now_s: float) -> _OwnRoom:
         """The same, let in."""
-        self.pool.images += self.images
+        self.served.images += self.images
         self._submissions.deadlines.add(self, now_s)
         return self
 
@@ -184,7 +186,7 @@ class _OwnRoom(Room, Reservation):
         submissions.deadlines.discard(self)
         for token in self.tokens:
             submissions.cancel(token)
-        self.pool.answered(self.images)
+        self.served.answered(self.images)
         submissions.release(self)
 
 

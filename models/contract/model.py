@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,8 @@ class Options:
     """What a request may ask of the predictions.
 
     `normalize`: the norm by which vectors are divided. `encoding`: how many numbers are written: as suits the task (a
-    list, a PNG), or as base64 of little-endian float32. `masks`: how masks and class maps are written.
+    list, a PNG), or as base64 of little-endian float32. `masks`: how masks and class maps are written. `tensors`:
+    whether the answer is asked for as tensors too, which may want more of the network's outputs than predictions do.
     """
 
     top_k: int = 5
@@ -47,10 +48,10 @@ class Options:
     normalize: Norm = "none"
     encoding: Encoding = "auto"
     masks: MaskForm = "polygon"
+    tensors: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where an image lies in the network's input.
 
     `width` and `height` are the image's as displayed (EXIF applied), in pixels, before any scaled decode.

@@ -173,7 +173,9 @@ class TaskAdapter(ABC):
         return ()
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
+        """In the server: what `reduce` returned, asked for `Options.tensors` -> the answer as tensors of one image, by
+        the names of `answers`.
+        """
         return {}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:

@@ -44,8 +44,16 @@ class Classify(TaskAdapter):
         return (outputs[0].astype(np.float32, copy=True),)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """Logits, and the best classes: found for a whole batch, and not in the server's event loop."""
-        return with_best(outputs[0][: len(options)].astype(np.float32, copy=True), [each.top_k for each in options])
+        """The best classes: found for a whole batch, and not in the server's event loop. Logits where tensors are asked
+        for, or too many classes.
+        """
+        logits = outputs[0][: len(options)].astype(np.float32, copy=True)
+        best = best_of_all(logits, [each.top_k for each in options])
+        if best is None:
+            return [(row,) for row in logits]
+        return [
+            (row, found) if each.tensors else (found,) for row, found, each in zip(logits, best, options, strict=True)
+        ]
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """`classes`."""
@@ -62,8 +70,9 @@ class Classify(TaskAdapter):
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[Mapping[str, Any]]:
         """The same in a third of the time: what NumPy does costs by call more than by number."""
-        if outputs:
-            outputs = with_best(np.stack([each[0] for each in outputs]), [options.top_k] * len(outputs))
+        best = best_of_all(np.stack([each[0] for each in outputs]), [options.top_k] * len(outputs)) if outputs else None
+        if best is not None:
+            outputs = [(each,) for each in best]
         return super().postprocess_all(outputs, placements, options)
 
     @property
@@ -73,6 +82,7 @@ class Classify(TaskAdapter):
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
         """float32 [classes] each."""
+        assert outputs[0].ndim == 1, "the logits were not asked for"
         return {"logits": outputs[0], "probabilities": softmax(outputs[0])}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
@@ -131,14 +141,13 @@ def rounded(scores: Array) -> list[Any]:
     return numbers
 
 
-def with_best(logits: Array, counts: Sequence[int]) -> list[tuple[Array, ...]]:
-    """Each row of [n, classes] and, where few of its classes are wanted, these: float64 [2, count], numbers and scores.
-
-    `counts`: how many are wanted of each row.
+def best_of_all(logits: Array, counts: Sequence[int]) -> list[Array] | None:
+    """The best classes of each row of [n, classes]: float64 [2, count], numbers and scores. None where too many are
+    wanted. `counts`: how many, of each row.
     """
     most = min(max(counts, default=0), logits.shape[1])
     if not 0 < most <= FEW or min(counts) <= 0:
-        return [(row,) for row in logits]
+        return None
     found = np.empty((len(logits), 2, most))
     if len(logits) == 1:  # Then what is for several takes longer.
         scores = softmax(logits[0])
@@ -149,13 +158,13 @@ def with_best(logits: Array, counts: Sequence[int]) -> list[tuple[Array, ...]]:
         found[:, 0] = best = best_few(scores, most)
         found[:, 1] = scores[np.arange(len(scores))[:, None], best]
     found[:, 1].round(5, out=found[:, 1])
-    return [(row, each[:, :count]) for row, each, count in zip(logits, found, counts, strict=True)]
+    return [each[:, :count] for each, count in zip(found, counts, strict=True)]
 
 
 def best_in(sent: Sequence[Array], count: int) -> tuple[list[int], list[float]]:
-    """Numbers and scores of the best classes: of logits alone, or as `with_best` found them for this `count`."""
-    if len(sent) > 1:
-        classes, found = sent[1].tolist()
+    """Numbers and scores of the best classes: as `best_of_all` found them for this `count`, or of logits."""
+    if sent[-1].ndim == 2:
+        classes, found = sent[-1].tolist()
         return [int(each) for each in classes], found
     scores = softmax(sent[0])
     best = best_of(scores, count)

@@ -318,21 +318,23 @@ def test_the_answers_of_several_images_are_those_of_each(top_k: int) -> None:
 
 @pytest.mark.parametrize("most", [-1, 0, 1, 5, 7, 9, 30])
 def test_what_a_batch_is_reduced_to_answers_as_each_image_does(most: int) -> None:
-    """Whatever is asked for beside it, and in a batch that was padded."""
+    """Whatever is asked for beside it, and in a batch that was padded. Logits are sent where they are asked for."""
     model = classifier("resnet18")
     random = np.random.default_rng(0)
     for spread in (2, 3, 1000):
         logits = random.integers(0, spread, (8, 7)).astype(np.float32)
-        options = [Options(top_k=top_k) for top_k in (most, 1, 3, 5, 2)]
+        options = [Options(top_k=top_k, tensors=top_k != 3) for top_k in (most, 1, 3, 5, 2)]
         reduced = model.reduce_all((logits,), options)
         assert len(reduced) == len(options)
         [(_, *best)] = model.reduce_all((logits,), options[:1])
         assert [each.tolist() for each in best] == [each.tolist() for each in reduced[0][1:]]
         for index, (asked, sent) in enumerate(zip(options, reduced, strict=True)):
             alone = model.reduce((logits,), index, asked)
-            np.testing.assert_array_equal(sent[0], alone[0])
+            assert len(sent) == (2 if asked.tensors and most > 0 else 1)
+            if asked.tensors or most <= 0:
+                np.testing.assert_array_equal(sent[0], alone[0])
+                np.testing.assert_array_equal(model.tensors(sent, Placement(640, 480), asked)["logits"], alone[0])
             assert not np.shares_memory(sent[0], logits)
-            assert (len(sent) > 1) == (most > 0)
             answers = [model.postprocess(each, Placement(640, 480), asked) for each in (sent, alone)]
             assert answers[0] == answers[1]
             assert {type(entry["class_id"]) for entry in answers[0]["classes"]} <= {int}

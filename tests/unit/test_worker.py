@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,7 +124,7 @@ def test_it_loads_measures_and_answers():
         rng = np.random.default_rng(0)
         for slot in (3, 1):
             talk.fill(slot, rng.integers(0, 256, 224 * 224 * 3, dtype=np.uint8))
-        talk.send(Run(7, 0, (3, 1), (OPTIONS, OPTIONS), 2))
+        talk.send(Run(7, 0, (3, 1), (replace(OPTIONS, tensors=True),), 2))
         done = talk.hear()
         assert isinstance(done, Done)
         assert done.batch_id == 7
