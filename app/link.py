@@ -73,7 +73,7 @@ class Terms:
     recorder: Recorder = field(default_factory=Recorder)
     client: str = ""
     client_lease: ClientLease | None = None
-    checked: tuple[str, float, int, float, float | None] | None = None
+    checked: object = None
 
 
 @dataclass(frozen=True, slots=True)

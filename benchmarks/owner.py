@@ -3,7 +3,8 @@
 A service on the null device in a process that does nothing else: no HTTP, no JSON, and images that need no decoding.
 Requests of one image each are under way, as many as fill the batches of a worker that always has the next one; when a
 batch is answered, as many follow. Processor time is this process's own; the worker is another. Where `--profile` is
-given, the functions that take most of it are printed as well.
+given, the functions that take most of it are printed as well. What the requests themselves take, which is no part of
+the owner, is measured before a link that does nothing, and printed beside it.
 
     python -m benchmarks.owner [--sizes 8,64] [--seconds 4] [--rounds 5] [--profile]
 
@@ -36,6 +37,7 @@ MODEL = "resnet50"
 _DEPTH = 4
 """Batches that are under way."""
 _DEADLINE_S = 30.0
+_OWN_ROUNDS = 2000
 
 
 class Asking:
@@ -70,6 +72,38 @@ class Asking:
             asyncio.get_running_loop().call_soon(self.ask)
 
 
+class Nothing:
+    """In place of a link, and of its rooms: it lets everything in and does nothing."""
+
+    def check_now(self, *_: object) -> None:
+        """Let it in."""
+
+    def reserve(self, *_: object) -> Nothing:
+        """Room."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+
+    def submit(self, *_: object) -> None:
+        """Nothing."""
+
+
+def alone(asking: Asking, at_once: int) -> float:
+    """Microseconds that a request takes here, the owner left out: the median of many rounds. It asks no more then."""
+    asking._link = Nothing()  # type: ignore[assignment]
+    result = Result((), None, None, None, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    micros = []
+    for _ in range(_OWN_ROUNDS):
+        asking._due, begun_s = at_once, time.process_time()
+        first = next(asking._numbers) + 1
+        asking.ask()
+        for token in range(first, first + at_once):
+            asking._replied(token, result)
+        micros.append((time.process_time() - begun_s) / at_once * 1e6)
+    return statistics.median(micros)
+
+
 async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Profile | None) -> dict[str, Any]:
     """Microseconds of processor an image at batches of this size, by round; images a second; the mean batch."""
     settings = Settings(  # type: ignore[call-arg]
@@ -98,7 +132,12 @@ async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Prof
         images, batches = (
             service.metrics.registry.get_sample_value(f"anychip_batch_size_{part}", labels) for part in ("sum", "count")
         )
-        return {"micros": micros, "images_per_s": rate, "mean_batch": (images or 0) / (batches or 1)}
+        return {
+            "micros": micros,
+            "images_per_s": rate,
+            "mean_batch": (images or 0) / (batches or 1),
+            "own": alone(asking, _DEPTH * size),
+        }
     finally:
         await service.stop()
 
@@ -117,7 +156,7 @@ def main() -> None:
         rounds = ", ".join(f"{each:.1f}" for each in sorted(found["micros"]))
         print(
             f"batches of {size} (mean {found['mean_batch']:.1f}): {statistics.median(found['micros']):.1f} us an image "
-            f"({rounds}), {found['images_per_s']:.0f} images/s"
+            f"({rounds}), of it the requests themselves {found['own']:.1f}; {found['images_per_s']:.0f} images/s"
         )
         if profile is not None:
             pstats.Stats(profile).sort_stats("tottime").print_stats(40)

@@ -34,7 +34,8 @@ class DeadlineUnreachableError(Exception):
         self.expected_s = expected_s
 
 
-class Checked(NamedTuple):
+@dataclass(slots=True)
+class Checked:
     """The admission check made before the upload, at `at_s`, for one image; `expected_s`: as in Reservation."""
 
     model: str
@@ -173,11 +174,12 @@ class Queue(Generic[T]):
         late_s: dict[bool, tuple[float, bool]] = {}
         for item in items:
             admitted = item.reservation
-            if admitted.expected_s is None or admitted.interruptions != self.interruptions:
+            expected_s = admitted.expected_s
+            if expected_s is None or admitted.interruptions != self.interruptions:
                 continue
             if item.position or item.attempt is not Attempt.FIRST:
                 continue
-            seconds, urgent = answered_s - admitted.admitted_s - admitted.expected_s, admitted.priority > 0
+            seconds, urgent = answered_s - admitted.admitted_s - expected_s, admitted.priority > 0
             latest = late_s.get(urgent)
             if latest is None or seconds > latest[0]:
                 late_s[urgent] = seconds, admitted.alone
@@ -198,9 +200,8 @@ class Queue(Generic[T]):
 
     def ahead_of(self, priority: int) -> int:
         """Images waiting or reserved that go before new ones of this priority."""
-        if len(self.ahead) == 1:  # Most have the same.
-            [(other, images)] = self.ahead.items()
-            return images if other >= priority else 0
+        if len(self.ahead) == 1 and priority in self.ahead:  # Most have the same.
+            return self.ahead[priority]
         return sum([images for other, images in self.ahead.items() if other >= priority])
 
     def begin(self, reservation: Reservation) -> None:

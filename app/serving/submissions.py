@@ -167,13 +167,14 @@ class Submissions(Link):
 class _OwnRoom(Reservation, Room):
     """A room as the scheduler knows it."""
 
-    __slots__ = ("_submissions", "served", "terms", "tokens")
+    __slots__ = ("_submissions", "served", "terms", "tick", "tokens")
     served: ModelPool
 
     def __init__(self, submissions: Submissions, pool: ModelPool, terms: Terms, count: int) -> None:
         Reservation.__init__(self, pool.model.name, count, terms.priority, terms.deadline_s, terms.client)
         self.served, self.terms, self._submissions = pool, terms, submissions
         self.tokens: list[int] = []
+        self.tick = int(self.deadline_s / _TICK_S)
 
     def begun(self, now_s: float) -> _OwnRoom:
         """The same, let in."""
@@ -199,23 +200,22 @@ class _Deadlines:
 
     def add(self, room: _OwnRoom, now_s: float) -> None:
         """A room that is let in."""
-        tick = int(room.deadline_s / _TICK_S)
-        due = self._due.get(tick)
+        due = self._due.get(room.tick)
         if due is None:
-            timer = self._submissions.loop.call_later((tick + 1) * _TICK_S - now_s, self._expire, tick)
-            due = self._due[tick] = timer, set()
+            in_s = (room.tick + 1) * _TICK_S - now_s
+            timer = self._submissions.loop.call_later(in_s, self._expire, room.tick)
+            due = self._due[room.tick] = timer, set()
         due[1].add(room)
 
     def discard(self, room: _OwnRoom) -> None:
         """A room that is given back."""
-        tick = int(room.deadline_s / _TICK_S)
-        due = self._due.get(tick)
+        due = self._due.get(room.tick)
         if due is not None:
             timer, rooms = due
             rooms.discard(room)
             if not rooms:
                 timer.cancel()
-                del self._due[tick]
+                del self._due[room.tick]
 
     def _expire(self, tick: int) -> None:
         for room in self._due.pop(tick)[1]:

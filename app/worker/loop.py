@@ -115,15 +115,15 @@ class Worker:
         fitted: int = 0,
         prepare_s: float = 0.0,
     ) -> _Answer:
-        """Write the results of a batch beside its inputs; fields as in Done."""
+        """Write the results of a batch; fields as in Done."""
         for row in undecoded:
             results[row] = None
         places = [self._arena.result(run.model, slot) for slot in run.slots]
         try:
-            layouts, overflow_bytes, descriptor = write_results(results, places)
+            layouts, small, overflow_bytes, descriptor = write_results(results, places)
         except (ResultError, OSError, ValueError) as error:
             return _failed(run, error)
-        done = Done(run.batch_id, layouts, infer_s, fitted, overflow_bytes, prepare_s, undecoded)
+        done = Done(run.batch_id, layouts, infer_s, fitted, overflow_bytes, prepare_s, undecoded, small)
         return done, (descriptor,) if overflow_bytes else ()
 
     def _start(self, run: Run) -> _UnderWay | None:

@@ -222,7 +222,7 @@ ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A batch is done: its results lie beside their inputs (app.worker.results).
+    """A batch is done: its results are in `small`, or lie beside their inputs (app.worker.results).
 
     `results`, in order: the layout of what `Model.reduce` returned for each item, None where the network computed NaN
     or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
@@ -239,6 +239,7 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     overflow_bytes: int = 0
     prepare_s: float = 0.0
     undecoded: tuple[int, ...] = ()
+    small: bytes = b""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):

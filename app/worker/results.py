@@ -1,9 +1,12 @@
-"""Results on their way from a worker to the server: in the arena beside their input, or in memory of their own.
+"""Results on their way from a worker to the server: in its message, in the arena beside their input, or in memory of
+their own.
 
 Owns: where the arrays of a batch lie, at both ends. Must not know what they mean.
 
-Each item's arrays lie one after the other in its slot's place for results (arena.RESULT_BYTES). What does not fit there
-goes, for the whole batch, into one memfd that is sealed against shrinking and sent with Done, up to MAX_OVERFLOW_BYTES.
+Those of a batch that are small together are in Done itself: memory that another processor has just written costs more
+to read. Else each item's arrays lie one after the other in its slot's place for results (arena.RESULT_BYTES). What does
+not fit there goes, for the whole batch, into one memfd that is sealed against shrinking and sent with Done, up to
+MAX_OVERFLOW_BYTES.
 A worker that was taken over may write anything into this memory at any time; all that is computed here is checked
 against its size, and arrays in the arena are copied before they are used.
 """
@@ -31,6 +34,8 @@ Arrays: TypeAlias = tuple[Array, ...] | None
 Layout: TypeAlias = tuple[ArrayLayout, ...] | None
 
 MAX_OVERFLOW_BYTES = 1 << 30
+SMALL_BYTES = 4096
+"""So much of a batch is in the message."""
 _ALIGNMENT_BYTES = 16
 _KINDS = "biufc"  # Numbers: NumPy would take others for Python objects.
 
@@ -39,56 +44,64 @@ class ResultError(Exception):
     """Results that cannot be sent, or that are not what was announced."""
 
 
-def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], int, int]:
-    """Write each result to its place; the layouts, and the overflow's size and descriptor (0 and -1: there is none).
+def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], bytes, int, int]:
+    """Write each result to its place, where they are not small; the layouts, what is small, and the overflow's size and
+    descriptor (0 and -1: there is none).
 
     The descriptor is the caller's. Raises ResultError.
     """
-    layouts: list[Layout] = []
-    large: list[tuple[tuple[Array, ...], int]] = []
+    layouts = tuple(
+        [None if each is None else tuple([(array.dtype.str, array.shape) for array in each]) for each in results]
+    )
+    sizes = [0 if layout is None else _plan(layout)[1] for layout in layouts]
+    small_bytes = sum(map(_aligned, sizes))
+    if small_bytes <= SMALL_BYTES:
+        small = np.zeros(small_bytes, np.uint8)
+        _join(results, small)
+        return layouts, small.tobytes(), 0, -1
+    large: list[Arrays] = []
     overflow_bytes = 0
-    for result, place in zip(results, places, strict=True):
-        if result is None:
-            layouts.append(None)
-            continue
-        layout = tuple([(array.dtype.str, array.shape) for array in result])
-        layouts.append(layout)
-        size = _plan(layout)[1]
-        if size <= len(place):
-            _write(result, place)
-        else:
-            large.append((result, overflow_bytes))
+    for result, size, place in zip(results, sizes, places, strict=True):
+        if size > len(place):
+            large.append(result)
             overflow_bytes += _aligned(size)
+        elif result is not None:
+            _write(result, place)
     if not large:
-        return tuple(layouts), 0, -1
+        return layouts, b"", 0, -1
     if overflow_bytes > MAX_OVERFLOW_BYTES:
         raise ResultError(f"the results of a batch take {overflow_bytes} bytes, and {MAX_OVERFLOW_BYTES} are allowed")
     descriptor = sealed_memory("anychip-results", overflow_bytes)
     try:
-        memory = np.frombuffer(mmap.mmap(descriptor, overflow_bytes), dtype=np.uint8)
-        for result, start in large:
-            _write(result, memory[start:])
+        _join(large, np.frombuffer(mmap.mmap(descriptor, overflow_bytes), dtype=np.uint8))
     except BaseException:
         os.close(descriptor)
         raise
-    return tuple(layouts), overflow_bytes, descriptor
+    return layouts, b"", overflow_bytes, descriptor
 
 
 def read_results(
-    layouts: Sequence[Layout], places: Bytes, slots: Sequence[int], overflow: Bytes | None
+    layouts: Sequence[Layout], places: Bytes | None, slots: Sequence[int], others: Bytes | None
 ) -> list[Arrays]:
-    """What was written to the places (uint8 [place, bytes]) of these slots.
+    """What was written to the places (uint8 [place, bytes]) of these slots, or else to the `others`: to what is small,
+    without places, or to the overflow.
 
-    Arrays from places are copies, which those of a batch may share; those from `overflow` are views. Raises
+    Arrays from places are copies, which those of a batch may share; those from the others are views. Raises
     ResultError.
     """
     if len(layouts) != len(slots):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
+    place_bytes = 0 if places is None else places.shape[1]
     first = layouts[0]
     if first is not None and layouts.count(first) == len(layouts):  # As mostly: all at once.
         parts, size = _plan(first)
-        if size <= places.shape[1]:
-            lie = places[list(slots), : _aligned(size)]
+        step = _aligned(size)
+        lie = None
+        if places is not None and size <= place_bytes:
+            lie = places[list(slots), :step]
+        elif others is not None and step * len(slots) <= len(others):
+            lie = others[: step * len(slots)].reshape(len(slots), step)
+        if lie is not None:
             arrays = [lie[:, at:end].view(dtype).reshape(len(slots), *shape) for dtype, shape, at, end in parts]
             return [tuple([array[item, ...] for array in arrays]) for item in range(len(slots))]
     results: list[Arrays] = []
@@ -98,13 +111,13 @@ def read_results(
             results.append(None)
             continue
         parts, size = _plan(layout)
-        if size <= places.shape[1]:
+        if places is not None and size <= place_bytes:
             place = places[slot]
             results.append(tuple([place[at:end].view(dtype).reshape(shape).copy() for dtype, shape, at, end in parts]))
             continue
-        if overflow is None or start + size > len(overflow):
+        if others is None or start + size > len(others):
             raise ResultError(f"a result of {size} bytes is missing")
-        lies = overflow[start : start + size]
+        lies = others[start : start + size]
         results.append(tuple([lies[at:end].view(dtype).reshape(shape) for dtype, shape, at, end in parts]))
         start += _aligned(size)
     return results
@@ -123,12 +136,22 @@ def map_overflow(descriptor: int, size: int) -> Bytes:
         os.close(descriptor)
 
 
-def _write(result: tuple[Array, ...], place: Bytes) -> None:
+def _join(results: Iterable[Arrays], memory: Bytes) -> None:
+    """Write one after the other."""
+    start = 0
+    for result in results:
+        if result is not None:
+            start += _write(result, memory[start:])
+
+
+def _write(result: tuple[Array, ...], place: Bytes) -> int:
+    """Returns the bytes that it takes."""
     start = 0
     for array in result:
         if array.nbytes:
             place[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
         start = _aligned(start + array.nbytes)
+    return start
 
 
 @lru_cache(maxsize=512)

@@ -27,7 +27,7 @@ from app.worker.messages import (
     from_worker,
     to_server,
 )
-from app.worker.results import ResultError, map_overflow, read_results, write_results
+from app.worker.results import SMALL_BYTES, ResultError, map_overflow, read_results, write_results
 from backends import LoadReport
 
 PLACE_BYTES = 4096
@@ -37,8 +37,10 @@ DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 def sent(results, place_bytes=PLACE_BYTES):
     """Through memory and a message, as they travel."""
     places, slots = np.zeros((len(results), place_bytes), np.uint8), range(len(results))[::-1]
-    layouts, size, descriptor = write_results(results, [places[slot] for slot in slots])
-    done = from_worker(to_server(Done(1, layouts, 0.1, 0, size)))
+    layouts, small, size, descriptor = write_results(results, [places[slot] for slot in slots])
+    done = from_worker(to_server(Done(1, layouts, 0.1, 0, size, small=small)))
+    if done.small:
+        return read_results(done.results, None, slots, np.frombuffer(done.small, np.uint8))
     overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
     return read_results(done.results, places, slots, overflow)
 
@@ -73,7 +75,8 @@ def test_what_is_written_is_read(results):
 
 def test_arrays_from_places_are_copies():
     places = np.zeros((2, PLACE_BYTES), np.uint8)
-    layouts, _, _ = write_results([(np.ones(3, np.float32),), (np.ones(4, np.float32),)], places)
+    layouts, small, _, _ = write_results([(np.ones(550, np.float32),), (np.ones(600, np.float32),)], places)
+    assert small == b""
     for asked in ((layouts, (0, 1)), (layouts[:1], (0,)), (layouts[:1] * 2, (0, 1))):
         got = read_results(asked[0], places, asked[1], None)
         kept = places.copy()
@@ -81,6 +84,19 @@ def test_arrays_from_places_are_copies():
         assert all((array == 1).all() for (array,) in got)
         assert all(array.flags.aligned for (array,) in got)
         places[:] = kept
+
+
+def test_what_is_small_together_is_in_the_message_and_lies_nowhere_else():
+    places = np.zeros((2, PLACE_BYTES), np.uint8)
+    half = np.ones(SMALL_BYTES // 2, np.uint8)
+    layouts, small, size, descriptor = write_results([(half,), (half,)], places)
+    assert (len(small), size, descriptor) == (SMALL_BYTES, 0, -1)
+    assert not places.any()
+    assert write_results([(half,), (half[:1], half)], places)[1] == b""
+    assert places.any()
+    for short in (small[:-1], b""):
+        with pytest.raises(ResultError):
+            read_results(layouts, None, (0, 1), np.frombuffer(short, np.uint8))
 
 
 def test_as_many_results_as_items_are_read_and_no_others():

@@ -90,6 +90,8 @@ class Talk:
 
     def results(self, done, slots, model=0):
         """What Done speaks of."""
+        if done.small:
+            return read_results(done.results, None, slots, np.frombuffer(done.small, np.uint8))
         overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
         return read_results(done.results, self.arena.results(model), slots, overflow)
 
