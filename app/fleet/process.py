@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
-import numpy as np
 
 from app import logs
 from app.fleet.spawn import Spawned, spawn
@@ -411,7 +410,7 @@ class WorkerProcess:
     def _results(self, run: Run, done: Done) -> list[Arrays]:
         """Raises ResultError, ChannelError, OSError, ValueError."""
         if done.small:
-            return read_results(done.results, None, run.slots, np.frombuffer(done.small, np.uint8))
+            return read_results(done.results, None, run.slots, done.small)
         overflow = None
         if done.overflow_bytes:
             assert self._channel is not None

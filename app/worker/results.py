@@ -81,16 +81,18 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
 
 
 def read_results(
-    layouts: Sequence[Layout], places: Bytes | None, slots: Sequence[int], others: Bytes | None
+    layouts: Sequence[Layout], places: Bytes | None, slots: Sequence[int], others: Bytes | bytes | None
 ) -> list[Arrays]:
     """What was written to the places (uint8 [place, bytes]) of these slots, or else to the `others`: to what is small,
     without places, or to the overflow.
 
-    Arrays from places are copies, which those of a batch may share; those from the others are views. Raises
-    ResultError.
+    Arrays from places and from what is small are copies, which those of a batch may share; those from the overflow are
+    views. Raises ResultError.
     """
     if len(layouts) != len(slots):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
+    if isinstance(others, bytes):
+        others = np.frombuffer(bytearray(others), np.uint8)  # As a task may write to what it gets.
     place_bytes = 0 if places is None else places.shape[1]
     first = layouts[0]
     if first is not None and layouts.count(first) == len(layouts):  # As mostly: all at once.

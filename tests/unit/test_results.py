@@ -40,7 +40,7 @@ def sent(results, place_bytes=PLACE_BYTES):
     layouts, small, size, descriptor = write_results(results, [places[slot] for slot in slots])
     done = from_worker(to_server(Done(1, layouts, 0.1, 0, size, small=small)))
     if done.small:
-        return read_results(done.results, None, slots, np.frombuffer(done.small, np.uint8))
+        return read_results(done.results, None, slots, done.small)
     overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
     return read_results(done.results, places, slots, overflow)
 
@@ -94,9 +94,10 @@ def test_what_is_small_together_is_in_the_message_and_lies_nowhere_else():
     assert not places.any()
     assert write_results([(half,), (half[:1], half)], places)[1] == b""
     assert places.any()
+    assert all(array.flags.writeable for (array,) in read_results(layouts, None, (0, 1), small))
     for short in (small[:-1], b""):
         with pytest.raises(ResultError):
-            read_results(layouts, None, (0, 1), np.frombuffer(short, np.uint8))
+            read_results(layouts, None, (0, 1), short)
 
 
 def test_as_many_results_as_items_are_read_and_no_others():

@@ -91,7 +91,7 @@ class Talk:
     def results(self, done, slots, model=0):
         """What Done speaks of."""
         if done.small:
-            return read_results(done.results, None, slots, np.frombuffer(done.small, np.uint8))
+            return read_results(done.results, None, slots, done.small)
         overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
         return read_results(done.results, self.arena.results(model), slots, overflow)
 
