@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from app.scheduling.batching import Lateness
 
@@ -127,7 +127,8 @@ class Batch(Generic[T]):
     dispatched_s: float
 
 
-class LostBatches(NamedTuple, Generic[T]):
+@dataclass(frozen=True, slots=True)
+class LostBatches(Generic[T]):
     """The batches that a lost worker never finished, in the order sent."""
 
     begun: tuple[Batch[T], ...]

@@ -236,6 +236,18 @@ _CALLBACKS = {name for name in dir(asyncio.Protocol) if not name.startswith("_")
 }
 
 
+def test_no_named_tuple_has_a_second_base() -> None:
+    """Python 3.10, the oldest that is promised, cannot make such a class."""
+    bases = [
+        [ast.unparse(base) for base in node.bases]
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert ["NamedTuple"] in bases
+    assert [each for each in bases if "NamedTuple" in each and len(each) > 1] == []
+
+
 def own_methods(made: ast.ClassDef) -> list[str]:
     """Those that a class brings itself: no properties, no dunders, and nothing that a protocol's caller calls."""
     methods = [each for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]

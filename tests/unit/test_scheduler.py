@@ -669,8 +669,8 @@ def test_a_worker_that_goes_leaves_its_unfinished_batches_in_the_order_sent():
     scheduler = make()
     put(scheduler, 16)
     batches = dispatch(scheduler)
-    assert scheduler.remove_worker("w") == (tuple(batches[:1]), tuple(batches[1:]))
-    assert scheduler.remove_worker("w") == ((), ())
+    assert scheduler.remove_worker("w") == LostBatches(tuple(batches[:1]), tuple(batches[1:]))
+    assert scheduler.remove_worker("w") == LostBatches((), ())
     assert not scheduler.serves("m")
     assert scheduler.queues["m"].in_flight == 0
 
@@ -714,7 +714,7 @@ def test_where_a_device_begins_two_batches_both_may_be_the_reason_for_its_loss()
         scheduler.add_worker("w", {"m": LINEAR}, depths)
         put(scheduler, 16)
         batches = tuple(dispatch(scheduler))
-        assert scheduler.remove_worker("w") == (batches[:begun], batches[begun:])
+        assert scheduler.remove_worker("w") == LostBatches(batches[:begun], batches[begun:])
 
 
 def test_behind_a_batch_of_depth_one_nothing_has_begun():
@@ -724,7 +724,7 @@ def test_behind_a_batch_of_depth_one_nothing_has_begun():
     put(scheduler, 8, "b")
     first, second = dispatch(scheduler)
     assert first.model != second.model
-    assert scheduler.remove_worker("w") == ((first,), (second,))
+    assert scheduler.remove_worker("w") == LostBatches((first,), (second,))
 
 
 def test_an_item_that_runs_alone_is_its_workers_only_batch():
@@ -839,7 +839,7 @@ def test_a_retiring_worker_gets_nothing_new_and_finishes_what_it_has():
     assert scheduler.finish("old", batch.id, 0.01) is batch
     assert scheduler.idle("old")
     assert all(batch.worker == "new" for batch in dispatch(scheduler, 0.01))
-    assert scheduler.remove_worker("old") == ((), ())
+    assert scheduler.remove_worker("old") == LostBatches((), ())
     scheduler.retire_worker("old")
     assert "old" not in scheduler._workers
 
@@ -1328,7 +1328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         del self.workers[name]
         lost = self.scheduler.remove_worker(name)
         sent = [batch for batch in self.flying.values() if batch.worker == name]
-        assert lost == (tuple(sent[: self.depths[name]]), tuple(sent[self.depths[name] :]))
+        assert lost == LostBatches(tuple(sent[: self.depths[name]]), tuple(sent[self.depths[name] :]))
         for batch in sent:
             del self.flying[batch.id]
             self._again(batch.items, suspects=batch in lost.begun)
