@@ -24,10 +24,10 @@ from tests.support.service_process import running
 pytestmark = pytest.mark.slow
 
 MB = 1 << 20
-SMALL = ("squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "resnet18")
+SMALL = ("squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_large")
 TWELVE = (
     *SMALL,
-    *("mobilenet_v3_large", "efficientnet_b0", "regnet_y_400mf", "googlenet", "densenet121", "convnext_tiny"),
+    *("resnet18", "efficientnet_b0", "regnet_y_400mf", "googlenet", "densenet121", "convnext_tiny"),
     *("resnet50", "vit_b_16"),
 )
 
