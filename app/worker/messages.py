@@ -224,12 +224,12 @@ ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A batch is done: its results are in `small`, or lie beside their inputs (app.worker.results).
 
-    `results`, in order: the layout of what `Model.reduce` returned for each item, None where the network computed NaN
-    or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory held, where it
-    did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes with this, for
-    results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to begin it
-    while it computed the batch before. `undecoded`: the positions of items whose files the device could not decode:
-    they have no results.
+    `results`, in order: the layout of what `Model.reduce` returned for each item, or one for all; None where the
+    network computed NaN or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's
+    memory held, where it did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose
+    descriptor comes with this, for results that are too large for their place; 0: there is none. `prepare_s`: seconds
+    the worker took to begin it while it computed the batch before. `undecoded`: the positions of items whose files the
+    device could not decode: they have no results.
     """
 
     batch_id: int

@@ -45,8 +45,8 @@ class ResultError(Exception):
 
 
 def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], bytes, int, int]:
-    """Write each result to its place, where they are not small; the layouts, what is small, and the overflow's size and
-    descriptor (0 and -1: there is none).
+    """Write each result to its place, where they are not small; the layouts, or one for all where they are the same,
+    what is small, and the overflow's size and descriptor (0 and -1: there is none).
 
     The descriptor is the caller's. Raises ResultError.
     """
@@ -54,6 +54,8 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
         [None if each is None else tuple([(array.dtype.str, array.shape) for array in each]) for each in results]
     )
     sizes = [0 if layout is None else _plan(layout)[1] for layout in layouts]
+    if layouts.count(layouts[0]) == len(layouts):
+        layouts = layouts[:1]
     small_bytes = sum(map(_aligned, sizes))
     if small_bytes <= SMALL_BYTES:
         small = np.zeros(small_bytes, np.uint8)
@@ -89,13 +91,13 @@ def read_results(
     Arrays from places and from what is small are copies, which those of a batch may share; those from the overflow are
     views. Raises ResultError.
     """
-    if len(layouts) != len(slots):
+    if len(layouts) not in (1, len(slots)):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
     if isinstance(others, bytes):
         others = np.frombuffer(bytearray(others), np.uint8)  # As a task may write to what it gets.
     place_bytes = 0 if places is None else places.shape[1]
     first = layouts[0]
-    if first is not None and layouts.count(first) == len(layouts):  # As mostly: all at once.
+    if first is not None and len(layouts) == 1:  # As mostly: all at once.
         parts, size = _plan(first)
         step = _aligned(size)
         lie = None
@@ -105,10 +107,12 @@ def read_results(
             lie = others[: step * len(slots)].reshape(len(slots), step)
         if lie is not None:
             arrays = [lie[:, at:end].view(dtype).reshape(len(slots), *shape) for dtype, shape, at, end in parts]
+            if arrays and all([array.ndim > 1 for array in arrays]):  # noqa: C419 - faster
+                return [*zip(*arrays, strict=True)]
             return [tuple([array[item, ...] for array in arrays]) for item in range(len(slots))]
     results: list[Arrays] = []
     start = 0
-    for layout, slot in zip(layouts, slots, strict=True):
+    for layout, slot in zip(layouts if len(layouts) > 1 else [first] * len(slots), slots, strict=True):
         if layout is None:
             results.append(None)
             continue

@@ -22,7 +22,7 @@ _LIMITS: Limits = {
     "bf16": {"top1": 0.0, "cosine": 8e-3, "logit": 0.5, "scale": 0.02},
     "int8": {"top1": 0.0, "cosine": 0.03, "logit": 0.75, "scale": 0.04},
 }
-FEW = 16
+_FEW = 16
 """So many classes are found sooner one by one than by sorting."""
 
 
@@ -146,7 +146,7 @@ def best_of_all(logits: Array, counts: Sequence[int]) -> list[Array] | None:
     wanted. `counts`: how many, of each row.
     """
     most = min(max(counts, default=0), logits.shape[1])
-    if not 0 < most <= FEW or min(counts) <= 0:
+    if not 0 < most <= _FEW or min(counts) <= 0:
         return None
     found = np.empty((len(logits), 2, most))
     if len(logits) == 1:  # Then what is for several takes longer.

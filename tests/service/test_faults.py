@@ -284,7 +284,7 @@ async def test_deadlines_end_to_end(serve):
         url = httpx.URL(service.url)
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(
-            f"POST {PREDICT}?timeout_ms=1500 HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\nhalf".encode()
+            f"POST {PREDICT}&timeout_ms=1500 HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\nhalf".encode()
         )
         assert b"504" in await asyncio.wait_for(reader.readline(), WAIT_S)
         writer.close()

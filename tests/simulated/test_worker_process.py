@@ -79,7 +79,7 @@ class Watched:
 
 
 def run(batch_id, slots=(0,)):
-    return Run(batch_id, 0, slots, (Options(),) * len(slots), 2)
+    return Run(batch_id, 0, slots, (Options(tensors=True),), 2)
 
 
 def until_gone(worker):

@@ -25,7 +25,8 @@ from tests.support.service_process import ServiceProcess, running
 from tests.support.stall import answering
 
 MODEL = "resnet18"
-PREDICT = f"/v1/models/{MODEL}:predict"
+PREDICT = f"/v1/models/{MODEL}:predict?top_k=17"
+"""So many classes that a worker sends all it has computed: of a device as real ones are, 2 MB an image."""
 AS_REAL_ONES = "as real ones"
 DEVICES = {"plain": "", AS_REAL_ONES: "depth=2,probes_mb=11,output_mb=2,import_ms=500"}
 """What `serve` makes the null device, beside what the test wants of it."""
