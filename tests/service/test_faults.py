@@ -323,4 +323,4 @@ def test_untrained_and_null_answers_say_so(serve):
     with serve() as service:
         answer = httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S).json()
         assert (answer["device"], answer["engine"], answer["weights"]) == ("null:0", "null", "random")
-        assert len(answer["predictions"][0]["classes"]) == 5
+        assert len(answer["predictions"][0]["classes"]) == 17
