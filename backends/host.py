@@ -194,3 +194,10 @@ def _words(file: Path) -> list[str]:
 
 def _first(file: Path) -> str:
     return next(iter(_words(file)), "")
+
+
+def sums_overflow(flags: frozenset[str]) -> bool:
+    """Whether an x86 processor adds two products of int8 in 16 bits, as those do that lack VNNI: weights of 7 bits then
+    keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
+    """
+    return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from backends import host
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines import quantised
@@ -88,7 +89,8 @@ class InductorEngine(Engine):
                 _compile(_exported(module, device, shape), temporary / f"{size}.pt2", device)
             return temporary
 
-        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
+        overflow = host.sums_overflow(host.cpu_flags())
+        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}{' reduced' if overflow else ''}"
         parts = self.parts(network, "int8", options, tuple(shapes), chip)
 
         def save(made: Path, folder: Path) -> None:

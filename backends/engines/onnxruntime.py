@@ -113,7 +113,7 @@ class OnnxRuntimeEngine(Engine):
 
     def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
         """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
-        calibration, reduced = calibration_of(options), _sums_overflow(host.cpu_flags())
+        calibration, reduced = calibration_of(options), host.sums_overflow(host.cpu_flags())
 
         def make() -> bytes:
             return _quantised(_exported(network, size), calibration(), reduced=reduced)
@@ -211,13 +211,6 @@ def _numpy_type(onnx_type: str) -> type[np.generic]:
     """Of an input: `tensor(uint8)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
-
-
-def _sums_overflow(flags: frozenset[str]) -> bool:
-    """Whether an x86 processor adds two products of int8 in 16 bits, as those do that lack VNNI: weights of 7 bits then
-    keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
-    """
-    return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:

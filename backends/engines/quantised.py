@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from backends import host
 from backends.contract.backend import Network, Pixels
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines.compiled import version_of
@@ -52,7 +53,8 @@ def quantised(network: Network, pixels: Pixels) -> nn.Module:
             ).module()
             _tell_apart(program)
             quantizer = x86.X86InductorQuantizer()
-            quantizer.set_global(x86.get_default_x86_inductor_quantization_config())
+            reduced = host.sums_overflow(host.cpu_flags())
+            quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=reduced))
             prepared = steps.prepare_pt2e(program, quantizer)
             for row in range(0, len(pixels), _BATCH):
                 prepared(torch.from_numpy(pixels[row : row + _BATCH]))
