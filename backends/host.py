@@ -196,8 +196,9 @@ def _first(file: Path) -> str:
     return next(iter(_words(file)), "")
 
 
-def sums_overflow(flags: frozenset[str]) -> bool:
-    """Whether an x86 processor adds two products of int8 in 16 bits, as those do that lack VNNI: weights of 7 bits then
-    keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
+def sums_overflow() -> bool:
+    """Whether this is an x86 processor that adds two products of int8 in 16 bits, as those do that lack VNNI: weights
+    of 7 bits then keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
     """
+    flags = cpu_flags()
     return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})

@@ -95,13 +95,12 @@ def read_results(
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
     if isinstance(others, bytes):
         others = np.frombuffer(bytearray(others), np.uint8)  # As a task may write to what it gets.
-    place_bytes = 0 if places is None else places.shape[1]
     first = layouts[0]
     if first is not None and len(layouts) == 1:  # As mostly: all at once.
         parts, size = _plan(first)
         step = _aligned(size)
         lie = None
-        if places is not None and size <= place_bytes:
+        if places is not None and size <= places.shape[1]:
             lie = places[list(slots), :step]
         elif others is not None and step * len(slots) <= len(others):
             lie = others[: step * len(slots)].reshape(len(slots), step)
@@ -117,7 +116,7 @@ def read_results(
             results.append(None)
             continue
         parts, size = _plan(layout)
-        if places is not None and size <= place_bytes:
+        if places is not None and size <= places.shape[1]:
             place = places[slot]
             results.append(tuple([place[at:end].view(dtype).reshape(shape).copy() for dtype, shape, at, end in parts]))
             continue

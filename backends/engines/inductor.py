@@ -89,8 +89,8 @@ class InductorEngine(Engine):
                 _compile(_exported(module, device, shape), temporary / f"{size}.pt2", device)
             return temporary
 
-        overflow = host.sums_overflow(host.cpu_flags())
-        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}{' reduced' if overflow else ''}"
+        reduced = " reduced" if host.sums_overflow() else ""
+        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}{reduced}"
         parts = self.parts(network, "int8", options, tuple(shapes), chip)
 
         def save(made: Path, folder: Path) -> None:

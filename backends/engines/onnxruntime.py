@@ -113,7 +113,7 @@ class OnnxRuntimeEngine(Engine):
 
     def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
         """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
-        calibration, reduced = calibration_of(options), host.sums_overflow(host.cpu_flags())
+        calibration, reduced = calibration_of(options), host.sums_overflow()
 
         def make() -> bytes:
             return _quantised(_exported(network, size), calibration(), reduced=reduced)

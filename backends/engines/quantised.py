@@ -53,7 +53,7 @@ def quantised(network: Network, pixels: Pixels) -> nn.Module:
             ).module()
             _tell_apart(program)
             quantizer = x86.X86InductorQuantizer()
-            reduced = host.sums_overflow(host.cpu_flags())
+            reduced = host.sums_overflow()
             quantizer.set_global(x86.get_default_x86_inductor_quantization_config(reduce_range=reduced))
             prepared = steps.prepare_pt2e(program, quantizer)
             for row in range(0, len(pixels), _BATCH):
