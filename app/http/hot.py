@@ -37,7 +37,7 @@ from app.ingress.budget import Lease
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Ingress
 from app.ingress.interrupt import interrupted_at, taken_back
-from app.ingress.sending import PIECE_BYTES
+from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
 
 Answer = TypeVar("Answer")
 
@@ -329,10 +329,11 @@ class HotProtocol(asyncio.BufferedProtocol):
                     if not request.missing:
                         request.end()  # While the answer is sent its memory is not needed.
                     head, body, flow = self._head(request, status, content, common), content[0], self._general.flow
-                    if len(body) <= PIECE_BYTES or not self._general.encrypted:
+                    piece_bytes = PIECE_BYTES if self._general.encrypted else PLAIN_PIECE_BYTES
+                    if len(body) <= piece_bytes:
                         self._transport.writelines((head, body))
                     else:
-                        await self._send_pieces(head, body)
+                        await self._send_pieces(head, body, piece_bytes)
                     # Else what is missing of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
@@ -355,14 +356,14 @@ class HotProtocol(asyncio.BufferedProtocol):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def _send_pieces(self, head: bytes, body: bytes) -> None:
-        """Write an answer that takes long to encrypt, piece by piece as it leaves."""
-        flow = self._general.flow
+    async def _send_pieces(self, head: bytes, body: bytes, piece_bytes: int) -> None:
+        """Write an answer that takes long to encrypt or to send, piece by piece as it leaves."""
+        flow, content = self._general.flow, memoryview(body)
         self._transport.write(head)
-        for start in range(0, len(body), PIECE_BYTES):
+        for start in range(0, len(body), piece_bytes):
             if self._transport.is_closing():
                 return
-            self._transport.write(body[start : start + PIECE_BYTES])
+            self._transport.write(content[start : start + piece_bytes])
             await (flow.drain() if flow.write_paused else asyncio.sleep(0))
 
     def _ended(self, request: HotRequest) -> None:

@@ -16,6 +16,8 @@ log = logging.getLogger("anychip.http")
 
 PIECE_BYTES = 64 * 1024
 """Large answers are given to TLS in such pieces: it would encrypt, and keep, all of one in a turn of the event loop."""
+PLAIN_PIECE_BYTES = 1024 * 1024
+"""And to the system in such ones: one call sends all to a client that takes it as fast, and 100 MB take 100 ms."""
 LEAST_BYTES_PER_S = 4096
 PERIOD_S = 10.0
 """The rate is looked at over so long: a system tells of what it has taken in pieces, on loopback of 64 KiB."""

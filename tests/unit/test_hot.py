@@ -29,6 +29,7 @@ from tests.support.load import until
 
 PREDICT = b"/v1/models/m:predict"
 MAX_BODY_BYTES = 2_000_000
+LARGE_BYTES = 10_000_000
 
 
 class Wanted:
@@ -52,6 +53,8 @@ class Wanted:
             raise ValueError("a fault of ours")
         if model == "waits":
             await request.watched(self._wait(), lambda: self.events.append("left"))
+        if model.startswith("large"):
+            return (content := bytes(LARGE_BYTES)), [(b"content-length", b"%d" % len(content))]
         content = b"%s %s %d" % (model.encode(), version.encode(), sum(body))
         return content, [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(content))]
 
@@ -139,6 +142,38 @@ def nothing_kept(size):
         tracemalloc.stop()
         gc.enable()
     assert kept < size
+
+
+class Wire:
+    """A transport that keeps how much it was given at once."""
+
+    def __init__(self, transport, sizes):
+        self.within, self.sizes = transport, sizes
+
+    def __getattr__(self, name):
+        return getattr(self.within, name)
+
+    def write(self, data):
+        self.sizes.append(len(data))
+        self.within.write(data)
+
+    def writelines(self, parts):
+        self.sizes.append(sum(map(len, parts)))
+        self.within.writelines(parts)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_a_large_answer_leaves_in_pieces(monkeypatch, encrypted):
+    """Else all of it would be sent, or encrypted, within one turn of the event loop: 100 MB took it 100 ms."""
+    sizes = []
+    made = hot.HotProtocol.connection_made
+    monkeypatch.setattr(hot.HotProtocol, "connection_made", lambda self, wire: made(self, Wire(wire, sizes)))
+    monkeypatch.setattr(connection.LimitedProtocol, "encrypted", encrypted)
+    async with listening(monkeypatch) as service:
+        [(status, _, content)] = await ask(service, post(b"/v1/models/large:predict"))
+    assert (status, content) == (200, bytes(LARGE_BYTES))
+    assert sum(sizes) > LARGE_BYTES
+    assert max(sizes) == (65536 if encrypted else 1 << 20)
 
 
 @pytest.mark.parametrize("model", ["refused", "leaves"])

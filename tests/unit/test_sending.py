@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from app.http import connection, hot
+from app.http import connection
 from app.http.connection import ConnectionLimits
 from app.ingress import sending
 from tests.support import uvicorn_server
@@ -116,25 +116,3 @@ def _watch_of_closing(monkeypatch):
                 super().begin()
 
     return OfClosing
-
-
-def test_hot_answers_go_to_tls_in_pieces():
-    """Else all of a large one would be encrypted, and kept, within one turn of the event loop."""
-
-    sent = []
-
-    class Wire:
-        def write(self, data):
-            sent.append(len(data))
-
-        def is_closing(self):
-            return False
-
-    class Flow:
-        write_paused = False
-
-    protocol = object.__new__(hot.HotProtocol)
-    protocol._transport = Wire()
-    protocol._general = type("General", (), {"flow": Flow(), "encrypted": True})()
-    asyncio.run(protocol._send_pieces(b"head", bytes(200_000)))
-    assert sent == [4, 65536, 65536, 65536, 200_000 - 3 * 65536]
