@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from app.fleet.process import WorkerProcess
 from app.fleet.submission import ModelPool, Submission, files_among
-from app.scheduling.queue import Batch, ItemStatus
+from app.scheduling.queue import ENDED, Batch
 from app.worker.messages import Done
 
 REFUSED_IN_A_ROW = 64
@@ -54,7 +54,7 @@ class DeviceFiles:
             return frozenset()
         refused = [batch.items[position] for position in asked.intersection(done.undecoded)]
         self._count(pool, device, decoded=len(asked) - len(refused), refused=len(refused))
-        return frozenset([item for item in refused if item.status is not ItemStatus.ENDED])
+        return frozenset([item for item in refused if item.status is not ENDED])
 
     def _count(self, pool: ModelPool, device: str, *, decoded: int, refused: int) -> None:
         pool.metrics.device_decodes(device, decoded=decoded, refused=refused)

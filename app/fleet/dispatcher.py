@@ -25,7 +25,7 @@ from app.link import ComputedBy, Result, too_late
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
-from app.scheduling.queue import Attempt, Batch, ItemStatus
+from app.scheduling.queue import ALONE, ENDED, FILLING, Batch
 from app.scheduling.scheduler import Scheduler
 from app.worker.messages import Done, Failed
 from app.worker.results import Arrays
@@ -180,15 +180,15 @@ class Dispatcher:
         """The device could not decode its file, or it may have ended a worker: the host fills its slot with pixels."""
         refill, item.refill = item.refill, None
         assert refill is not None
-        item.status = ItemStatus.FILLING
+        item.status = FILLING
         refill(item)
 
     def _again(self, items: Iterable[Submission], reason: str, *, suspects: bool) -> None:
         """Items whose batch has failed: those that may be to blame run once more, each alone."""
         for item in items:
-            if item.status is ItemStatus.ENDED:  # The client left, or its deadline passed.
+            if item.status is ENDED:  # The client left, or its deadline passed.
                 item.give_slot()
-            elif suspects and item.attempt is Attempt.ALONE and item.refill is None:
+            elif suspects and item.attempt is ALONE and item.refill is None:
                 about = {"request_id": item.request_id}
                 name = item.reservation.model
                 log.error("an image for %s failed twice, the second time alone: %s", name, reason, extra=about)
@@ -196,7 +196,7 @@ class Dispatcher:
             else:
                 item.pool.metrics.retried.inc()
                 if suspects:
-                    item.attempt = Attempt.ALONE
+                    item.attempt = ALONE
                 if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
                     self._refill(item)
                 else:
@@ -227,7 +227,7 @@ class Dispatcher:
         for item, arrays in zip(batch.items, results, strict=True):
             if item in again:
                 self._refill(item)
-            elif item.status is ItemStatus.ENDED:
+            elif item.status is ENDED:
                 pool.metrics.wasted.inc()
             else:
                 placement, begun_s, queued_s = item.placement, item.begun_s, item.queued_s

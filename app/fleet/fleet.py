@@ -171,6 +171,8 @@ class Fleet:
 
     def refuse_unless_served(self, name: str) -> None:
         """Raises NOT_READY where no worker serves the model and none is being started for it."""
+        if self.readiness.is_served(name):
+            return
         state = self.readiness.state(name)
         if not state.accepts_requests:
             self.models[name].metrics.rejected["not_ready"].inc()

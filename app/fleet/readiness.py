@@ -40,6 +40,10 @@ class Readiness:
         starting = any(each.state not in ("broken", "quarantined", "stopped") for each in self._replicas_of(name))
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
+    def is_served(self, name: str) -> bool:
+        """Whether a worker takes its requests: so its state is READY, which costs more to compute."""
+        return self._scheduler.serves(name) and not self._loaded_with[name].unloaded
+
     def is_ready(self, name: str) -> bool:
         """Whether the model is served now."""
         return self.state(name).is_ready

@@ -15,7 +15,7 @@ from app.link import Reply, ServedModel, Terms
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import FreeSlots
-from app.scheduling.queue import Batch, Item, ItemStatus
+from app.scheduling.queue import ENDED, Batch, Item
 from app.worker.messages import Run
 from models import Model, Options, Placement, TensorOptions
 
@@ -105,8 +105,8 @@ class Submission(Item):
 
     def end(self, reply: Reply) -> None:
         """Give the reply, unless there was one."""
-        if self.status is not ItemStatus.ENDED:
-            self.status = ItemStatus.ENDED
+        if self.status is not ENDED:
+            self.status = ENDED
             self.ended(self, reply)
 
     def give_slot(self) -> None:

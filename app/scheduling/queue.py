@@ -98,6 +98,11 @@ class Attempt(Enum):
     """It may have been the reason: it runs in a batch of its own, with nothing else on its worker."""
 
 
+FILLING, QUEUED, COMPUTING, ENDED = ItemStatus
+FIRST, AGAIN, ALONE = Attempt
+"""In Python 3.11 each look-up of a member in its enumeration is a call, and an item's way has a dozen."""
+
+
 @dataclass(eq=False, slots=True)
 class Item:
     """One image of a request, at a position there; its owner's kind has more. `queued_s`: since when it waits for a
@@ -106,8 +111,8 @@ class Item:
 
     reservation: Reservation
     position: int
-    status: ItemStatus = field(init=False, default=ItemStatus.FILLING)
-    attempt: Attempt = field(init=False, default=Attempt.FIRST)
+    status: ItemStatus = field(init=False, default=FILLING)
+    attempt: Attempt = field(init=False, default=FIRST)
     queued_s: float = field(init=False, default=0.0)
     rank_s: float = field(init=False, default=0.0)
 
@@ -178,7 +183,7 @@ class Queue(Generic[T]):
             expected_s = admitted.expected_s
             if expected_s is None or admitted.interruptions != self.interruptions:
                 continue
-            if item.position or item.attempt is not Attempt.FIRST:
+            if item.position or item.attempt is not FIRST:
                 continue
             seconds, urgent = answered_s - admitted.admitted_s - expected_s, admitted.priority > 0
             latest = late_s.get(urgent)
@@ -250,7 +255,7 @@ class Queue(Generic[T]):
         heapq.heappush(self.heap, (item.rank_s, order, item))
         if self.aged:
             heapq.heappush(self.ages, (item.queued_s, order, item))
-        item.status = ItemStatus.QUEUED
+        item.status = QUEUED
         self.depth += 1
 
     def first(self) -> T:
@@ -259,28 +264,28 @@ class Queue(Generic[T]):
 
     def take(self, item: T) -> None:
         """Take a waiting item out."""
-        item.status = ItemStatus.COMPUTING
+        item.status = COMPUTING
         self.depth -= 1
         self.count(item.reservation.priority, -1)
         # The first is always one that waits: what was sent must not be here a second time when it is requeued.
-        while self.heap and self.heap[0][2].status is not ItemStatus.QUEUED:
+        while self.heap and self.heap[0][2].status is not QUEUED:
             heapq.heappop(self.heap)
         # Other items stay until they surface; rebuilt when they are most of it, memory stays bounded.
         if len(self.heap) > 2 * self.depth + 16:
-            self.heap = [entry for entry in self.heap if entry[2].status is ItemStatus.QUEUED]
+            self.heap = [entry for entry in self.heap if entry[2].status is QUEUED]
             heapq.heapify(self.heap)
         if self.aged:
-            while self.ages and self.ages[0][2].status is not ItemStatus.QUEUED:
+            while self.ages and self.ages[0][2].status is not QUEUED:
                 heapq.heappop(self.ages)
             if len(self.ages) > 2 * self.depth + 16:
-                waiting = [entry for entry in self.heap if entry[2].status is ItemStatus.QUEUED]
+                waiting = [entry for entry in self.heap if entry[2].status is QUEUED]
                 self.ages = [(item.queued_s, order, item) for _, order, item in waiting]
                 heapq.heapify(self.ages)
 
     def take_all(self) -> list[T]:
         """Take every waiting item out, in order."""
         ordered = sorted(self.heap, key=lambda entry: entry[:2])
-        items = [item for _, _, item in ordered if item.status is ItemStatus.QUEUED]
+        items = [item for _, _, item in ordered if item.status is QUEUED]
         for item in items:
             self.take(item)
         return items

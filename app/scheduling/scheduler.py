@@ -27,11 +27,13 @@ from typing import Generic
 
 from app.scheduling.batching import BatchLatencies
 from app.scheduling.queue import (
-    Attempt,
+    AGAIN,
+    ALONE,
+    FIRST,
+    QUEUED,
     Batch,
     Checked,
     DeadlineUnreachableError,
-    ItemStatus,
     LostBatches,
     Queue,
     Reservation,
@@ -125,15 +127,15 @@ class Scheduler(Generic[T]):
 
     def requeue(self, item: T) -> None:
         """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
-        if item.attempt is Attempt.FIRST:
-            item.attempt = Attempt.AGAIN
+        if item.attempt is FIRST:
+            item.attempt = AGAIN
         queue = self.queues[item.reservation.model]
         queue.count(item.reservation.priority, 1)
         queue.push(item, next(self._order))
 
     def discard(self, item: T) -> bool:
         """Take a waiting item out; False when it is no longer waiting."""
-        if item.status is not ItemStatus.QUEUED:
+        if item.status is not QUEUED:
             return False
         self.queues[item.reservation.model].take(item)
         return True
@@ -274,7 +276,7 @@ class Scheduler(Generic[T]):
         idle = not worker.batches
         for model in sorted((m for m in worker.latencies if self.queues[m].depth), key=worker.turn_s):
             queue, latencies = self.queues[model], worker.latencies[model]
-            if not idle and queue.first().attempt is Attempt.ALONE:
+            if not idle and queue.first().attempt is ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
             if queue.depth < latencies.ceiling(now):
                 if not idle:
@@ -293,7 +295,7 @@ class Scheduler(Generic[T]):
             worker.clock_s = worker.turn_s(model)
             worker.served_s[model] = worker.clock_s + latencies.of(size)
             worker.free_s = max(now, worker.free_s) + latencies.of(size)
-            worker.alone = items[0].attempt is Attempt.ALONE
+            worker.alone = items[0].attempt is ALONE
             batch = Batch(next(self._ids), worker.name, model, tuple(items), size, now)
             worker.batches[batch.id] = batch
             self._credits_changed(worker)
@@ -312,7 +314,7 @@ def _taken(
     best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
     while queue.depth and len(items) < wanted:
         item = queue.first()
-        alone, deadline_s = item.attempt is Attempt.ALONE, item.reservation.deadline_s
+        alone, deadline_s = item.attempt is ALONE, item.reservation.deadline_s
         if alone and items:
             break
         if deadline_s < here_s:

@@ -24,7 +24,7 @@ from app.images.header import ImageError
 from app.images.passing import plain_header, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured
 from app.processes.arena import Arena
-from app.scheduling.queue import ItemStatus
+from app.scheduling.queue import ENDED
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
 from models import PixelModel, Placement, TensorModel
 
@@ -209,7 +209,7 @@ class Filling:
 
 def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceError:
     """What the items of an image hear of it; where none is waited for any more, nothing is wrong."""
-    if all(item.status is ItemStatus.ENDED for item in items):
+    if all(item.status is ENDED for item in items):
         return NOWHERE
     return outcome if isinstance(outcome, Placement) else client_error(items[0].pool, outcome)
 

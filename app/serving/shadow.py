@@ -22,7 +22,7 @@ from app.fleet.fleet import Fleet
 from app.fleet.submission import ModelPool, Submission
 from app.link import Array, ClassDifference, Reply, Result, ShadowReport, Terms
 from app.observability.metrics import Metrics
-from app.scheduling.queue import DeadlineUnreachableError, ItemStatus, QueueFullError, Reservation
+from app.scheduling.queue import ENDED, DeadlineUnreachableError, QueueFullError, Reservation
 from models import Model, ModelError, Options, PixelModel
 
 HELD = 16
@@ -77,7 +77,7 @@ class Shadow:
         """A batch of the live version is done, and its slots still hold its images."""
         for live, arrays in zip(items, results, strict=True):
             now_s = time.monotonic()
-            has_pixels = live.refill is None and live.status is not ItemStatus.ENDED and arrays is not None
+            has_pixels = live.refill is None and live.status is not ENDED and arrays is not None
             if not has_pixels or len(self._held) >= HELD or random.random() >= self._share:
                 continue
             assert arrays is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from prometheus_client import Counter
 
@@ -21,9 +21,11 @@ from app.fleet.fleet import Fleet
 from app.fleet.submission import ModelPool, Submission
 from app.link import Content, Link, Reply, Room, ServedModel, Tables, Terms, too_late
 from app.scheduling.queue import (
+    ENDED,
+    FILLING,
+    QUEUED,
     Checked,
     DeadlineUnreachableError,
-    ItemStatus,
     NeverRoomError,
     QueueFullError,
     Reservation,
@@ -73,7 +75,7 @@ class Submissions(Link):
         if now_s >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
-        checked = cast("Checked | None", terms.checked)  # `check` has made it.
+        checked: Checked | None = terms.checked  # type: ignore[assignment]  # `check` has made it.
         if checked is not None and not checked.stands(name, terms.deadline_s, terms.priority, now_s):
             checked = None
         if checked is None:  # Else it was asked a moment ago; and an item whose model is gone by then is refused.
@@ -125,16 +127,16 @@ class Submissions(Link):
         status = item.status
         if counts is not None:
             counts[status.value].inc()
-        if status is ItemStatus.QUEUED:
+        if status is QUEUED:
             self._fleet.dispatcher.discard(item, error)
             return
         item.end(error)
-        if status is ItemStatus.FILLING:
+        if status is FILLING:
             self._filling.drop(item)
 
     def _filled(self, item: Submission, filled: Placement | ServiceError) -> None:
         """No process writes to the item's slot any more."""
-        if item.status is ItemStatus.ENDED:
+        if item.status is ENDED:
             item.give_slot()
         elif isinstance(filled, ServiceError):
             item.end(filled)

@@ -42,8 +42,8 @@ MUTATIONS = (
     Mutation(
         "the slot of an image whose client left while it was decoded is never free again",
         "app/serving/submissions.py",
-        "        if item.status is ItemStatus.ENDED:\n            item.give_slot()\n",
-        "        if item.status is ItemStatus.ENDED:\n            pass\n",
+        "        if item.status is ENDED:\n            item.give_slot()\n",
+        "        if item.status is ENDED:\n            pass\n",
         "test_dispatcher.py",
     ),
     Mutation(
@@ -63,14 +63,14 @@ MUTATIONS = (
     Mutation(
         "the image to blame is tried for ever",
         "app/fleet/dispatcher.py",
-        "elif suspects and item.attempt is Attempt.ALONE and item.refill is None:",
+        "elif suspects and item.attempt is ALONE and item.refill is None:",
         "elif False:",
         "test_dispatcher.py",
     ),
     Mutation(
         "what a lost batch had is not tried alone",
         "app/fleet/dispatcher.py",
-        "                    item.attempt = Attempt.ALONE\n",
+        "                    item.attempt = ALONE\n",
         "                    pass\n",
         "test_dispatcher.py",
     ),
