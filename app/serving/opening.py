@@ -39,7 +39,7 @@ _PROGRAM = "app.serving.opening:main"
 _ASKED = {"models", "weights", "weights_mirror", "cache_dir", "trust_exported", "device", "null", "simulate"}
 """The settings that count here."""
 _END_S = 2.0
-_ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "": RuntimeError}
+_ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "ended": ChildProcessError, "": RuntimeError}
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +76,7 @@ class Opening:
         loop = asyncio.get_running_loop()
         content: tuple[list[Model], Choice | None] = [], None
         heard: asyncio.Future[Opened | Refused] = loop.create_future()
+        ended = Refused("ended", "the process that reads models has ended")
         spawned = await spawn("opening", forks=True)
         channel = Channel(spawned.socket)
 
@@ -90,7 +91,7 @@ class Opening:
             except (EOFError, OSError, ChannelError, msgspec.DecodeError):
                 loop.remove_reader(channel.fileno())
                 if not heard.done():
-                    heard.set_result(Refused("", "the process that reads models has ended"))
+                    heard.set_result(ended)
 
         loop.add_reader(channel.fileno(), readable)
         try:
@@ -100,7 +101,9 @@ class Opening:
             channel.send(to_process(begin))
             channel.send(msgspec.msgpack.encode(Wanted(given, model)))
             answer = await heard
-            if isinstance(answer, Opened):
+            if answer is ended and await spawned.child.ends_within(_END_S):
+                answer = Refused(ended.kind, f"{ended.reason}, exit code {spawned.child.exited.result()}")
+            elif isinstance(answer, Opened):
                 content = await asyncio.to_thread(read_packed, channel.take_descriptor())
         finally:
             loop.remove_reader(channel.fileno())
