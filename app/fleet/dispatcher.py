@@ -115,7 +115,7 @@ class Dispatcher:
             self._wake.cancel()
         self.files.stop()
 
-    def enqueue(self, item: Submission) -> None:
+    def enqueue(self, item: Submission, now_s: float) -> None:
         """Queue an item whose slot is filled: for the first time, or where it was before.
 
         It fails with NOT_READY where the model was unloaded or lost its last worker meanwhile.
@@ -130,7 +130,7 @@ class Dispatcher:
                 except ServiceError as error:
                     self._fail(item, error)
                     return
-            self._scheduler.enqueue(item, time.monotonic())
+            self._scheduler.enqueue(item, now_s)
         self.dispatch_soon()
 
     def discard(self, item: Submission, error: ServiceError) -> None:
@@ -200,7 +200,7 @@ class Dispatcher:
                 if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
                     self._refill(item)
                 else:
-                    self.enqueue(item)
+                    self.enqueue(item, time.monotonic())
 
     def computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
         """A worker has answered with these results, one for each item."""

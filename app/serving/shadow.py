@@ -108,7 +108,7 @@ class Shadow:
                 self._give_up(item)
             else:
                 item.ended = partial(self._ended, pair)
-                self._fleet.dispatcher.enqueue(item)
+                self._fleet.dispatcher.enqueue(item, now_s)
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._held else None
 
     def _give_up(self, item: Submission) -> None:

@@ -90,7 +90,9 @@ class Submissions(Link):
             raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, count)
-        return room.begun(now_s)
+        room.served.images += count
+        self.deadlines.add(room, now_s)
+        return room
 
     def submit(  # noqa: D102
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
@@ -118,9 +120,14 @@ class Submissions(Link):
                 error = self._fleet.residents.late(item.pool.model.name) or too_late()
                 self._withdraw(item, error, item.pool.metrics.expired)
 
-    def release(self, reservation: Reservation) -> None:
-        """The request of a reservation has ended."""
-        self._fleet.scheduler.release(reservation)
+    def end(self, room: _OwnRoom) -> None:
+        """The request of a room has ended: what has no reply yet is cancelled, and the room given back."""
+        self.deadlines.discard(room)
+        for token in room.tokens:
+            if token in self._under_way:
+                self.cancel(token)
+        room.served.answered(room.images)
+        self._fleet.scheduler.release(room)
 
     def _withdraw(self, item: Submission, error: ServiceError, counts: Mapping[str, Counter] | None) -> None:
         """End an item early. Where a process has its slot in hand, the slot comes back when that is over."""
@@ -141,12 +148,12 @@ class Submissions(Link):
         elif isinstance(filled, ServiceError):
             item.end(filled)
             item.give_slot()
-        elif time.monotonic() >= item.terms.deadline_s:
+        elif (now_s := time.monotonic()) >= item.terms.deadline_s:
             self._withdraw(item, too_late(), item.pool.metrics.expired)
             item.give_slot()
         else:
             item.placement = filled
-            self._fleet.dispatcher.enqueue(item)
+            self._fleet.dispatcher.enqueue(item, now_s)
 
     def _ended(self, item: Submission, reply: Reply) -> None:
         del self._under_way[item.token]
@@ -178,19 +185,8 @@ class _OwnRoom(Reservation, Room):
         self.tokens: list[int] = []
         self.tick = int(self.deadline_s / _TICK_S)
 
-    def begun(self, now_s: float) -> _OwnRoom:
-        """The same, let in."""
-        self.served.images += self.images
-        self._submissions.deadlines.add(self, now_s)
-        return self
-
     def __exit__(self, *_: object) -> None:
-        submissions = self._submissions
-        submissions.deadlines.discard(self)
-        for token in self.tokens:
-            submissions.cancel(token)
-        self.served.answered(self.images)
-        submissions.release(self)
+        self._submissions.end(self)
 
 
 class _Deadlines:

@@ -49,8 +49,8 @@ MUTATIONS = (
     Mutation(
         "a deadline that passes is answered when the worker is done",
         "app/serving/submissions.py",
-        "self._withdraw(item, error, item.pool.metrics.expired)\n\n    def release",
-        "pass\n\n    def release",
+        "self._withdraw(item, error, item.pool.metrics.expired)\n\n    def end",
+        "pass\n\n    def end",
         "test_dispatcher.py",
     ),
     Mutation(
