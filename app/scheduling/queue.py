@@ -248,7 +248,9 @@ class Queue(Generic[T]):
             requests, last_s = self.clients[client]
             reservation.first_s = max(now + reservation.behind * seconds_an_image, last_s)
             self.clients[client] = (requests, reservation.first_s)
-        return max(now, reservation.first_s or now) + position * seconds_an_image
+        first_s = reservation.first_s
+        rank_s = now if first_s is None or first_s < now else first_s
+        return rank_s + position * seconds_an_image if position else rank_s
 
     def push(self, item: T, order: int) -> None:
         """Let an item wait that is counted; `order` decides between equal ranks."""

@@ -170,7 +170,8 @@ def expected_s(
         [(worker, latencies)] = workers
         full = latencies.ceiling(now)
         batches, rest = divmod(ahead + images - 1, full)  # Full ones go first; the last image is in the one after them.
-        by_queue_s = worker.wait_s(now) + latencies.best_s(max(rest + 1, round(queue.usual)), now)
+        filled = round(queue.usual) if rest + 1 < queue.usual else rest + 1
+        by_queue_s = worker.wait_s(now) + latencies.best_s(filled, now)
         if batches:
             by_queue_s += batches * latencies.of(full) * worker.sharing(model)
     else:

@@ -53,10 +53,10 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
     layouts = tuple(
         [None if each is None else tuple([(array.dtype.str, array.shape) for array in each]) for each in results]
     )
-    sizes = [0 if layout is None else _plan(layout)[1] for layout in layouts]
+    sizes = [0 if layout is None else _record(layout).itemsize for layout in layouts]
     if layouts.count(layouts[0]) == len(layouts):
         layouts = layouts[:1]
-    small_bytes = sum(map(_aligned, sizes))
+    small_bytes = sum(sizes)
     if small_bytes <= SMALL_BYTES:
         small = np.zeros(small_bytes, np.uint8)
         _join(results, small)
@@ -66,7 +66,7 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
     for result, size, place in zip(results, sizes, places, strict=True):
         if size > len(place):
             large.append(result)
-            overflow_bytes += _aligned(size)
+            overflow_bytes += size
         elif result is not None:
             _write(result, place)
     if not large:
@@ -93,19 +93,16 @@ def read_results(
     """
     if len(layouts) not in (1, len(slots)):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
-    if isinstance(others, bytes):
-        others = np.frombuffer(bytearray(others), np.uint8)  # As a task may write to what it gets.
+    memory = bytearray(others) if isinstance(others, bytes) else others  # As a task may write to what it gets.
     first = layouts[0]
     if first is not None and len(layouts) == 1:  # As mostly: all at once.
-        parts, size = _plan(first)
-        step = _aligned(size)
-        lie = None
-        if places is not None and size <= places.shape[1]:
-            lie = places[list(slots), :step]
-        elif others is not None and step * len(slots) <= len(others):
-            lie = others[: step * len(slots)].reshape(len(slots), step)
-        if lie is not None:
-            arrays = [lie[:, at:end].view(dtype).reshape(len(slots), *shape) for dtype, shape, at, end in parts]
+        record, whole = _record(first), None
+        if places is not None and record.itemsize <= places.shape[1]:
+            whole = places[list(slots), : record.itemsize].view(record)[:, 0]
+        elif memory is not None and record.itemsize * len(slots) <= len(memory):
+            whole = np.frombuffer(memory, record, len(slots))
+        if whole is not None:
+            arrays = [whole[name] for name in record.names or ()]
             if arrays and all([array.ndim > 1 for array in arrays]):  # noqa: C419 - faster
                 return [*zip(*arrays, strict=True)]
             return [tuple([array[item, ...] for array in arrays]) for item in range(len(slots))]
@@ -115,16 +112,15 @@ def read_results(
         if layout is None:
             results.append(None)
             continue
-        parts, size = _plan(layout)
-        if places is not None and size <= places.shape[1]:
-            place = places[slot]
-            results.append(tuple([place[at:end].view(dtype).reshape(shape).copy() for dtype, shape, at, end in parts]))
-            continue
-        if others is None or start + size > len(others):
-            raise ResultError(f"a result of {size} bytes is missing")
-        lies = others[start : start + size]
-        results.append(tuple([lies[at:end].view(dtype).reshape(shape) for dtype, shape, at, end in parts]))
-        start += _aligned(size)
+        record = _record(layout)
+        if places is not None and record.itemsize <= places.shape[1]:
+            one = np.frombuffer(bytearray(places[slot, : record.itemsize]), record)
+        elif memory is not None and start + record.itemsize <= len(memory):
+            one = np.frombuffer(memory, record, 1, start)
+            start += record.itemsize
+        else:
+            raise ResultError(f"a result of {record.itemsize} bytes is missing")
+        results.append(tuple([one[name][0, ...] for name in record.names or ()]))
     return results
 
 
@@ -160,9 +156,9 @@ def _write(result: tuple[Array, ...], place: Bytes) -> int:
 
 
 @lru_cache(maxsize=512)
-def _plan(layout: tuple[ArrayLayout, ...]) -> tuple[tuple[tuple[np.dtype[Any], tuple[int, ...], int, int], ...], int]:
-    """Each array's type, shape, begin and end, and the bytes of all of them. Raises ResultError."""
-    parts, start, end = [], 0, 0
+def _record(layout: tuple[ArrayLayout, ...]) -> np.dtype[Any]:
+    """The type of a record whose fields are the arrays, one after the other. Raises ResultError."""
+    formats, offsets, end = [], [], 0
     for name, shape in layout:
         try:
             dtype = np.dtype(name)
@@ -170,10 +166,13 @@ def _plan(layout: tuple[ArrayLayout, ...]) -> tuple[tuple[tuple[np.dtype[Any], t
             raise ResultError(f"there is no type {name!r}") from error
         if dtype.kind not in _KINDS or dtype.names is not None or any(length < 0 for length in shape):
             raise ResultError(f"an array of {name!r} {shape} cannot be sent")
-        end = start + math.prod(shape) * dtype.itemsize
-        parts.append((dtype, shape, start, end))
-        start = _aligned(end)
-    return tuple(parts), end
+        formats.append((dtype, shape))
+        offsets.append(end)
+        end = _aligned(end + math.prod(shape) * dtype.itemsize)
+    if end > MAX_OVERFLOW_BYTES:
+        raise ResultError(f"a result of {end} bytes cannot be sent")
+    names, size = [str(number) for number in range(len(formats))], max(end, _ALIGNMENT_BYTES)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def _aligned(size: int) -> int:

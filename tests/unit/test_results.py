@@ -82,7 +82,7 @@ def test_arrays_from_places_are_copies():
         kept = places.copy()
         places[:] = 0
         assert all((array == 1).all() for (array,) in got)
-        assert all(array.flags.aligned for (array,) in got)
+        assert all(array.flags.aligned and array.flags.writeable for (array,) in got)
         places[:] = kept
 
 
