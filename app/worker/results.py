@@ -146,13 +146,13 @@ def _join(results: Iterable[Arrays], memory: Bytes) -> None:
 
 
 def _write(result: tuple[Array, ...], place: Bytes) -> int:
-    """Returns the bytes that it takes."""
+    """Returns the bytes that it takes, as its record says."""
     start = 0
     for array in result:
         if array.nbytes:
             place[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
         start = _aligned(start + array.nbytes)
-    return start
+    return max(start, _ALIGNMENT_BYTES)
 
 
 @lru_cache(maxsize=512)
