@@ -28,6 +28,7 @@ from app.fleet.profiles import Profile, store, stored
 from backends import choose
 from models import open_model, parse_spec
 from models.sample import IMAGES
+from tests.support.service_process import cache_in
 from tests.support.task_files import written
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +119,7 @@ def test_a_planted_optimum_of_a_simulated_device_is_found(tmp_path):
     """
     model = f"tiny={written(tmp_path, 'detect')}"
     arguments = ["tune", model, "--simulate", "npu:1,copy_delay_ms=30", "--device", "npu", "--json", "--seconds", "1"]
-    arguments += ["--cache-dir", str(tmp_path / "cache"), "--engines", "eager", "--precisions", "fp32"]
+    arguments += ["--cache-dir", cache_in(tmp_path), "--engines", "eager", "--precisions", "fp32"]
     narrow = ["--ladders", "1,2,4,8,16,32;1", "--workers", "1", "--decoder-counts", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = []

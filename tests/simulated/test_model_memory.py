@@ -21,7 +21,7 @@ from PIL import Image
 from app.scheduling.residency import MOST_S, SHARE
 from tests.support import small_classifier
 from tests.support.null_service import metric
-from tests.support.service_process import running
+from tests.support.service_process import cache_in, running
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def command(*words):
 
 
 def test_what_a_model_takes_is_measured_shown_and_kept_for_the_next_start(tmp_path, models):
-    cache = ("--cache-dir", str(tmp_path / "cache"))
+    cache = ("--cache-dir", cache_in(tmp_path))
     options = (*ON_NPU, "--simulate", "npu:1,memory_mb=1024,model_mb=200", *cache)
     with running(tmp_path, "--models", ",".join(models[:2]), *options) as service, service.client() as client:
         for each in client.get("/v1/models").json()["models"]:
@@ -60,7 +60,7 @@ def test_what_a_model_takes_is_measured_shown_and_kept_for_the_next_start(tmp_pa
 
 
 def test_models_that_do_not_fit_are_said_before_they_fail(tmp_path, models):
-    cache = ("--cache-dir", str(tmp_path / "cache"))
+    cache = ("--cache-dir", cache_in(tmp_path))
     given = ("--engine", "eager", "--precision", "fp32", "--batch-sizes", "1,4", *cache)
     simulated = "npu:1,memory_mb=700,model_mb=200"
     for each in models[:2], models[2:4]:
@@ -102,7 +102,7 @@ def resident_bytes(client):
 
 def test_models_are_loaded_when_they_are_asked_for_and_others_go(tmp_path, models):
     simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200", *on_demand(3))
-    cache = ("--cache-dir", str(tmp_path / "cache"))
+    cache = ("--cache-dir", cache_in(tmp_path))
     image = jpeg(0)
     with running(tmp_path, "--models", ",".join(models[:4]), *ON_NPU, *simulated, *cache) as service:
         with service.client() as client:
@@ -257,7 +257,7 @@ def bound(seconds):
 )
 async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count, fit):
     simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *on_demand(fit))
-    cache = ("--cache-dir", str(tmp_path / "cache"))
+    cache = ("--cache-dir", cache_in(tmp_path))
     image = jpeg(0)
     with running(tmp_path, "--models", ",".join(models[:count]), *ON_NPU, *simulated, *cache) as service:
         async with Crowd(service.url, image) as crowd:

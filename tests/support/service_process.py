@@ -91,6 +91,18 @@ def free_port() -> int:
     return port
 
 
+def cache_in(folder: Path) -> str:
+    """For --cache-dir: a cache of its own in which the simulated device is not compiled once more, as that takes
+    longer than most tests.
+    """
+    compiled = Path("~/.cache/anychip/simulated").expanduser()
+    compiled.mkdir(parents=True, exist_ok=True)
+    cache = folder / "cache"
+    cache.mkdir()
+    (cache / "simulated").symlink_to(compiled)
+    return str(cache)
+
+
 def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> subprocess.Popen[str]:
     command = [sys.executable, *words]
     with log.open("w") as errors:
