@@ -30,10 +30,10 @@ class Readiness:
 
     def state(self, name: str) -> ModelState:
         """The state of a model, or of one of its forms."""
+        if self.is_served(name):
+            return ModelState.READY
         if self._loaded_with[name].unloaded:
             return ModelState.UNLOADED
-        if self._scheduler.serves(name):
-            return ModelState.READY
         if name in self.on_demand and any(each.current is not None for each in self._replicas_of(name)):
             return ModelState.ON_DEMAND
         # Between a worker's death and the next start a replica's state is still "ready".
@@ -41,7 +41,7 @@ class Readiness:
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_served(self, name: str) -> bool:
-        """Whether a worker takes its requests: so its state is READY, which costs more to compute."""
+        """Whether its state is READY, as a worker takes its requests; the others cost more to tell apart."""
         return self._scheduler.serves(name) and not self._loaded_with[name].unloaded
 
     def is_ready(self, name: str) -> bool:

@@ -25,7 +25,7 @@ from app.errors import ServiceError
 from app.fleet.fleet import Fleet
 from app.fleet.spawn import spawn
 from app.fleet.submission import ModelPool
-from app.link import ModelState, Reply, Result, Room, Terms
+from app.link import Reply, Result, Room, Terms
 from app.link_messages import (
     INLINE_BYTES,
     Ask,
@@ -442,7 +442,7 @@ class Ingresses:
         queue = self._fleet.scheduler.queues[name]
         if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:
             return False
-        if self._fleet.readiness.state(name) is not ModelState.READY:
+        if not self._fleet.readiness.is_served(name):
             return False
         try:
             self._fleet.scheduler.check(name, 1, now_s + _CALM_S, 0, now_s)

@@ -53,22 +53,22 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
     layouts = tuple(
         [None if each is None else tuple([(array.dtype.str, array.shape) for array in each]) for each in results]
     )
-    sizes = [0 if layout is None else _record(layout).itemsize for layout in layouts]
+    records = [None if layout is None else _record(layout) for layout in layouts]
     if layouts.count(layouts[0]) == len(layouts):
         layouts = layouts[:1]
-    small_bytes = sum(sizes)
+    small_bytes = sum([record.itemsize for record in records if record is not None])
     if small_bytes <= SMALL_BYTES:
         small = np.zeros(small_bytes, np.uint8)
-        _join(results, small)
+        _join(zip(results, records, strict=True), small)
         return layouts, small.tobytes(), 0, -1
-    large: list[Arrays] = []
+    large: list[tuple[Arrays, np.dtype[Any] | None]] = []
     overflow_bytes = 0
-    for result, size, place in zip(results, sizes, places, strict=True):
-        if size > len(place):
-            large.append(result)
-            overflow_bytes += size
-        elif result is not None:
-            _write(result, place)
+    for result, record, place in zip(results, records, places, strict=True):
+        if record is not None and record.itemsize > len(place):
+            large.append((result, record))
+            overflow_bytes += record.itemsize
+        else:
+            _join([(result, record)], place)
     if not large:
         return layouts, b"", 0, -1
     if overflow_bytes > MAX_OVERFLOW_BYTES:
@@ -137,22 +137,15 @@ def map_overflow(descriptor: int, size: int) -> Bytes:
         os.close(descriptor)
 
 
-def _join(results: Iterable[Arrays], memory: Bytes) -> None:
-    """Write one after the other."""
+def _join(results: Iterable[tuple[Arrays, np.dtype[Any] | None]], memory: Bytes) -> None:
+    """Write results one after the other, each as its record has it."""
     start = 0
-    for result in results:
-        if result is not None:
-            start += _write(result, memory[start:])
-
-
-def _write(result: tuple[Array, ...], place: Bytes) -> int:
-    """Returns the bytes that it takes, as its record says."""
-    start = 0
-    for array in result:
-        if array.nbytes:
-            place[start : start + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        start = _aligned(start + array.nbytes)
-    return max(start, _ALIGNMENT_BYTES)
+    for result, record in results:
+        if result is not None and record is not None:
+            one = memory[start : start + record.itemsize].view(record)
+            for name, array in zip(record.names or (), result, strict=True):
+                one[name][0, ...] = array
+            start += record.itemsize
 
 
 @lru_cache(maxsize=512)

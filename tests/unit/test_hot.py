@@ -53,7 +53,7 @@ class Wanted:
             raise ValueError("a fault of ours")
         if model == "waits":
             await request.watched(self._wait(), lambda: self.events.append("left"))
-        if model.startswith("large"):
+        if model == "large":
             return (content := bytes(LARGE_BYTES)), [(b"content-length", b"%d" % len(content))]
         content = b"%s %s %d" % (model.encode(), version.encode(), sum(body))
         return content, [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(content))]
