@@ -17,7 +17,7 @@ from app.ingress.ingress import Ingress
 from app.link import Link
 
 Header = tuple[bytes, bytes]
-Content = tuple[bytes, list[Header]]
+Content = tuple[bytes | memoryview, list[Header]]
 """A body, and the headers that describe it."""
 
 

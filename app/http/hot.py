@@ -356,7 +356,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def _send_pieces(self, head: bytes, body: bytes, piece_bytes: int) -> None:
+    async def _send_pieces(self, head: bytes, body: bytes | memoryview, piece_bytes: int) -> None:
         """Write an answer that takes long to encrypt or to send, piece by piece as it leaves."""
         flow, content = self._general.flow, memoryview(body)
         self._transport.write(head)

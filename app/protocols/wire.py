@@ -128,9 +128,24 @@ def split(content: Buffer) -> Iterator[memoryview]:
 
 def to_bytes(array: Array | Sequence[bytes]) -> bytes:
     """A tensor's bytes as the wire wants them; of BYTES, a sequence of its elements."""
+    return bytes(content_of(array))
+
+
+def content_of(array: Array | Sequence[bytes]) -> bytes | memoryview:
+    """As `to_bytes`, and where its bytes lie as the wire wants them they are not copied."""
     if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     return b"".join(part for element in array for part in (_LENGTH.pack(len(element)), element))
+
+
+def joined(parts: Sequence[Buffer]) -> memoryview:
+    """One after the other. Other threads run meanwhile: while bytes are copied they would not, 50 ms for 100 MB."""
+    whole = np.empty(sum(map(len, parts)), np.uint8)
+    start = 0
+    for part in parts:
+        whole[start : start + len(part)] = np.frombuffer(part, np.uint8)
+        start += len(part)
+    return whole.data
 
 
 def datatype_of(array: Array | Sequence[bytes]) -> str:

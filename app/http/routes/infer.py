@@ -18,7 +18,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from app.errors import invalid_request
-from app.http.answer import Content, Header, as_response
+from app.http.answer import Content, as_response
 from app.http.call import WINDOW, AsgiRequest, Body, Fields, HttpCall, HttpRequest
 from app.ingress.budget import Lease
 from app.ingress.inference import run
@@ -205,18 +205,17 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
     return _Parsed(InferenceRequest(inputs, outputs, parameters), checked, binary, binary_default)
 
 
-async def _encoded(
-    ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse
-) -> tuple[bytes, list[Header]]:
+async def _encoded(ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse) -> Content:
     """What is large is copied and written elsewhere: 64 images may have answers of megabytes each."""
     size = response.data_bytes
+    head: bytes | memoryview
     if size <= INLINE_BYTES:
         document, contents, numbers = _drafted(model, parsed, response)
     else:
         document, contents, numbers = await ingress.offload(_drafted, model, parsed, response)
     if numbers:
         packed = await ingress.offload(_packed, document, numbers)
-        head = bytes(await ingress.converter.convert(documents.write_outputs, 0, packed))
+        head = await ingress.converter.convert(documents.write_outputs, 0, packed)
     else:
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     if not contents:
@@ -224,7 +223,7 @@ async def _encoded(
     length = b"%d" % len(head)
     headers = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)]
     parts = [head, *contents]
-    return (b"".join(parts) if size <= INLINE_BYTES else await ingress.offload(b"".join, parts)), headers
+    return (b"".join(parts) if size <= INLINE_BYTES else await ingress.offload(wire.joined, parts)), headers
 
 
 def _packed(document: dict[str, Any], numbers: list[bytes]) -> bytes:
@@ -233,17 +232,17 @@ def _packed(document: dict[str, Any], numbers: list[bytes]) -> bytes:
 
 def _drafted(
     model: str, parsed: _Parsed, response: InferenceResponse
-) -> tuple[dict[str, Any], list[bytes], list[bytes]]:
+) -> tuple[dict[str, Any], list[bytes | memoryview], list[bytes]]:
     """The JSON of an answer, the bytes that follow it, and the numbers that are still to be written into it."""
     outputs: list[dict[str, Any]] = []
-    contents: list[bytes] = []
+    contents: list[bytes | memoryview] = []
     numbers: list[bytes] = []  # Of outputs in JSON, where these are many.
     in_json = [output for output in response.outputs if not parsed.binary.get(output.name, parsed.binary_default)]
     many = sum(each.data.nbytes for each in in_json if isinstance(each.data, np.ndarray)) > _NUMBERS_INLINE_BYTES
     for result in response.outputs:
         output: dict[str, Any] = {"name": result.name, "datatype": result.datatype, "shape": result.shape}
         if parsed.binary.get(result.name, parsed.binary_default):
-            content = wire.to_bytes(result.data)
+            content = wire.content_of(result.data)
             output["parameters"] = {"binary_data_size": len(content)}
             contents.append(content)
         elif many and isinstance(data := _as_json(result), np.ndarray):
