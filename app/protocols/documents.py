@@ -49,7 +49,7 @@ def packed_instances(body: wire.Buffer, max_images: int) -> bytes:
     return wire.to_bytes(read_instances(body, max_images))
 
 
-def packed_with_image(body: wire.Buffer, _: int) -> bytes:
+def packed_with_image(body: wire.Buffer, _: int) -> memoryview:
     """What `read_with_image` returns, packed, for app.ingress.converter."""
     return pack(*read_with_image(body))
 
@@ -97,7 +97,7 @@ def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document,
     return document, _contents(objects(document, "inputs"), rest)
 
 
-def packed_tensors(body: wire.Buffer, header_bytes: int) -> bytes:
+def packed_tensors(body: wire.Buffer, header_bytes: int) -> memoryview:
     """The same, packed, for app.ingress.converter; 0: all of it is JSON."""
     return pack(*read_tensors(body, header_bytes or None))
 
@@ -185,12 +185,12 @@ def parameters_of(owner: Mapping[str, Any], which: str) -> Mapping[str, Any]:
     return parameters
 
 
-def pack(document: Document, contents: Sequence[wire.Buffer], *, limited: bool = True) -> bytes:
+def pack(document: Document, contents: Sequence[wire.Buffer], *, limited: bool = True) -> memoryview:
     """A document and its contents in one piece. Raises INVALID_REQUEST where a request is large without its tensors."""
     head = orjson.dumps({"document": document, "sizes": [len(each) for each in contents]})
     if limited and len(head) > _MOST_HEAD_BYTES:
         raise invalid_request(f"without its tensors the request is larger than {_MOST_HEAD_BYTES} bytes")
-    return b"".join([len(head).to_bytes(8, "little"), head, *contents])
+    return wire.joined([len(head).to_bytes(8, "little"), head, *contents])
 
 
 def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:

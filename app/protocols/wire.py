@@ -32,6 +32,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
 """All but BYTES."""
 
 _LENGTH = struct.Struct("<I")
+_PIECE_BYTES = 1024 * 1024
 _TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float}, "f": {int, float}}
 """What fitting values are in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
@@ -136,6 +137,12 @@ def content_of(array: Array | Sequence[bytes]) -> bytes | memoryview:
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     return b"".join(part for element in array for part in (_LENGTH.pack(len(element)), element))
+
+
+def pieces(content: Buffer) -> Iterator[bytes]:
+    """Copied bit by bit, as what needs `bytes` wants them: other threads run in between, and while these are joined."""
+    for start in range(0, len(content), _PIECE_BYTES):
+        yield bytes(content[start : start + _PIECE_BYTES])
 
 
 def joined(parts: Sequence[Buffer]) -> memoryview:

@@ -46,6 +46,30 @@ async def test_mistakes_are_the_clients_and_end_nobody(converter):
     assert child.is_alive()
 
 
+async def test_a_child_that_writes_as_fast_as_it_is_read_keeps_nobody_waiting(converter, monkeypatch):
+    loop, pieces, turns = asyncio.get_running_loop(), [], 0
+
+    async def at_once(_socket, view):
+        pieces.append(len(view))
+        view[:] = bytes(len(view))
+        return len(view)
+
+    async def others():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    await converter.convert(documents.packed_instances, 1, instances(b"x"))  # The process is there.
+    [child] = converter._children
+    monkeypatch.setattr(loop, "sock_recv_into", at_once)
+    waiting = asyncio.create_task(others())
+    await child._received(20 << 20)
+    waiting.cancel()
+    assert pieces == [1 << 20] * 20
+    assert turns >= 19
+
+
 async def test_one_long_string_among_many_values_takes_no_memory(converter):
     """NumPy would make as many strings of that length: 4 * 1,000,000 * 400,000 bytes."""
     values = '["' + "x" * 1_000_000 + '"' + ',"a"' * 400_000 + "]"

@@ -76,11 +76,14 @@ async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(ser
 
 
 def test_answers_of_96_mb_hold_nobody_up(serve):
-    """48 images with outputs of 2 MB: copied, written and serialised outside the event loop."""
+    """48 images with outputs of 2 MB: copied, written and serialised outside the event loop; half of them over gRPC,
+    whose library copies each answer in the loop, and refuses the whole.
+    """
     size, images = 48 * 2 << 20, [GREY] * 48
     port = free_port()
-    request = image_request(*images, model=MODEL)
-    request.outputs.add(name="logits")
+    request, larger = image_request(*images[::2], model=MODEL), image_request(*images, model=MODEL)
+    for each in (request, larger):
+        each.outputs.add(name="logits")
     unlimited = [("grpc.max_receive_message_length", -1)]
     with (
         serve("delay_ms=5,output_mb=2", "--batch-sizes", "1,8", "--grpc-port", str(port)) as service,
@@ -92,6 +95,10 @@ def test_answers_of_96_mb_hold_nobody_up(serve):
             response = infer_images(client, f"/v2/models/{MODEL}", *images, outputs=[output])
             assert response.status_code == 200, response.text
             assert len(response.content) > size
-        assert [len(content) for content in infer(channel, request).raw_output_contents] == [size]
-        [streamed] = method(channel, "ModelStreamInfer")(iter([request]), timeout=WAIT_S)
-        assert [len(content) for content in streamed.infer_response.raw_output_contents] == [size]
+        assert [len(content) for content in infer(channel, request).raw_output_contents] == [size // 2]
+        streamed, refused = method(channel, "ModelStreamInfer")(iter([request, larger]), timeout=WAIT_S)
+        assert [len(content) for content in streamed.infer_response.raw_output_contents] == [size // 2]
+        assert "100663296 bytes are more than the 67108864 that gRPC sends at once" in refused.error_message
+        with pytest.raises(grpc.RpcError) as caught:
+            infer(channel, larger)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

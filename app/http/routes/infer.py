@@ -226,17 +226,17 @@ async def _encoded(ingress: Ingress, model: str, parsed: _Parsed, response: Infe
     return (b"".join(parts) if size <= INLINE_BYTES else await ingress.offload(wire.joined, parts)), headers
 
 
-def _packed(document: dict[str, Any], numbers: list[bytes]) -> bytes:
+def _packed(document: dict[str, Any], numbers: list[bytes | memoryview]) -> memoryview:
     return documents.pack(document, numbers, limited=False)
 
 
 def _drafted(
     model: str, parsed: _Parsed, response: InferenceResponse
-) -> tuple[dict[str, Any], list[bytes | memoryview], list[bytes]]:
+) -> tuple[dict[str, Any], list[bytes | memoryview], list[bytes | memoryview]]:
     """The JSON of an answer, the bytes that follow it, and the numbers that are still to be written into it."""
     outputs: list[dict[str, Any]] = []
     contents: list[bytes | memoryview] = []
-    numbers: list[bytes] = []  # Of outputs in JSON, where these are many.
+    numbers: list[bytes | memoryview] = []  # Of outputs in JSON, where these are many.
     in_json = [output for output in response.outputs if not parsed.binary.get(output.name, parsed.binary_default)]
     many = sum(each.data.nbytes for each in in_json if isinstance(each.data, np.ndarray)) > _NUMBERS_INLINE_BYTES
     for result in response.outputs:
@@ -247,7 +247,7 @@ def _drafted(
             contents.append(content)
         elif many and isinstance(data := _as_json(result), np.ndarray):
             output["data"] = None
-            numbers.append(wire.to_bytes(data))
+            numbers.append(wire.content_of(data))
         else:
             output["data"] = _as_json(result)
         outputs.append(output)

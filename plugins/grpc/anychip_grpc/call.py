@@ -132,8 +132,8 @@ def serialized_response(request: Message, version: str, answered: InferenceRespo
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
     parts = [response.SerializeToString()]
     for output in answered.outputs:
-        data = wire.to_bytes(output.data)
-        parts += (field_head(response, "raw_output_contents", len(data)), data)
+        data = wire.content_of(output.data)
+        parts += (field_head(response, "raw_output_contents", len(data)), *wire.pieces(data))
     return b"".join(parts)
 
 

@@ -20,12 +20,15 @@ from anychip_grpc.call import (
 )
 from anychip_grpc.contents import RawRequest
 from anychip_grpc.messages import SERVICE, message
-from app.errors import ServiceError
+from app.errors import ServiceError, invalid_request
 from app.ingress.ingress import Ingress
 from app.link import INLINE_BYTES
 from app.protocols import signatures, triton
 
 _INFER = f"/{SERVICE}/ModelInfer"
+_ANSWER_BYTES = 64 * 2**20
+"""Of tensors in one answer, unless requests may have more. grpcio copies each answer in the event loop, where nothing
+else runs meanwhile: 0.2 to 1 ms a MiB, most of it the system's, for pages of new memory."""
 
 
 class Methods:
@@ -92,6 +95,12 @@ class Methods:
         """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
         call = GrpcInferCall(context, request)
         response = await self._ingress.answer(call)
+        most = max(_ANSWER_BYTES, self._link.settings.max_body_bytes)
+        if response.data_bytes > most:
+            raise invalid_request(
+                f"the answer's {response.data_bytes} bytes are more than the {most} that gRPC sends at once here;"
+                " send fewer images, ask for fewer outputs, or ask over REST"
+            )
         trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
