@@ -186,7 +186,10 @@ class _Child:
         loop = asyncio.get_running_loop()
         name = f"{conversion.__module__}:{conversion.__qualname__}".encode()
         await loop.sock_sendall(self._connection, REQUEST.pack(len(name), argument, len(payload)) + name)
-        await loop.sock_sendall(self._connection, payload)
+        view = memoryview(payload)
+        for start in range(0, len(view), _SOCKET_BYTES):
+            await loop.sock_sendall(self._connection, view[start : start + _SOCKET_BYTES])
+            await asyncio.sleep(0)  # To a child that reads as fast all would go in one call, as below.
         flags, size = ANSWER.unpack(await self._received(ANSWER.size))
         return flags, await self._received(size)
 

@@ -46,11 +46,14 @@ async def test_mistakes_are_the_clients_and_end_nobody(converter):
     assert child.is_alive()
 
 
-async def test_a_child_that_writes_as_fast_as_it_is_read_keeps_nobody_waiting(converter, monkeypatch):
-    loop, pieces, turns = asyncio.get_running_loop(), [], 0
+async def test_a_child_that_reads_and_writes_as_fast_as_we_do_keeps_nobody_waiting(converter, monkeypatch):
+    loop, sent, received, turns = asyncio.get_running_loop(), [], [], 0
 
-    async def at_once(_socket, view):
-        pieces.append(len(view))
+    async def taken(_socket, view):
+        sent.append(len(view))
+
+    async def given(_socket, view):
+        received.append(len(view))
         view[:] = bytes(len(view))
         return len(view)
 
@@ -62,12 +65,17 @@ async def test_a_child_that_writes_as_fast_as_it_is_read_keeps_nobody_waiting(co
 
     await converter.convert(documents.packed_instances, 1, instances(b"x"))  # The process is there.
     [child] = converter._children
-    monkeypatch.setattr(loop, "sock_recv_into", at_once)
+    monkeypatch.setattr(loop, "sock_sendall", taken)
+    monkeypatch.setattr(loop, "sock_recv_into", given)
     waiting = asyncio.create_task(others())
-    await child._received(20 << 20)
-    waiting.cancel()
-    assert pieces == [1 << 20] * 20
+    await child._ask(documents.packed_instances, 1, bytes(20 << 20))
+    assert sent[1:] == [1 << 20] * 20
     assert turns >= 19
+    turns = 0
+    await child._received(20 << 20)
+    assert received[1:] == [1 << 20] * 20
+    assert turns >= 19
+    waiting.cancel()
 
 
 async def test_one_long_string_among_many_values_takes_no_memory(converter):
