@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from importlib import metadata
 
 import pytest
-import tomllib
 from pydantic import ValidationError
 
 from anychip_compat import deepstack, labelling
@@ -57,5 +56,5 @@ def test_without_this_package_one_sentence_says_how_to_get_it(monkeypatch):
 
 
 def test_the_clients_that_are_named_are_those_of_this_package():
-    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    assert set(tomllib.loads(text)["project"]["entry-points"][values.CLIENT_GROUP]) == set(values.PACKAGED)
+    brought = metadata.distribution("anychip-compat").entry_points.select(group=values.CLIENT_GROUP)
+    assert brought.names == set(values.PACKAGED)
