@@ -10,7 +10,6 @@ not import torch. Should the owner end, so does it.
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +23,12 @@ from app.compat import torchserve
 from app.config import Settings, split
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
-from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS, Server, configured
+from app.http.server import Server, configured
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress
 from app.ingress.listener import Listener
 from app.ingress.remote import RemoteLink
+from app.ingress.trim import freeze
 from app.link import Administration, ServedModel, Tables
 from app.link_messages import (
     Carry,
@@ -158,9 +158,7 @@ class _Process:
         renewing = [asyncio.create_task(tls.keep_fresh())] if tls else []
         while not server.started:  # noqa: ASYNC110 - uvicorn tells no other way
             await asyncio.sleep(0.001)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
+        freeze()
         self._talk.say(IngressReady(), descriptor=blocks.descriptor)
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait((ending, ended), return_when=asyncio.FIRST_COMPLETED)

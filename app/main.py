@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import resource
 import shutil
@@ -32,11 +31,12 @@ from app.fleet.spawn import stop_forking
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.http.opening import OpeningApp, OpeningProtocol
-from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS, Server, configured
+from app.http.server import Server, configured
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress, connections
 from app.ingress.interrupt import ended_before
 from app.ingress.listener import Listener
+from app.ingress.trim import freeze
 from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
@@ -128,11 +128,7 @@ async def _serve(
                     started = await ended_before(starting, stop)
                 if started:
                     await starting
-                    # All that was imported and made until now stays: a collection that walks over it (torch alone is
-                    # hundreds of thousands of objects) would stop every request for a tenth of a second.
-                    gc.collect()
-                    gc.freeze()
-                    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
+                    freeze()
                     watchdog.forget()
                     shared = await _sharing(server, settings)
                     if ingresses is not None:

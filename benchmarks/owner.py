@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import gc
 import pstats
 import statistics
 import time
@@ -28,7 +27,7 @@ import numpy as np
 import uvloop
 
 from app.config import Settings
-from app.http.server import NEW_OBJECTS, YOUNG_COLLECTIONS
+from app.ingress.trim import freeze
 from app.link import Frame, Reply, Result, Room, Terms
 from app.serving.service import Service
 from models import Options, open_model, parse_spec
@@ -113,9 +112,7 @@ async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Prof
     await service.start()
     try:
         asking = Asking(service, _DEPTH * size)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS)
+        freeze()
         asking.ask()
         await asyncio.sleep(seconds / 2)  # Warm-up.
         micros, begun_s, before = [], time.monotonic(), asking.answers

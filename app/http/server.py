@@ -23,11 +23,6 @@ from app.ingress.listener import Listener
 
 log = logging.getLogger("anychip")
 
-NEW_OBJECTS, YOUNG_COLLECTIONS = 5_000, 4
-"""So many more than before are there when a collection of garbage begins, and so many begin until one looks at what is
-older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
-twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
-
 
 def configured(
     app: ASGIApp, kind: type[asyncio.BaseProtocol], settings: Settings, host: str, port: int
