@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -34,8 +33,8 @@ def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
     for cache in (card, detect.found):
         cache.cache_clear()
     backend = AscendBackend()
-    monkeypatch.setitem(vendors._known, backend.facts.name, backend.facts)  # As a process that looks for backends does.
-    gc.collect()  # What a failed call of an earlier test holds in a circle.
+    monkeypatch.setattr(vendors, "_known", dict(vendors._known))
+    vendors.learn(backend.facts)  # As a process that looks for backends does.
     yield Cann(acl, backend)
     acl.forget()
     acl.knobs.update(before)

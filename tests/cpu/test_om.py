@@ -200,7 +200,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(cann: Cann) ->
     cann.acl.knobs["memory_mb"] = 0
     with pytest.raises(OutOfDeviceMemoryError, match="the model takes 0 MiB, and 0 MiB are free"):
         loaded(cann)
-    gc.collect()
+    gc.collect()  # What a failed call of an earlier test holds in a circle.
     assert cann.acl.leftovers() == {"device": 0, "host": 0}
 
 
