@@ -36,6 +36,7 @@ from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress, connections
 from app.ingress.interrupt import ended_before
 from app.ingress.listener import Listener
+from app.ingress.threads import begun
 from app.ingress.trim import freeze
 from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
@@ -60,6 +61,8 @@ _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """For each thing that still goes on after a second signal."""
 _TOLD_EVERY_S = 0.5
+_THREADS = 8
+"""For `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
 
 
 async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: str = "") -> None:
@@ -73,6 +76,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: st
     """
     room = _make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)
+    asyncio.get_running_loop().set_default_executor(begun(_THREADS, "asyncio"))
     opening, tls = Opening(), Tls.of(settings)
     counted = connections(min(settings.max_connections, room))
     application = OpeningApp(lambda: opening.said)

@@ -244,7 +244,11 @@ def infer(service: ServiceProcess, model: str, numbers: list[float]) -> Any:
     """The answer to four numbers."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": numbers}
     with service.client() as client:
-        return client.post(f"/v2/models/{model}/infer", json={"inputs": [tensor]})
+        return client.post(
+            f"/v2/models/{model}/infer",
+            json={"inputs": [tensor]},
+            headers={"X-Timeout-Ms": "240000"},  # A worker that was killed is replaced meanwhile.
+        )
 
 
 def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path]) -> None:

@@ -7,6 +7,7 @@ around it is all real, and `serve` asserts after each test that it answered thro
 from __future__ import annotations
 
 import asyncio
+import gzip
 import signal
 
 import httpx
@@ -63,6 +64,25 @@ async def test_with_two_workers_one_killed_after_the_other_is_hardly_noticed(ser
             await until(lambda: len(service.workers()) == 2)
         assert set(load.outcomes) == {(200, "OK")}
         assert_nothing_left(service)
+
+
+async def test_no_thread_is_begun_while_it_serves(serve):
+    """The event loop would stand still until the thread runs, and on a busy machine that is long."""
+    with serve("delay_ms=2") as service:
+        server = psutil.Process(service.process.pid)
+        threads = server.num_threads()
+        body, headers = gzip.compress(bytes(4 << 20)), {**JPEG, "Content-Encoding": "gzip"}
+        async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S) as client:
+            for _ in range(KILLS):
+                worker = service.worker()
+                worker.kill()
+                answers = await asyncio.gather(
+                    *(client.post(PREDICT, content=body, headers=headers) for _ in range(8)),
+                    *(client.get("/v1/stats") for _ in range(8)),
+                )
+                assert {answer.status_code for answer in answers} == {200, 422}
+                await until(lambda before=worker: is_ready(service) and service.worker() != before)
+        assert server.num_threads() == threads
 
 
 async def test_two_devices_share_the_work_and_one_of_them_may_fail(serve):

@@ -25,6 +25,17 @@ async def test_the_pool_answers_and_passes_errors_on(pool):
         await pool.run(lambda: 1 / 0)
 
 
+async def test_no_thread_is_begun_for_work(pool):
+    """Who hands work in would wait until a new thread runs."""
+    threads, release = threading.active_count(), threading.Event()
+    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    more = threading.active_count() - threads
+    release.set()
+    await asyncio.gather(*busy)
+    assert more == 0
+
+
 async def test_work_cancelled_before_it_begins_never_begins(pool):
     release, ran = threading.Event(), []
     busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
@@ -114,10 +125,10 @@ def test_nothing_runs_once_run_has_ended(plan, closes):
 
 
 async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
-    release = threading.Event()
-    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
+    release, both = threading.Event(), threading.Barrier(3)
+    busy = [asyncio.ensure_future(pool.run(lambda: both.wait() >= 0 and release.wait())) for _ in range(2)]
     waiting = asyncio.ensure_future(pool.run(lambda: None))
-    await asyncio.sleep(0)
+    await asyncio.to_thread(both.wait)
     closing = asyncio.ensure_future(pool.close())
     with pytest.raises(RuntimeError, match="ended"):
         await waiting

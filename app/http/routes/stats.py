@@ -293,8 +293,13 @@ class StatsFeed:
             self._next = None
 
 
-def _collected_json(link: Link) -> bytes:
-    return orjson.dumps(snapshot(link).model_dump())
+def _collected_json(link: Link, *, clients: bool = False) -> bytes:
+    """This takes milliseconds and belongs in a thread, off the event loop."""
+    found = snapshot(link)
+    if clients:
+        for each in link.metrics.clients.busiest():
+            found.clients.append(ClientSnapshot(client=each.name, requests=each.requests, refused=each.refused))
+    return orjson.dumps(found.model_dump())
 
 
 class _EventStream(StreamingResponse):
@@ -312,17 +317,12 @@ class _EventStream(StreamingResponse):
             self._feed.listeners.give(self._caller, 1)
 
 
-# Not a coroutine: collecting takes milliseconds and belongs in a thread, off the event loop.
-@router.get("/v1/stats")
-def stats(request: Request) -> Snapshot:
+@router.get("/v1/stats", response_model=Snapshot)
+async def stats(request: Request) -> Response:
     """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
-    link: Link = request.app.state.link
-    found = snapshot(link)
     caller: Caller = request.scope["anychip"].caller
-    if caller.sees_others:
-        for each in link.metrics.clients.busiest():
-            found.clients.append(ClientSnapshot(client=each.name, requests=each.requests, refused=each.refused))
-    return found
+    content = await asyncio.to_thread(_collected_json, request.app.state.link, clients=caller.sees_others)
+    return Response(content, media_type="application/json")
 
 
 @router.get("/v1/stats/stream", response_class=Response)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -162,13 +162,13 @@ async def ready(request: Request) -> ReadyBody:
     return ReadyBody(ready=True)
 
 
-# Not a coroutine: rendering takes milliseconds and belongs in a thread, off the event loop.
 @router.get("/metrics", response_class=Response)
-def metrics(request: Request) -> Any:
+async def metrics(request: Request) -> Response:
     """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
     link: Link = request.app.state.link
     try:
-        content, content_type = link.metrics.render(request.headers.get("accept", ""))
+        # Rendering takes milliseconds and belongs in a thread, off the event loop.
+        content, content_type = await asyncio.to_thread(link.metrics.render, request.headers.get("accept", ""))
     except ValueError:
         raise invalid_request("the Accept header names a version of OpenMetrics that is no version") from None
     return Response(content, headers={"content-type": content_type})
