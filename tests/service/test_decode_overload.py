@@ -1,7 +1,7 @@
 """Decoding as the bottleneck: what is asked too much is answered in time, and what matters more goes first.
 
 The device is null and looks at its images, so that they are decoded; requests come whatever becomes of earlier ones.
-What was under way while the machine gave the client no processor is not counted: nothing is in time then. What it could
+What was under way while the machine gave the client no processor is `paused`: nothing is in time then. What it could
 not send meanwhile it sends later, not all at once.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from PIL import Image
@@ -39,6 +40,12 @@ def request(**headers):
     return request_bytes(PREDICT, PHOTO, "image/jpeg", headers)
 
 
+class Answer(NamedTuple):
+    status: str
+    seconds: float
+    paused: bool
+
+
 class EveryAnswer(OpenLoop):
     """Keeps the status of each answer, when its request was sent and when it came."""
 
@@ -52,9 +59,9 @@ class EveryAnswer(OpenLoop):
 
 
 async def overloaded(port, requests, rate_per_s):
-    """Status and latency of the answers of each of the requests, sent in turn."""
+    """All answers of each of the requests, sent in turn."""
     loops = [EveryAnswer(port, each, DEADLINE_S) for each in requests]
-    async with pauses() as paused:
+    async with pauses() as noted:
         started_s = time.perf_counter()
         for number, due_s in enumerate(poisson_arrivals(rate_per_s, SECONDS, seed=1)):
             await asyncio.sleep(max(0.0, started_s + due_s - time.perf_counter()))
@@ -67,9 +74,12 @@ async def overloaded(port, requests, rate_per_s):
             await loop.close()
     return [
         [
-            (status, came_s - sent_s)
+            Answer(
+                status,
+                came_s - sent_s,
+                paused=any(began_s < came_s and sent_s < ended_s + SETTLE_S for began_s, ended_s in noted),
+            )
             for status, sent_s, came_s in loop.answers
-            if not any(began_s < came_s and sent_s < ended_s + SETTLE_S for began_s, ended_s in paused)
         ]
         for loop in loops
     ]
@@ -83,16 +93,17 @@ def capacity_per_s(service):
 
 
 def late_share(answers):
-    return sum(seconds > 0.3 for _, seconds in answers) / len(answers)
+    counted = [answer.seconds for answer in answers if not answer.paused]
+    return sum(seconds > 0.3 for seconds in counted) / len(counted)
 
 
 async def test_at_three_times_the_load_answers_come_within_their_deadline(service, capacity_per_s):
     port = int(service.url.rpartition(":")[2])
     [answers] = await overloaded(port, [request(**{"X-Timeout-Ms": "250"})], 3 * capacity_per_s)
-    assert {status for status, _ in answers} <= {"200", "429", "503", "504"}
-    assert len(answers) > capacity_per_s
-    assert late_share(answers) <= 0.02, sorted(seconds for _, seconds in answers)[-20:]
-    assert sum(status == "200" for status, _ in answers) > 0.1 * len(answers)
+    assert {answer.status for answer in answers} <= {"200", "429", "503", "504"}
+    assert len(answers) > 2 * capacity_per_s
+    assert late_share(answers) <= 0.02, sorted(answers, key=lambda answer: answer.seconds)[-20:]
+    assert sum(answer.status == "200" for answer in answers) > 0.3 * capacity_per_s * SECONDS
 
 
 async def test_what_matters_more_is_answered_under_overload(service, capacity_per_s):
@@ -100,9 +111,8 @@ async def test_what_matters_more_is_answered_under_overload(service, capacity_pe
     usual = request(**{"X-Timeout-Ms": "400"})
     urgent = request(**{"X-Timeout-Ms": "400", "X-Priority": "50"})
     answers = await overloaded(port, [usual, usual, usual, usual, usual, urgent], 2 * capacity_per_s)
-    assert sum(status == "200" for status, _ in answers[-1]) > 0.9 * len(answers[-1]), Counter(
-        status for status, _ in answers[-1]
-    )
+    statuses = Counter(answer.status for answer in answers[-1] if not answer.paused)
+    assert statuses["200"] > 0.9 * statuses.total(), statuses
 
 
 class InOrder(OpenLoop):

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -121,20 +121,18 @@ async def running_loop(stall_s: float = STALL_S) -> AsyncIterator[LoopStall]:
     # As the service does once it is ready: a collection that walks over all of PyTorch is no fault of what is measured.
     gc.collect()
     gc.freeze()
-    ticking = asyncio.create_task(tick())
     try:
-        yield measured
+        async with _beside(tick()):
+            yield measured
     finally:
         gc.unfreeze()
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
     assert measured.longest_s <= stall_s, f"the event loop stood still for {measured.longest_s:.3f} s"
 
 
 @contextlib.asynccontextmanager
-async def pauses(longer_s: float = STALL_S) -> AsyncIterator[list[tuple[float, float]]]:
-    """From when to when the running event loop stood still for longer, by time.perf_counter(), for the length of the
-    block. The loop of a client that does little stands still where the machine gave it no processor.
+async def pauses() -> AsyncIterator[list[tuple[float, float]]]:
+    """From when to when the running event loop stood still for more than STALL_S, by time.perf_counter(), for the
+    length of the block. The loop of a client that does little stands still where the machine gave it no processor.
     """
     noted: list[tuple[float, float]] = []
 
@@ -142,15 +140,22 @@ async def pauses(longer_s: float = STALL_S) -> AsyncIterator[list[tuple[float, f
         while True:
             before_s = time.perf_counter()
             await asyncio.sleep(_INTERVAL_S / 2)
-            if (now_s := time.perf_counter()) - before_s > longer_s:
+            if (now_s := time.perf_counter()) - before_s > STALL_S:
                 noted.append((before_s, now_s))
 
-    ticking = asyncio.create_task(tick())
-    try:
+    async with _beside(tick()):
         yield noted
+
+
+@contextlib.asynccontextmanager
+async def _beside(ticking: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """It runs for the length of the block."""
+    task = asyncio.create_task(ticking)
+    try:
+        yield
     finally:
-        ticking.cancel()
-        await asyncio.gather(ticking, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _waited_s(pid: int, thread: int = 0) -> float:
