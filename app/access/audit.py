@@ -13,9 +13,9 @@ Owns: what such a line says, and which are left out. Must not decide who may cal
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 
+from app import clock
 from app.logs import AUDIT
 from app.pace import Pace
 
@@ -52,7 +52,7 @@ class _Refused:
     def write(self, action: str, fields: Mapping[str, object]) -> None:
         """Write a line, or count one that is left out."""
         if fields["outcome"] == "FORBIDDEN" or (fields["outcome"] != "OK" and not fields["key"]):
-            if self._pace.wait_s(time.monotonic()):
+            if self._pace.wait_s(clock.monotonic()):
                 self._left_out += 1
                 return
             self._pace.take()

@@ -9,10 +9,10 @@ Must not know queues: which image goes first is app.scheduling's business, who m
 from __future__ import annotations
 
 import math
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from app import clock
 from app.access.access import Caller
 from app.errors import ServiceError
 from app.pace import Pace
@@ -50,7 +50,7 @@ class ClientLimits:
     def ended(self, caller: Caller) -> None:
         """Forget a caller that has nothing under way: addresses are the clients', and must not pile up."""
         usage = self._usages[caller.name]
-        if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(time.monotonic(), math.inf) <= 0):
+        if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(clock.monotonic(), math.inf) <= 0):
             del self._usages[caller.name]
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class ClientLease:
         pace = self._usage.pace
         if pace is None:
             return
-        wait_s = pace.wait_s(time.monotonic(), count)
+        wait_s = pace.wait_s(clock.monotonic(), count)
         if wait_s > 0:
             raise _enough(f"{self.caller.limits.images_per_s:g} images a second", math.ceil(wait_s))
         pace.take(count)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Callable
 
+from app import clock
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
 from app.decoding.process import DecoderProcess, Loss, Replicas
 from app.decoding.waiting import (
@@ -142,7 +142,7 @@ class Decoders:
             except DecodeQueueFullError as error:
                 self._end(image, error)
                 return
-        behind_s = self._turns.behind_s(client, time.monotonic(), self.seconds_an_image, self._queue.waiting)
+        behind_s = self._turns.behind_s(client, clock.monotonic(), self.seconds_an_image, self._queue.waiting)
         image.rank_s += behind_s
         self._queue.push(image)
         self._flush_soon()
@@ -166,7 +166,7 @@ class Decoders:
 
     def _flush(self) -> None:
         self._flushing = False
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         while self._queue.waiting:
             decoder = self._next_decoder()
             if decoder is None:
@@ -233,7 +233,7 @@ class Decoders:
     def _answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Raises KeyError for a job that this decoder does not have."""
         image = decoder.answered(answer.token)
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         credible_s = max(_CREDIBLE * self._image_s, _ALWAYS_CREDIBLE_S)
         taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
         self._image_s += _MEAN_RATE * (taken_s - self._image_s)

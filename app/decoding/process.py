@@ -14,10 +14,10 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app import clock
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Status, answers_in
 from app.decoding.waiting import PendingImage
 from app.pace import Pace
@@ -198,7 +198,7 @@ class DecoderProcess:
 
     def _log(self, text: str) -> None:
         """Write what the decoder says, as its own words. Raises ValueError when it says too much."""
-        if self._lines.wait_s(time.monotonic()):
+        if self._lines.wait_s(clock.monotonic()):
             raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
         self._lines.take()
         log.warning("decoder %d says: %s", self.number, text)
@@ -345,10 +345,10 @@ class Replicas:
 
     async def _watch(self, fork_server: ForkServer) -> None:
         """Kill a decoder that hangs. Time in which this process itself stood still is held against no decoder."""
-        looked_s = time.monotonic()
+        looked_s = clock.monotonic()
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
-            now_s = time.monotonic()
+            now_s = clock.monotonic()
             stood_still = now_s - looked_s - _WATCH_INTERVAL_S > _STOOD_STILL_S
             looked_s = now_s
             self._retire_one(fork_server)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from app import clock
 from app.errors import ServiceError
 from app.fleet.device_files import DeviceFiles
 from app.fleet.process import WorkerProcess
@@ -82,7 +82,7 @@ class BatchRecords:
             "anychip.padding": batch.size - len(batch.items),
             "anychip.infer_seconds": done.infer_s,
         }
-        return self._tracing.batch(traces, batch.dispatched_s, time.monotonic(), attributes)
+        return self._tracing.batch(traces, batch.dispatched_s, clock.monotonic(), attributes)
 
 
 log = logging.getLogger("anychip.dispatcher")
@@ -152,7 +152,7 @@ class Dispatcher:
     def _dispatch(self) -> None:
         """Send what can be sent."""
         self._dispatching = False
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         batches, dropped = self._scheduler.dispatch(now_s)
         for item in dropped:
             item.pool.metrics.expired["queue"].inc()
@@ -200,11 +200,11 @@ class Dispatcher:
                 if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
                     self._refill(item)
                 else:
-                    self.enqueue(item, time.monotonic())
+                    self.enqueue(item, clock.monotonic())
 
     def computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
         """A worker has answered with these results, one for each item."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
         batch = self._scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
         # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
@@ -235,7 +235,7 @@ class Dispatcher:
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """A worker has answered that a batch failed."""
-        batch = self._scheduler.finish(worker.id, failed.batch_id, time.monotonic(), learn=False)
+        batch = self._scheduler.finish(worker.id, failed.batch_id, clock.monotonic(), learn=False)
         self._lost(worker, batch, failed.reason)
 
     def _lost(self, worker: WorkerProcess, batch: Batch[Submission], reason: str) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from app import clock
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.process import WorkerPlan, WorkerProcess, WorkerStartError
@@ -173,7 +173,7 @@ class Handovers:
         log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
         while replica.current is worker:
             async with self._lock:
-                ago_s = time.monotonic() - self._relieved_s.get(replica.device, -math.inf)
+                ago_s = clock.monotonic() - self._relieved_s.get(replica.device, -math.inf)
                 allowed = ago_s >= _HANDOVER_INTERVAL_S
                 others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
                 if allowed and replica.current is worker and all(each.state == "ready" for each in others):
@@ -188,7 +188,7 @@ class Handovers:
                     except WorkerStartError as error:
                         log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
                     finally:
-                        self._relieved_s[replica.device] = time.monotonic()
+                        self._relieved_s[replica.device] = clock.monotonic()
             await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     async def _compile(self, replica: Replica, worker: WorkerProcess) -> None:
@@ -198,13 +198,13 @@ class Handovers:
         """
         while replica.current is worker:
             tries, begun_s = self._compilations.get(replica, (0, -math.inf))
-            if time.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + _COMPILE_TIMEOUT_S:
+            if clock.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + _COMPILE_TIMEOUT_S:
                 tries = 0
             await asyncio.sleep(_COMPILE_PAUSES_S[min(tries, len(_COMPILE_PAUSES_S) - 1)])
             async with self._lock:
                 if replica.current is not worker:
                     return
-                self._compilations[replica] = tries + 1, time.monotonic()
+                self._compilations[replica] = tries + 1, clock.monotonic()
                 quick = self._with_sizes(replica.plan)
                 load = replace(quick.load, quick=False)
                 plan = replace(quick, load=load, start_timeout_s=_COMPILE_TIMEOUT_S)

@@ -15,7 +15,6 @@ import itertools
 import logging
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from app import logs
+from app import clock, logs
 from app.fleet.spawn import Spawned, spawn
 from app.pace import Pace
 from app.processes.arena import Arena
@@ -119,15 +118,15 @@ class AttendedClock:
 
     def __init__(self) -> None:
         self._counted_s = 0.0
-        self._looked_s = time.monotonic()
+        self._looked_s = clock.monotonic()
 
     def now_s(self) -> float:
         """So many since the clock was made."""
-        return self._counted_s + min(time.monotonic() - self._looked_s, 2 * _WATCH_INTERVAL_S)
+        return self._counted_s + min(clock.monotonic() - self._looked_s, 2 * _WATCH_INTERVAL_S)
 
     def look(self) -> float:
         """The same; and from now the next gap counts. To be called every quarter of a second."""
-        self._counted_s, self._looked_s = self.now_s(), time.monotonic()
+        self._counted_s, self._looked_s = self.now_s(), clock.monotonic()
         return self._counted_s
 
 
@@ -373,7 +372,7 @@ class WorkerProcess:
     def _count(self, size: int) -> None:
         """Count what was said unasked. Raises ChannelError for a flood."""
         size = max(size, _LEAST_BYTES)
-        if self._unasked.wait_s(time.monotonic(), size):
+        if self._unasked.wait_s(clock.monotonic(), size):
             raise ChannelError(f"it said more than {_UNASKED_BYTES_PER_S} bytes a second that it was not asked for")
         self._unasked.take(size)
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app import clock
 from app.fleet.breaker import Breaker
 from app.fleet.process import Computed, Message, WorkerPlan, WorkerProcess, WorkerStartError
 from app.processes.arena import Arena
@@ -178,7 +178,7 @@ class Replica:
     def _died(self, reason: str, worker: WorkerProcess) -> None:
         kind = "start" if worker.ready is None else worker.end
         if kind != "leaked" or not worker.answered:  # That one ended to give memory back, as it is meant to.
-            now_s = time.monotonic()
+            now_s = clock.monotonic()
             served_s = 0.0 if worker.ready is None else now_s - self._ready_s
             self._pause_s = self._breaker.died(now_s, answered=worker.answered, served_s=served_s)
         self.restarts += 1
@@ -223,7 +223,7 @@ class Replica:
         if old is not None:
             self._old.add(old)
         self.state, self.reason = "ready", ""
-        self._ready_s = time.monotonic()
+        self._ready_s = clock.monotonic()
         self._events.ready(worker)
         if old is not None:
             old.retiring = True

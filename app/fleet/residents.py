@@ -15,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from app import clock
 from app.errors import ServiceError
 from app.fleet.footprints import Footprint, in_words
 from app.fleet.process import WorkerProcess
@@ -102,7 +102,7 @@ class Residents:
             else:
                 log.info("%s is loaded, to know what it takes", name)
                 for _ in range(2):  # The first time it may be compiled, and compilers leave memory behind.
-                    tenant.place, tenant.since_s, self._failure = Place.LOADING, time.monotonic(), ""
+                    tenant.place, tenant.since_s, self._failure = Place.LOADING, clock.monotonic(), ""
                     await self._until(tenant, Place.RESIDENT)
                     if tenant.place is Place.RESIDENT:
                         self._go(name)
@@ -130,7 +130,7 @@ class Residents:
         pool = self._pool_of.get(name)
         if pool is None:
             return
-        now_s, shown = time.monotonic(), pool.model.name
+        now_s, shown = clock.monotonic(), pool.model.name
         if not self._begun:
             raise _loading(shown, math.inf)
         expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other))
@@ -152,7 +152,7 @@ class Residents:
 
     def worker_ready(self) -> None:
         """A worker serves, and none of these models yet."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         for tenant in [each for place in (Place.RESIDENT, Place.LOADING) for each in self._policy.placed(place)]:
             tenant.place, tenant.since_s = Place.LOADING, now_s
             if self._pools[tenant.name].unloaded:  # By the administration: the new worker knows nothing of it.
@@ -196,7 +196,7 @@ class Residents:
         self._failure = reason
         self._metrics.model_loads.labels(name, "failed").inc()
         self._deaths.pop(name, None)
-        self._policy.failed(name, time.monotonic())
+        self._policy.failed(name, clock.monotonic())
         self._go(name)
         for form in pool.names:
             self._refuse(form, f"{name} could not be loaded")
@@ -214,7 +214,7 @@ class Residents:
 
     def _settle(self) -> None:
         """See which loads and unloads are done on every worker."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         for tenant in self._policy.placed(Place.LEAVING):
             indices = {form.index for form in self._pools[tenant.name].forms}
             if not any(indices & leaving for leaving in self._leaving.values()):
@@ -243,7 +243,7 @@ class Residents:
             self._timer = None
         if self._stopped:
             return
-        now_s, serving = time.monotonic(), self.workers()
+        now_s, serving = clock.monotonic(), self.workers()
         if serving and len(serving) == sum(map(self._takes, self._workers.values())):
             leave, _ = self._policy.next(now_s, self._is_busy)
             for name in leave:

@@ -10,12 +10,11 @@ import asyncio
 import logging
 import random
 import re
-import time
 from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, TypeVar
 
-from app import logs
+from app import clock, logs
 from app.access import audit
 from app.access.access import Access, Caller, KeyForbiddenError
 from app.access.addresses import client_of
@@ -80,7 +79,7 @@ class RequestContext:
 
     def __init__(self, link: Link, scope: Scope) -> None:
         """From here on the log lines of this task name the request."""
-        self.started_s = time.monotonic()
+        self.started_s = clock.monotonic()
         self._link, self.scope = link, scope
         headers, client = scope["headers"], scope.get("client")
         sent_id = traceparent = b""
@@ -158,7 +157,7 @@ class RequestContext:
         left = kind is ClientLeftError
         if kind is not None and self.code == "OK":
             self.code = "CANCELLED" if left or kind is asyncio.CancelledError else "INTERNAL"
-        self._record(time.monotonic() - self.started_s)
+        self._record(clock.monotonic() - self.started_s)
         if self.unsent is not None:
             self.unsent.__exit__()
         return left  # The request ends here: no client waits for an answer.

@@ -8,11 +8,11 @@ transport brings a `Call`: how its terms, its body and its request are read. Mus
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from app import clock
 from app.access.access import Access
 from app.access.limits import ClientLimits
 from app.config import Settings
@@ -136,7 +136,7 @@ class Ingress:
                 try:
                     with interrupted_at(terms.deadline_s, ending.task) as limit:
                         await call.read(lease, limit)
-                        recorder.uploaded(served.metrics, time.monotonic() - context.started_s)
+                        recorder.uploaded(served.metrics, clock.monotonic() - context.started_s)
                         run = await call.prepare(self, served, terms, lease)
                 except (ServiceError, ClientLeftError) as error:
                     recorder.upload_failed(served.metrics, error)

@@ -7,11 +7,11 @@ request is about.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from app import clock
 from app.errors import ServiceError
 
 _FREE_S = 5.0  # An upload may take this long at any rate.
@@ -75,7 +75,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self.least_bytes_per_s = 0
 
     def __enter__(self) -> interrupted_at:
-        self._began_s = time.monotonic()
+        self._began_s = clock.monotonic()
         # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
         self._timer: asyncio.Handle = self.task.get_loop().call_soon(self._arm_deadline)
         return self
@@ -95,17 +95,17 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:
-        self._due_s = max(due_s, time.monotonic())  # What is too slow already is not late.
+        self._due_s = max(due_s, clock.monotonic())  # What is too slow already is not late.
         self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:
-        self._timer = self.task.get_loop().call_later(max(0.0, at_s - time.monotonic()), function)
+        self._timer = self.task.get_loop().call_later(max(0.0, at_s - clock.monotonic()), function)
 
     def _too_late(self) -> None:
         self.interrupt(ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the body had arrived"))
 
     def _too_slow(self) -> None:
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         if now_s - self._due_s > _STOOD_STILL_S:
             self._arm_rate(now_s + _FREE_S)
             return

@@ -9,12 +9,12 @@ the caller's. Must not know images or tensors.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Generic, TypeVar
 
+from app import clock
 from app.link import Content, Link, Regions, Reply, Result, Room, too_late
 from models import Options, TensorOptions
 
@@ -90,20 +90,20 @@ class Items(Generic[T]):
             raise
         served, terms = self.room.served, self.room.terms
         recorder = terms.recorder
-        computed_s = time.monotonic()
+        computed_s = clock.monotonic()
         is_answered = False
         try:
             self._check_deadline(computed_s)
             answer = await self.answer(result)
             if self.has_answers:
-                self._check_deadline(time.monotonic())
+                self._check_deadline(clock.monotonic())
             is_answered = True
         except asyncio.CancelledError:
             if recorder.abandoned:
                 served.metrics.cancelled["postprocess"].inc()
             raise
         finally:
-            now_s = time.monotonic()
+            now_s = clock.monotonic()
             # What the device did not take was waiting, in the queue or in front of the worker.
             infer_s = max(result.queued_s, computed_s - result.infer_s)
             if recorder.trace is not None:

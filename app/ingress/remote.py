@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from app import logs
+from app import clock, logs
 from app.errors import ServiceError
 from app.link import ComputedBy, Content, Link, Reply, Result, Room, ServedModel, Tables, Terms, too_late
 from app.link_messages import (
@@ -75,7 +74,7 @@ class RemoteLink(Link):
         self.on_counted()
 
     async def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
-        left_s = terms.deadline_s - time.monotonic()
+        left_s = terms.deadline_s - clock.monotonic()
         if served.index in self._calm and left_s > _CALM_S:
             return
         token, answer = next(self._numbers), self._loop.create_future()
@@ -89,7 +88,7 @@ class RemoteLink(Link):
             self._asked.pop(token, None)
 
     def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:  # noqa: D102
-        if time.monotonic() >= terms.deadline_s:
+        if clock.monotonic() >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
         room = _RemoteRoom(self, served, terms, next(self._numbers))

@@ -6,12 +6,13 @@ limit anybody: that is app.access.limits's business.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
+
+from app import clock
 
 BUSIEST = 10
 _REMEMBERED = 1000
@@ -42,7 +43,7 @@ class BusiestClients(Collector):
 
     def count(self, name: str, *, refused: int, requests: int = 1, now_s: float | None = None) -> None:
         """Requests of this client have ended, of which so many were refused."""
-        now_s = time.monotonic() if now_s is None else now_s
+        now_s = clock.monotonic() if now_s is None else now_s
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= _REMEMBERED:
@@ -59,7 +60,7 @@ class BusiestClients(Collector):
 
     def busiest(self, most: int = BUSIEST, now_s: float | None = None) -> list[ClientCount]:
         """So many at most, the busiest of the last minute first."""
-        now_s = time.monotonic() if now_s is None else now_s
+        now_s = clock.monotonic() if now_s is None else now_s
         clients = list(self._clients.values())  # At once: another thread may count meanwhile.
         return sorted(clients, key=lambda each: each.busy(now_s), reverse=True)[:most]
 

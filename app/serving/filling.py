@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
+from app import clock
 from app.decoder.messages import Kind, pack_regions
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, Outcome, PendingImage
@@ -204,7 +204,7 @@ class Filling:
         """Of the image at a position of its request, in the order of what waits for decoders."""
         assert self._decoders is not None
         behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
-        return time.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
+        return clock.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
 
 
 def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceError:

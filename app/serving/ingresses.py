@@ -15,11 +15,10 @@ import math
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app import logs
+from app import clock, logs
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
@@ -438,7 +437,7 @@ class Ingresses:
 
     def _calm(self, form: ModelPool) -> bool:
         """Whether little waits for a model: a request may come without being checked first."""
-        name, now_s = form.model.name, time.monotonic()
+        name, now_s = form.model.name, clock.monotonic()
         queue = self._fleet.scheduler.queues[name]
         if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:
             return False

@@ -13,12 +13,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from app import clock
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
@@ -63,7 +63,7 @@ class Repository:
         """One change at a time, and not too often: none waits for another. Raises QUEUE_FULL."""
         if self._lock.locked():
             raise ServiceError("QUEUE_FULL", "another model is being loaded or unloaded; try again", retry_after_s=5)
-        now_s = time.monotonic()
+        now_s = clock.monotonic()
         most = self._begun_s.maxlen
         if len(self._begun_s) == most and (wait_s := self._begun_s[0] + 60 - now_s) > 0:
             message = f"models are loaded and unloaded {most} times a minute at most; try again"

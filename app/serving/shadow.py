@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from app import clock
 from app.fleet.fleet import Fleet
 from app.fleet.submission import ModelPool, Submission
 from app.link import Array, ClassDifference, Reply, Result, ShadowReport, Terms
@@ -76,7 +76,7 @@ class Shadow:
     def _mirror(self, items: Sequence[Submission], results: Sequence[tuple[Array, ...] | None]) -> None:
         """A batch of the live version is done, and its slots still hold its images."""
         for live, arrays in zip(items, results, strict=True):
-            now_s = time.monotonic()
+            now_s = clock.monotonic()
             has_pixels = live.refill is None and live.status is not ENDED and arrays is not None
             if not has_pixels or len(self._held) >= HELD or random.random() >= self._share:
                 continue
@@ -91,7 +91,7 @@ class Shadow:
 
     def _look(self) -> None:
         """Send one image where the devices have rested for a moment; drop what is too old."""
-        scheduler, now_s = self._fleet.scheduler, time.monotonic()
+        scheduler, now_s = self._fleet.scheduler, clock.monotonic()
         queues = scheduler.queues.values()
         busy = any(each.reserved or each.depth or each.in_flight for each in queues)
         self._resting = 0 if busy else self._resting + 1

@@ -9,12 +9,12 @@ item gets exactly one reply, also when its client leaves or its deadline passes.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from prometheus_client import Counter
 
+from app import clock
 from app.decoding.pool import Decoders
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
@@ -61,7 +61,7 @@ class Submissions(Link):
         """As `check`."""
         if self.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-        name, now_s = served.model.name, time.monotonic()
+        name, now_s = served.model.name, clock.monotonic()
         self._fleet.refuse_unless_served(name)
         self._fleet.residents.ask(name, terms.deadline_s)
         try:
@@ -71,7 +71,7 @@ class Submissions(Link):
         terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)
 
     def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:  # noqa: D102
-        now_s, name = time.monotonic(), served.model.name
+        now_s, name = clock.monotonic(), served.model.name
         if now_s >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
@@ -98,7 +98,7 @@ class Submissions(Link):
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
     ) -> None:
         assert isinstance(room, _OwnRoom)
-        pool, terms, now_s = room.served, room.terms, time.monotonic()
+        pool, terms, now_s = room.served, room.terms, clock.monotonic()
         items = []
         for place, token in enumerate(tokens, position):
             item = Submission(room, place, token, pool, pool.slots.take(), options, terms, self._ended, now_s)
@@ -148,7 +148,7 @@ class Submissions(Link):
         elif isinstance(filled, ServiceError):
             item.end(filled)
             item.give_slot()
-        elif (now_s := time.monotonic()) >= item.terms.deadline_s:
+        elif (now_s := clock.monotonic()) >= item.terms.deadline_s:
             self._withdraw(item, too_late(), item.pool.metrics.expired)
             item.give_slot()
         else:
@@ -160,7 +160,7 @@ class Submissions(Link):
         trace = item.terms.recorder.trace
         if trace is not None and isinstance(reply, ServiceError):
             begun = [("decode", item.begun_s), ("queue", item.queued_s)]
-            trace.stages(begun if item.queued_s else begun[:1], time.monotonic(), item.position, None)
+            trace.stages(begun if item.queued_s else begun[:1], clock.monotonic(), item.position, None)
         self._on_reply(item.token, reply)
 
     def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
@@ -194,7 +194,8 @@ class _Deadlines:
 
     def __init__(self, submissions: Submissions) -> None:
         self._submissions = submissions
-        self._due: dict[int, tuple[asyncio.TimerHandle, set[_OwnRoom]]] = {}  # By the tick at whose end they are due.
+        # By the tick at whose end they are due, in the order in which they came: sets have another in each process.
+        self._due: dict[int, tuple[asyncio.TimerHandle, dict[_OwnRoom, None]]] = {}
 
     def add(self, room: _OwnRoom, now_s: float) -> None:
         """A room that is let in."""
@@ -202,15 +203,15 @@ class _Deadlines:
         if due is None:
             in_s = (room.tick + 1) * _TICK_S - now_s
             timer = self._submissions.loop.call_later(in_s, self._expire, room.tick)
-            due = self._due[room.tick] = timer, set()
-        due[1].add(room)
+            due = self._due[room.tick] = timer, {}
+        due[1][room] = None
 
     def discard(self, room: _OwnRoom) -> None:
         """A room that is given back."""
         due = self._due.get(room.tick)
         if due is not None:
             timer, rooms = due
-            rooms.discard(room)
+            rooms.pop(room, None)
             if not rooms:
                 timer.cancel()
                 del self._due[room.tick]

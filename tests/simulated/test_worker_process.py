@@ -180,7 +180,7 @@ async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
 
 def test_the_clock_counts_what_was_attended(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(worker_process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(worker_process.clock, "monotonic", lambda: now[0])
     clock = AttendedClock()
     for _ in range(8):
         now[0] += 0.25

@@ -71,7 +71,7 @@ def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
 
 def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("app.access.limits.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("app.clock.monotonic", lambda: now_s)
     limits = ClientLimits()
     limited = caller(images_per_s=4)
     with held(limits, limited) as client_lease:

@@ -51,7 +51,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(pool, "time", clock)
+    monkeypatch.setattr(pool, "clock", clock)
     return clock
 
 
@@ -190,7 +190,7 @@ def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_im
             return await answered_models(decoders, clock, 0.02, [*pauses, *[0.0] * 40])
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pool, "time", clock := Clock())
+        patched.setattr(pool, "clock", clock := Clock())
         order = asyncio.run(run(clock))
     for model in (0, 1):
         others = most = 0

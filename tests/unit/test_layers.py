@@ -25,6 +25,7 @@ FORBIDDEN["anychip_tools"].remove("anychip_grpc")  # `bench` speaks it.
 ORDER = (
     "errors",
     "logs",
+    "clock",
     "pace",
     "processes",
     "images",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import clock
 from app.errors import ServiceError
 from app.serving.repository import Repository
 
@@ -20,7 +20,7 @@ async def test_no_minute_has_more_changes_than_are_allowed(pauses: list[float]) 
     repository = Repository(cast(Any, None), {}, cast(Any, None))
     now_s, begun = 1000.0, list[float]()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(time, "monotonic", lambda: now_s)
+        patched.setattr(clock, "monotonic", lambda: now_s)
         for pause_s in pauses:
             now_s += pause_s
             within = [each for each in begun if now_s - each < 60]

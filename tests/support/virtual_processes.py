@@ -1,0 +1,286 @@
+"""Decoders and workers in the event loop of their service: so many virtual milliseconds an image, or a batch.
+
+    Decoders ─► Replicas ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
+    Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker
+
+Owns: the other ends of these socket pairs, which read and write the real messages. All of the server is as it is: what
+is put in its place are the two calls that make a process, `app.fleet.process.spawn` and `ForkServer.fork`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.decoder.messages import PACKET_BYTES, Decoded, Inbox, Job, Status, jobs_in, pack_answer
+from app.decoding import process as decoding_process
+from app.decoding.pool import CREDITS
+from app.fleet import process as fleet_process
+from app.fleet.spawn import Spawned
+from app.processes.channel import Channel, socket_pair
+from app.worker.begin import begin_of
+from app.worker.messages import (
+    BEAT_INTERVAL_S,
+    Beat,
+    Done,
+    Loaded,
+    Ready,
+    Report,
+    Run,
+    Stop,
+    from_server,
+    to_server,
+)
+from app.worker.results import write_results
+
+FIRST_PID = 1 << 30
+"""No process of this system has such a number."""
+
+
+class Child:
+    """As app.processes.fork_server.Child."""
+
+    def __init__(self, pid: int, killed: Callable[[], None]) -> None:
+        self.pid, self.kill = pid, killed
+        self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def ends_within(self, limit_s: float) -> bool:
+        """Whether it has ended within this time."""
+        await asyncio.wait((self.exited,), timeout=limit_s)
+        return self.exited.done()
+
+
+class Process:
+    """Does one thing after the other, each for so long, on a clock of its own: a loop that is late makes it no slower.
+
+    `busy_s`: how long it has worked.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.child = Child(pid, self.end)
+        self.busy_s = 0.0
+        self._waiting: deque[tuple[float, Any]] = deque()  # Since when.
+        self._free_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._paused_s = 0.0
+
+    def takes_s(self, work: Any) -> float:
+        """How long this takes."""
+        raise NotImplementedError
+
+    def begun(self, work: Any) -> None:
+        """It begins to work on this."""
+
+    def ended(self, work: Any) -> None:
+        """It is done."""
+        raise NotImplementedError
+
+    def add(self, work: Any) -> None:
+        """Do this, too."""
+        self._waiting.append((self.loop.time(), work))
+        if self._timer is None:
+            self._next()
+
+    def _next(self) -> None:
+        if self._waiting:
+            since_s, work = self._waiting.popleft()
+            takes_s = self.takes_s(work)
+            self.busy_s += takes_s
+            self._free_s = max(self._free_s, since_s) + takes_s
+            self.begun(work)
+            self._timer = self.loop.call_at(self._free_s, self._done, work)
+
+    def _done(self, work: Any) -> None:
+        self._timer = None
+        self.ended(work)
+        if self._timer is None:
+            self._next()
+
+    def pause(self, seconds: float) -> None:
+        """Stand still for so long from now, as when it is stopped."""
+        self._free_s = max(self._free_s, self.loop.time()) + seconds
+        if self._timer is not None:
+            timer, work = self._timer, self._timer._args[0]
+            timer.cancel()
+            self._timer = self.loop.call_at(timer.when() + seconds, self._done, work)
+
+    def end(self) -> None:
+        """As if killed."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waiting.clear()
+        if not self.child.exited.done():
+            self.child.exited.set_result(-signal.SIGKILL)
+
+
+class Decoder(Process):
+    """Has decoded an image after `image_s(job)`; its slot holds what it held."""
+
+    def __init__(self, pid: int, connection: int, inbox: int, image_s: Callable[[Job], float]) -> None:
+        super().__init__(pid)
+        self.image_s, self.images = image_s, 0
+        self._socket = socket.socket(fileno=os.dup(connection))
+        self._socket.setblocking(False)
+        self._memory = os.dup(inbox)
+        self._inbox = Inbox(CREDITS, (os.fstat(inbox).st_size - 4096) // CREDITS, self._memory)
+        self.loop.add_reader(self._socket, self._readable)
+
+    def takes_s(self, work: Job) -> float:
+        return self.image_s(work)
+
+    def begun(self, work: Job) -> None:
+        self._inbox.begin(work.token)
+
+    def ended(self, work: Job) -> None:
+        self._inbox.end()
+        self.images += 1
+        with contextlib.suppress(OSError):
+            self._socket.send(pack_answer(Decoded(work.token, Status.PLACED, 640, 480)))
+
+    def _readable(self) -> None:
+        try:
+            packet = self._socket.recv(PACKET_BYTES)
+        except OSError:
+            packet = b""
+        if not packet:
+            self.end()
+        for job in jobs_in(packet):
+            self.add(job)
+
+    def end(self) -> None:
+        if not self.child.exited.done():
+            self.loop.remove_reader(self._socket)
+            self._socket.close()
+            os.close(self._memory)
+        super().end()
+
+
+class Worker(Process):
+    """Has computed a batch after `batch_s(run)`; each result is a single zero."""
+
+    def __init__(self, pid: int, end: socket.socket, batch_s: Callable[[Run], float], latency_s: Mapping[int, float]):
+        super().__init__(pid)
+        self.batch_s, self.latency_s = batch_s, latency_s
+        self.runs: list[tuple[float, Run]] = []
+        self._channel = Channel(end)
+        self._began = False
+        self._beat: asyncio.TimerHandle | None = None
+        self.loop.add_reader(end, self._readable)
+
+    def takes_s(self, work: Run) -> float:
+        return self.batch_s(work)
+
+    def ended(self, work: Run) -> None:
+        self.runs.append((self.loop.time(), work))
+        layouts, small, _, _ = write_results([(np.zeros(1, np.float32),)] * len(work.slots), ())
+        self._say(Done(work.batch_id, layouts, self.takes_s(work), small=small))
+
+    def pause(self, seconds: float) -> None:
+        super().pause(seconds)
+        if self._beat is not None:
+            self._beat.cancel()
+            self._beat = self.loop.call_later(seconds, self._alive)
+
+    def _say(self, message: Any) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(to_server(message))
+
+    def _alive(self) -> None:
+        self._say(Beat())
+        self._beat = self.loop.call_later(BEAT_INTERVAL_S, self._alive)
+
+    def _readable(self) -> None:
+        try:
+            messages = self._channel.receive()
+        except (EOFError, OSError):
+            self.end()
+            return
+        for data in messages:
+            if not self._began:
+                self._began = True
+                begin = begin_of(data)
+                loaded = Loaded(Report("virtual", "fp32"), dict(self.latency_s))
+                self._say(Ready("null:0", "virtual", (loaded,) * len(begin.pools)))
+                self._alive()
+                continue
+            match from_server(data):
+                case Run() as run:
+                    self.add(run)
+                case Stop():
+                    self.end()
+
+    def end(self) -> None:
+        if self._beat is not None:
+            self._beat.cancel()
+        if not self.child.exited.done():
+            self.loop.remove_reader(self._channel.fileno())
+            self._channel.close()
+        super().end()
+
+
+@dataclass
+class Processes:
+    """What there is in place of processes. `image_s`: of a job; `batch_s`: of a run; `latency_s`: what a worker says
+    of batch sizes.
+    """
+
+    image_s: Callable[[Job], float]
+    batch_s: Callable[[Run], float]
+    latency_s: Mapping[int, float]
+    decoders: list[Decoder] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
+
+    def _pid(self) -> int:
+        return FIRST_PID + len(self.decoders) + len(self.workers)
+
+    async def spawn(self, name: str, *, forks: bool) -> Spawned:
+        """As app.fleet.spawn.spawn."""
+        ours, theirs = socket_pair()
+        worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
+        self.workers.append(worker)
+        return Spawned(worker.child, ours, {})  # type: ignore[arg-type]
+
+    def fork_server(self, begin: object) -> _ForkServer:
+        """In place of app.processes.fork_server.ForkServer."""
+        return _ForkServer(self)
+
+    def parts(self, name: str) -> Sequence[Process]:
+        """Of "worker", of "decoders", else all of them."""
+        parts: dict[str, Sequence[Process]] = {"worker": self.workers, "decoders": self.decoders}
+        return parts.get(name, [*self.workers, *self.decoders])
+
+
+class _ForkServer:
+    pid, ready = FIRST_PID - 1, True
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    async def fork(self, connection: int, inbox: int, *, fresh: bool = False) -> Child:
+        processes = self._processes
+        decoder = Decoder(processes._pid(), connection, inbox, processes.image_s)
+        processes.decoders.append(decoder)
+        return decoder.child
+
+    async def stop(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def in_place_of_processes(processes: Processes) -> Iterator[None]:
+    """Services that are started in this context have these."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(fleet_process, "spawn", processes.spawn)
+        patched.setattr(decoding_process, "ForkServer", processes.fork_server)
+        yield

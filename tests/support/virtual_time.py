@@ -1,0 +1,80 @@
+"""An event loop in virtual time: where nothing is ready, its clock jumps to the next timer.
+
+    loop = VirtualLoop(); with as_clock(loop): loop.run_until_complete(main())
+
+Owns: time. Sixty seconds take as long as what happens in them takes to compute, and no machine is too busy for that.
+What threads are given runs in the loop at once and takes no time. Descriptors are real: what is ready comes before any
+jump, in the order of their numbers, so that a socket pair whose both ends are in the loop says the same every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app import clock
+
+BEGINS_S = 1000.0
+"""Not 0: there are fields in which 0 is "not yet"."""
+_STUCK_S = 5.0
+
+
+class StuckError(Exception):
+    """Nothing is ready, no timer runs, and nothing came from outside: what is awaited never comes."""
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Waits for no timer: it says how long it would have waited."""
+
+    jumped: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As a selector's."""
+        ready = super().select(0)
+        if ready or timeout is None:
+            if not ready and not (ready := super().select(_STUCK_S)):
+                raise StuckError
+            return sorted(ready, key=lambda each: each[0].fd)
+        self.jumped(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """`turns`: how often it has looked for what is ready."""
+
+    def __init__(self, begins_s: float = BEGINS_S) -> None:
+        selector = _Jumping()
+        selector.jumped = self.stand_still
+        super().__init__(selector)
+        self._clock_resolution = 1e-9
+        self._now_s = begins_s
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._now_s
+
+    def stand_still(self, seconds: float) -> None:
+        """So much time passes, and nothing runs in it: as if the process were stopped."""
+        self._now_s += max(0.0, seconds)
+
+    def run_in_executor(self, executor: Any, function: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Here, at once: no thread says when it is done."""
+        done = self.create_future()
+        try:
+            done.set_result(function(*given))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+@contextlib.contextmanager
+def as_clock(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """The app's clock is the loop's as long as the context lasts."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(clock, "monotonic", loop.time)
+        yield
