@@ -2,27 +2,34 @@
 
     python -m tests.support.mutations [NUMBER …]
 
-Owns: the list, and a run of it in a copy of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
+Owns: the list, and a run of it in copies of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
 test says whether each fault can still be planted. Add one where code moves that others' answers hang on.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 _PARTS = ("app", "models", "backends", "plugins", "tests", "benchmarks", "deploy", "docs", "pyproject.toml", "Makefile")
-_LIMIT_S = 600
+_AT_A_TIME = 2
+_LIMIT_S = 300
 
 
 class Mutation(NamedTuple):
-    """In `file`, `was`, which stands there once, becomes `becomes`; the tests of `test` then fail."""
+    """In `file`, `was`, which stands there once, becomes `becomes`; `test` fails then: a file of tests/unit, or one
+    test of it (`test_budget.py::test_name`).
+    """
 
     fault: str
     file: str
@@ -127,37 +134,84 @@ def planted(mutation: Mutation, root: Path) -> str:
     return text.replace(mutation.was, mutation.becomes)
 
 
-def is_found(mutation: Mutation) -> bool:
-    """Whether its test fails with the fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for part in _PARTS:
-            if (ROOT / part).is_dir():
-                shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / part, copy / part)
-        (copy / mutation.file).write_text(planted(mutation, copy))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/unit/{mutation.test}"]
-        environment = {**os.environ, "PYTHONPATH": folder}
-        try:
-            return (
-                subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S, check=False
-                ).returncode
-                == 1
-            )
-        except subprocess.TimeoutExpired:
-            return True  # It waits for ever, which pytest's own limit would end.
+def _copy(folder: Path) -> None:
+    """Make a folder a copy of the tree."""
+    for part in _PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / part, folder / part)
+
+
+def _first_failure(copy: Path, tests: Sequence[str]) -> str:
+    """The first of these tests of the unit room that fails in a copy of the tree; empty where all pass.
+
+    Raises RuntimeError where they cannot be run.
+    """
+    paths = [f"tests/unit/{each}" for each in tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *paths]
+    try:
+        ran = subprocess.run(
+            command,
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy)},
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "one that waits for ever"  # pytest's own limit would end it.
+    if ran.returncode not in (0, 1):
+        raise RuntimeError(ran.stdout[-2000:] + ran.stderr[-2000:])
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?([\w/]+\.py::\S+)", ran.stdout, re.MULTILINE)
+    return failed[1] if failed else "one of them" if ran.returncode else ""
+
+
+def _found_by(mutation: Mutation, copy: Path) -> str:
+    """The test that fails with the fault, which is taken out again; empty where none does."""
+    path = copy / mutation.file
+    text = planted(mutation, copy)
+    path.unlink()  # What was compiled of it is known by its time of change, which is another then.
+    path.write_text(text)
+    try:
+        return _first_failure(copy, [mutation.test])
+    finally:
+        shutil.copy2(ROOT / mutation.file, path)
+
+
+def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
+    """By which test each fault is found, in order, two at a time; empty: by none of those that it names.
+
+    Raises RuntimeError where a test fails without a fault: it finds nothing then.
+    """
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_A_TIME) as threads:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(_AT_A_TIME):
+            (copy := Path(folder) / str(number)).mkdir()
+            _copy(copy)
+            copies.put(copy)
+        if failed := _first_failure(copy, sorted({each.test for each in mutations})):
+            raise RuntimeError(f"{failed} fails without a fault")
+
+        def one(mutation: Mutation) -> str:
+            copy = copies.get()
+            try:
+                return _found_by(mutation, copy)
+            finally:
+                copies.put(copy)
+
+        yield from threads.map(one, mutations)
 
 
 def main() -> None:
     """Plant each, or those of these numbers; exit with how many no test has found."""
     numbers = [int(each) for each in sys.argv[1:]] or range(1, len(MUTATIONS) + 1)
+    chosen = [MUTATIONS[number - 1] for number in numbers]
     missed = 0
-    for number in numbers:
-        found = is_found(MUTATIONS[number - 1])
-        missed += not found
-        print(f"{number:2} {'found ' if found else 'MISSED'} {MUTATIONS[number - 1].fault}", flush=True)
+    for number, mutation, test in zip(numbers, chosen, found_by(chosen), strict=True):
+        missed += not test
+        print(f"{number:2} {'found ' if test else 'MISSED'} {mutation.fault}{test and f': {test}'}", flush=True)
     sys.exit(missed)
 
 
