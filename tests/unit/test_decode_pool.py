@@ -9,36 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
+from app.decoder.messages import Decoded, DecodePlan, Status
 from app.decoding import pool
 from app.decoding.pool import CREDITS, Decoders
-from app.decoding.process import DecoderProcess
 from app.decoding.waiting import ImageLimits, PendingImage
 from app.processes.arena import Arena
+from tests.support.doubles import Decoder, turns
 
 SMALL, LARGE = bytes(60_000), bytes(3_000_000)
-
-
-class Decoder(DecoderProcess):
-    """Keeps the jobs that it is sent."""
-
-    pid = 1
-
-    def __init__(self, number, plan):
-        super().__init__(number, plan, answered=None)
-        self.inbox.close()
-        self.inbox = self
-        self.jobs = []
-
-    def write(self, buffer, body, tail):
-        pass
-
-    def trim(self, buffer, used):
-        pass
-
-    def flush(self):
-        self.jobs += jobs_in(bytes(self.out))
-        self.out.clear()
 
 
 class Clock:
@@ -88,11 +66,6 @@ async def ask(decoders, *bodies):
     asked = [begun(decoders, 0, body, rank) for rank, body in enumerate(bodies)]
     await turns()
     return asked
-
-
-async def turns():
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 def answer(decoders, clock, seconds_an_image):
