@@ -13,7 +13,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,15 @@ async def turns(number: int = 10) -> None:
         await asyncio.sleep(0)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop go on until this is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came about")
+
+
 class Worker:
     """Keeps what it is sent; it is ready at once, or with `starts` when the test says so."""
 
@@ -63,6 +72,7 @@ class Worker:
         models: Sequence[Any] = (MODEL,),
         *,
         decodes: bool = False,
+        latency_s: Mapping[int, float] = MappingProxyType({1: 0.001, 8: 0.002}),
         starts: bool = False,
         plan: Any = None,
     ) -> None:
@@ -70,7 +80,7 @@ class Worker:
         self.id, self.device = name, name.partition("#")[0]
         self.plan = plan or SimpleNamespace(load=SimpleNamespace(models=models))
         decoding = WhoDecodes("device") if decodes else WhoDecodes()
-        loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, depth, decoding=decoding)
+        loaded = Loaded(Report("null", "fp32"), dict(latency_s), depth, decoding=decoding)
         self._ready = Ready(self.device, "null", tuple(loaded if model else None for model in models))
         self.ready: Any = None if starts else self._ready
         self.end, self.answered = "died", True
