@@ -83,7 +83,7 @@ class Worker:
         loaded = Loaded(Report("null", "fp32"), dict(latency_s), depth, decoding=decoding)
         self._ready = Ready(self.device, "null", tuple(loaded if model else None for model in models))
         self.ready: Any = None if starts else self._ready
-        self.end, self.answered = "died", True
+        self.pid, self.end, self.answered = None, "died", True
         self.retiring = self.abandoned = self.stopped = False
         self.drained = asyncio.Event()
         self.ended: asyncio.Future[str] = loop.create_future()
