@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, SimpleNamespace
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from app import clock
 from app.config import Settings
 from app.decoder.messages import DecodePlan, jobs_in
 from app.decoding.process import DecoderProcess
@@ -97,6 +97,10 @@ class Worker:
 
     def model(self, index: int) -> SmallModel:
         return self._models[index]
+
+    def hold(self, index: int, loaded: Any) -> None:
+        held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
+        self.ready = Ready(self.device, "null", held)
 
     @property
     def runs(self) -> list[Run]:
@@ -229,7 +233,7 @@ def ask(
     """Submit so many requests of one image; tasks of their results."""
     tasks = []
     for _ in range(images):
-        room = fleet.link.reserve(fleet.models["m"], 1, Terms(time.monotonic() + lasts_s, **terms))
+        room = fleet.link.reserve(fleet.models["m"], 1, Terms(clock.monotonic() + lasts_s, **terms))
         tasks.append(submit(fleet, room, 0, content=content))
     return tasks
 

@@ -15,7 +15,7 @@ from app.fleet.replica import Events, Replica
 from app.observability.metrics import Metrics
 from app.worker.messages import Load, ModelPlan
 from backends import Device
-from tests.support.doubles import StartedWorkers, turns
+from tests.support.doubles import StartedWorkers, counting, turns
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ class Serving:
         device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
         plan = WorkerPlan(Load((ModelPlan("old", "null", "fp32", (1,)),), device))
         self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
-        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics())
+        metrics = Metrics()
+        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), metrics)
+        self.moved = counting(metrics)
 
     @property
     def served(self):
@@ -78,6 +80,7 @@ async def test_all_replicas_take_over_in_the_same_moment(made):
             old.drained.set()
         await task
         assert [worker.stopped for worker in made] == [True, True, False, False]
+        assert serving.moved() == {"handovers null:0 load": 1, "handovers null:1 load": 1}
 
 
 @pytest.mark.parametrize("when", ["while the other starts", "after the other is ready"])
@@ -93,6 +96,7 @@ async def test_where_one_worker_cannot_start_none_takes_over(made, when):
         with pytest.raises(WorkerStartError):
             await task
         assert first.stopped
+        assert serving.moved() == {}
         assert serving.served == ["old", "old"]
         assert [each.plan.load.models for each in serving.replicas] == [("old",), ("old",)]
         assert not any(worker.stopped for worker in made[:2])
@@ -214,6 +218,7 @@ async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
         serving_meanwhile.drained.set()
         await turns()
         assert replica.current is again
+        assert serving.moved() == {"handovers null:0 compiled": 1}
 
 
 async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
@@ -233,6 +238,11 @@ async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
         await turns()
         assert replica.current is made[-1]
         assert replica.plan.load.quick
+        assert serving.moved() == {
+            "handovers null:0 compiled": 1,
+            "handovers null:0 memory": 1,
+            "cache_releases null:0 3 slope": 1,
+        }
 
 
 async def test_new_models_do_not_wait_for_a_compiler(made):
