@@ -237,9 +237,7 @@ async def test_parts_of_an_image_are_made_as_long_as_one_of_them_is_wanted(clock
         assert gone.outcome is DecodeFailedError
 
 
-@pytest.mark.parametrize(
-    ("hung", "reason", "text"), [(True, "hung", "takes too long"), (False, "died", "could not be")]
-)
+@pytest.mark.parametrize(("hung", "reason", "text"), [(True, "hung", "too long"), (False, "died", "could not be")])
 async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_are_wanted_go_on(
     clock, hung, reason, text
 ):
