@@ -1,4 +1,4 @@
-"""Another version of a model, which computes live images while the devices rest: which, when, and what is said of it."""
+"""Another version of a model, which computes live images while the devices rest: which, when, and what is said."""
 
 from __future__ import annotations
 
