@@ -251,20 +251,6 @@ MUTATIONS = (
         "test_gate.py::test_an_error_that_is_no_number_is_over_every_limit",
     ),
     Mutation(
-        "the gate reports of the last batch size alone",
-        "app/precision/gate.py",
-        "max(error, measured[name]) for",
-        "measured[name] for",
-        "test_gate.py",
-    ),
-    Mutation(
-        "answers that are no numbers pass the gate",
-        "app/precision/gate.py",
-        "not self._model.may_be_infinite and not all",
-        "False and not all",
-        "test_gate.py::test_an_engine_with_wrong_outputs_never_serves",
-    ),
-    Mutation(
         "what was cancelled at an ingress is answered twice",
         "app/ingress/remote.py",
         "        if not silent:\n            self._on_reply(token, reply)",
