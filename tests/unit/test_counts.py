@@ -50,10 +50,10 @@ async def test_a_refusal_is_counted_by_its_images_and_its_reason():
             assert moved() == {"rejected m queue_full": 3}
         assert refused(fleet, 33) == "INVALID_REQUEST"
         assert moved() == {"rejected m queue_full": 3}, "what never fits is the client's mistake"
-        fleet._worker_ready(Worker(latency_s={1: 3.0, 8: 3.0}))
+        fleet._worker_ready(Worker(latency_s={1: 3000.0, 8: 3000.0}))
         loop = asyncio.get_running_loop()
         fleet.link.reserve(fleet.models["m"], 1, Terms(FAR)).__exit__()  # Else the next one is a probe.
-        assert refused(fleet, 2, loop.time() + 2) == "DEADLINE_UNREACHABLE"
+        assert refused(fleet, 2, loop.time() + 2000) == "DEADLINE_UNREACHABLE"
         assert refused(fleet, 4, 0.0) == "DEADLINE_EXCEEDED"
         assert moved() == {"rejected m queue_full": 3, "rejected m deadline": 2, "expired m upload": 4}
 
