@@ -27,7 +27,7 @@ pytestmark = pytest.mark.paired
 JPEG = {"Content-Type": "image/jpeg"}
 PREDICT = "/v1/models/resnet18:predict"
 INFER = "/v2/models/resnet18/infer"
-WAIT_S = 60
+WAIT_S = 240
 
 
 @pytest.fixture(scope="module")
