@@ -59,6 +59,7 @@ class Residents:
         self._policy = Residency(0, [Tenant(name, 0, math.inf) for name in self._pools])
         self._asked: dict[WorkerProcess, list[int]] = {}  # What workers load, the next one first.
         self._leaving: dict[WorkerProcess, set[int]] = {}
+        self._not_there: set[str] = set()  # Leave, and were never there: a load has failed.
         self._stirred = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._failure = ""
@@ -197,6 +198,7 @@ class Residents:
         self._metrics.model_loads.labels(name, "failed").inc()
         self._deaths.pop(name, None)
         self._policy.failed(name, clock.monotonic())
+        self._not_there.add(name)
         self._go(name)
         for form in pool.names:
             self._refuse(form, f"{name} could not be loaded")
@@ -219,7 +221,10 @@ class Residents:
             indices = {form.index for form in self._pools[tenant.name].forms}
             if not any(indices & leaving for leaving in self._leaving.values()):
                 self._policy.left(tenant.name, now_s)
-                self._metrics.model_loads.labels(tenant.name, "unloaded").inc()
+                if tenant.name in self._not_there:
+                    self._not_there.remove(tenant.name)
+                else:
+                    self._metrics.model_loads.labels(tenant.name, "unloaded").inc()
         for tenant in self._policy.placed(Place.LOADING):
             held = [self._held(worker, self._pools[tenant.name]) for worker in self.workers()]
             if held and all(held):

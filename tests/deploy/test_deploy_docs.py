@@ -165,22 +165,6 @@ def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(fl
     assert container["image"] == pushed
 
 
-@pytest.mark.parametrize("page", [*PAGES.values(), DEPLOY], ids=[*PAGES, "deploy"])
-def test_files_and_links_that_pages_name_exist(page):
-    for name in re.findall(r"\b((?:deploy|docs|tests)/[\w@./-]+\.\w+)", page):
-        assert (ROOT / name).exists(), name
-    folder = ROOT / "docs" if page is DEPLOY else ROOT / "docs" / "install"
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page):
-        assert (folder / link).exists(), link
-    for target, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", page):
-        text = (folder / target).read_text() if target else page
-        anchors = {
-            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-            for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-        }
-        assert anchor in anchors, f"{target}#{anchor}"
-
-
 def test_the_systemd_unit_is_one(tmp_path):
     tool = shutil.which("systemd-analyze")
     if tool is None:

@@ -2,27 +2,35 @@
 
     python -m tests.support.mutations [NUMBER …]
 
-Owns: the list, and a run of it in a copy of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
+Owns: the list, and a run of it in copies of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
 test says whether each fault can still be planted. Add one where code moves that others' answers hang on.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 _PARTS = ("app", "models", "backends", "plugins", "tests", "benchmarks", "deploy", "docs", "pyproject.toml", "Makefile")
-_LIMIT_S = 600
+_AT_A_TIME = 2
+_TEST_LIMIT_S, _LIMIT_S = 120, 600
+"""Of one test, which without the fault takes seconds; of all that one fault runs."""
 
 
 class Mutation(NamedTuple):
-    """In `file`, `was`, which stands there once, becomes `becomes`; the tests of `test` then fail."""
+    """In `file`, `was`, which stands there once, becomes `becomes`; `test` fails then: a file of tests/unit, or one
+    test of it (`test_budget.py::test_name`).
+    """
 
     fault: str
     file: str
@@ -79,42 +87,287 @@ MUTATIONS = (
         "app/scheduling/scheduler.py",
         "        queue.reserved -= 1\n",
         "",
-        "test_scheduler.py",
+        "test_scheduler.py::test_the_queue_is_bounded_exactly_and_reservations_count",
     ),
     Mutation(
         "a pause is charged to the model whose image was being decoded",
         "app/decoding/pool.py",
         "taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)",
         "taken_s = now_s - max(image.sent_s, decoder.heard_s)",
-        "test_decode_pool.py",
+        "test_decode_pool.py::test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_images",
     ),
     Mutation(
         "a task that was interrupted counts as cancelled for ever",
         "app/ingress/interrupt.py",
         "        task.uncancel()\n",
         "        pass\n",
-        "test_interrupt.py",
+        "test_interrupt.py::test_a_task_that_was_interrupted_can_wait_again",
     ),
     Mutation(
         "a caller may have any number of requests",
         "app/access/limits.py",
         "        usage.requests += 1\n",
         "",
-        "test_client_limits.py",
+        "test_client_limits.py::test_so_many_requests_at_a_time_of_each_caller",
     ),
     Mutation(
         "boxes found in tiles stay where the tile had them",
         "models/contract/task_adapter.py",
         '"x1": box["x1"] + x,',
         '"x1": box["x1"],',
-        "test_tiles.py",
+        "test_tiles.py::test_an_object_on_a_seam_is_one_object",
     ),
     Mutation(
         "an ingress may know the scheduler",
         "app/ingress/items.py",
         "from app.link import ",
         "from app.scheduling.queue import Queue as _\nfrom app.link import ",
-        "test_layers.py",
+        "test_layers.py::test_ingress_and_owner_know_only_the_link_of_each_other",
+    ),
+    Mutation(
+        "of two batch sizes that are equally fast the smaller one is taken",
+        "app/scheduling/batching.py",
+        "if below / max(seconds[below], 1e-9) > waiting",
+        "if below / max(seconds[below], 1e-9) >= waiting",
+        "test_latency.py::test_padding_is_paid_only_where_it_costs_less_than_a_second_batch",
+    ),
+    Mutation(
+        "a deadline may be any time away",
+        "app/protocols/parameters.py",
+        "started_s + min(timeout_s, _MAX_TIMEOUT_S)",
+        "started_s + timeout_s",
+        "test_terms.py::test_a_deadline_is_at_most_ten_minutes_away",
+    ),
+    Mutation(
+        "the header decides about the deadline where the query says another one",
+        "app/http/routes/predict.py",
+        "if timeout_ms is not None:",
+        'if timeout_ms is not None and b"x-timeout-ms" not in self.headers:',
+        "test_terms.py::test_a_deadline_is_of_the_query_else_of_the_header_else_the_services",
+    ),
+    Mutation(
+        "who waits for much is overtaken for ever by those who wait for little",
+        "app/ingress/budget.py",
+        "                break\n",
+        "                continue\n",
+        "test_budget.py::test_who_waits_for_much_is_not_overtaken_by_those_who_came_later_for_little",
+    ),
+    Mutation(
+        "the restart of a worker counts twice",
+        "app/fleet/fleet.py",
+        "labels(replica.device, kind).inc()",
+        "labels(replica.device, kind).inc(2)",
+        "test_replica.py::test_a_death_is_counted_once_by_its_kind_and_the_worker_is_gone_once",
+    ),
+    Mutation(
+        "a worker that ends to give memory back counts as one that died",
+        "app/fleet/replica.py",
+        'if kind != "leaked" or not worker.answered:',
+        "if True:",
+        "test_replica.py::test_a_worker_that_ends_to_give_memory_back_is_followed_at_once_however_often",
+    ),
+    Mutation(
+        "what was cancelled counts as a client that left",
+        "app/serving/submissions.py",
+        "item.pool.metrics.cancelled if item.terms.recorder.abandoned else None",
+        "item.pool.metrics.cancelled",
+        "test_cancelling.py::test_an_item_ends_at_once_is_counted_once_at_its_stage_and_its_slot_comes_back_when_nobody_has_it",
+    ),
+    Mutation(
+        "an image that nobody waits for is decoded all the same",
+        "app/serving/submissions.py",
+        "            self._filling.drop(item)\n",
+        "            pass\n",
+        "test_cancelling.py::test_an_item_ends_at_once_is_counted_once_at_its_stage_and_its_slot_comes_back_when_nobody_has_it",
+    ),
+    Mutation(
+        "the owner does not hear that an ingress has cancelled",
+        "app/ingress/remote.py",
+        "            self._talk.say(Cancel(room.number, token, room.terms.recorder.abandoned))\n",
+        "",
+        "test_link.py::test_a_request_that_was_cancelled_is_answered_at_once_and_once_and_leaves_the_owners_queue",
+    ),
+    Mutation(
+        "an ingress takes memory back that the owner still reads",
+        "app/ingress/remote.py",
+        "if self._left and not self.missing:",
+        "if self._left:",
+        "test_link.py::test_a_request_that_was_cancelled_is_answered_at_once_and_once_and_leaves_the_owners_queue",
+    ),
+    Mutation(
+        "of more than 512 candidates the later ones are not compared with those that are kept",
+        "models/tasks/instances.py",
+        "min(first + _WINDOW, len(boxes))), kept",
+        "min(first + _WINDOW, len(boxes))), []",
+        "test_instances.py::test_however_many_candidates_each_is_compared_with_all_that_are_kept",
+    ),
+    Mutation(
+        "a box that overlaps by exactly the threshold goes",
+        "models/tasks/instances.py",
+        "- shared) > threshold",
+        "- shared) >= threshold",
+        "test_instances.py::test_two_boxes_that_overlap_by_exactly_the_threshold_both_stay",
+    ),
+    Mutation(
+        "no time is left for an answer's way back to the client",
+        "app/scheduling/scheduler.py",
+        "(1 - WAY_BACK) * ",
+        "",
+        "test_scheduler.py::test_a_twenty_fifth_of_the_time_is_for_the_way_back",
+    ),
+    Mutation(
+        "greedy clients take what is spared for modest ones",
+        "app/ingress/budget.py",
+        "_SHARE * (free - self._spare)",
+        "_SHARE * free",
+        "test_budget.py::test_what_is_spared_is_for_who_holds_little",
+    ),
+    Mutation(
+        "any key administers the service",
+        "app/access/access.py",
+        'if role == "admin" and key.role != "admin":',
+        "if False:",
+        "test_access.py::test_who_asks_and_how_it_is_counted",
+    ),
+    Mutation(
+        "what expired in the queue counts as expired while it was decoded",
+        "app/fleet/dispatcher.py",
+        'metrics.expired["queue"].inc()',
+        'metrics.expired["decode"].inc()',
+        "test_counts.py::test_what_has_become_hopeless_in_the_queue_is_counted_there_and_not_computed",
+    ),
+    Mutation(
+        "TorchServe's clients may not put an image",
+        "app/compat/torchserve.py",
+        "@router.put(ROUTE, include_in_schema=False)\n",
+        "",
+        "test_terms.py::test_torchserves_clients_may_put_what_they_may_post",
+    ),
+    Mutation(
+        "an error that is no number passes the gate",
+        "app/precision/gate.py",
+        "if not measured[name] <= limit:",
+        "if measured[name] > limit:",
+        "test_gate.py::test_an_error_that_is_no_number_is_over_every_limit",
+    ),
+    Mutation(
+        "what was cancelled at an ingress is answered twice",
+        "app/ingress/remote.py",
+        "        if not silent:\n            self._on_reply(token, reply)",
+        "        self._on_reply(token, reply)",
+        "test_link.py::test_a_cancel_that_crosses_the_answer_is_answered_once",
+    ),
+    Mutation(
+        "the owner does not hear that a client has left",
+        "app/ingress/remote.py",
+        "token, room.terms.recorder.abandoned)",
+        "token, False)",
+        "test_link.py::test_the_owner_hears_whether_the_client_has_left",
+    ),
+    Mutation(
+        "a model is forgotten of which results may still come",
+        "app/ingress/remote.py",
+        "number - 2 * len(self._forms)",
+        "number - len(self._forms)",
+        "test_link.py::test_after_a_load_new_requests_are_of_the_new_model_and_results_of_the_one_before_still_arrive",
+    ),
+    Mutation(
+        "the rooms of an ingress that has ended are never given back",
+        "app/serving/ingresses.py",
+        "            if each.room is not None:\n                each.room.__exit__()\n        self._rooms.clear()",
+        "            pass\n        self._rooms.clear()",
+        "test_link.py::test_what_an_ingress_had_ends_with_it_and_another_one_is_begun",
+    ),
+    Mutation(
+        "the connections of an ingress that has ended count for ever",
+        "app/serving/ingresses.py",
+        "        for give in self.connections.values():\n            give()\n",
+        "",
+        "test_link.py::test_what_an_ingress_had_ends_with_it_and_another_one_is_begun",
+    ),
+    Mutation(
+        "an ingress may use a token twice",
+        "app/serving/ingresses.py",
+        " or len({*tokens} - self._tokens.keys()) < len(tokens)",
+        "",
+        "test_link.py::test_who_names_what_it_does_not_have_is_ended_and_costs_nobody_anything",
+    ),
+    Mutation(
+        "a service that shuts down lets in what an ingress has not asked for",
+        "app/serving/ingresses.py",
+        "            if self._link.refusing:",
+        "            if False:",
+        "test_link.py::test_a_refusal_of_the_owner_arrives_with_its_code_and_is_counted_there",
+    ),
+    Mutation(
+        "an ingress may name a model before the first",
+        "app/serving/ingresses.py",
+        "if not 0 <= index < self._step:",
+        "if not index < self._step:",
+        "test_link.py::test_who_names_what_it_does_not_have_is_ended_and_costs_nobody_anything",
+    ),
+    Mutation(
+        "pixels that nobody waits for any more are queued",
+        "app/decoding/pool.py",
+        "case _ if not image.wanted:",
+        "case _ if False:",
+        "test_decode_pool.py::test_what_nobody_waits_for_any_more_is_no_pixels_though_a_decoder_has_made_them",
+    ),
+    Mutation(
+        "who leaves takes the other parts of the image along",
+        "app/decoding/pool.py",
+        "        image.wanted -= 1\n",
+        "        image.wanted = 0\n",
+        "test_decode_pool.py::test_parts_of_an_image_are_made_as_long_as_one_of_them_is_wanted",
+    ),
+    Mutation(
+        "the end of a request leaves what it has under way",
+        "app/serving/submissions.py",
+        "            if token in self._under_way:\n                self.cancel(token)\n",
+        "            pass\n",
+        "test_cancelling.py::test_a_request_that_ends_takes_all_of_its_images_along_whatever_their_stage",
+    ),
+    Mutation(
+        "an answer that was cancelled while it was made counts as a client that left",
+        "app/ingress/items.py",
+        "            if recorder.abandoned:\n",
+        "            if True:\n",
+        "test_cancelling.py::test_who_leaves_while_its_answer_is_made_is_counted_once_and_the_item_is_not_answered",
+    ),
+    Mutation(
+        "of a request that is refused one image counts",
+        "app/serving/submissions.py",
+        'rejected["queue_full"].inc(count)',
+        'rejected["queue_full"].inc()',
+        "test_counts.py::test_a_refusal_is_counted_by_its_images_and_its_reason",
+    ),
+    Mutation(
+        "of a request that has ended one image is no longer under way",
+        "app/fleet/submission.py",
+        "        self.images -= count\n",
+        "        self.images -= 1\n",
+        "test_counts.py::test_images_under_way_are_those_of_all_requests_that_have_not_ended",
+    ),
+    Mutation(
+        "what an ingress has counted is added twice",
+        "app/observability/gained.py",
+        "                    child.reset()\n",
+        "",
+        "test_link.py::test_what_an_ingress_has_counted_is_told_soon_and_added_once",
+    ),
+    Mutation(
+        "a version in the shadow computes while others wait",
+        "app/serving/shadow.py",
+        "self._resting = 0 if busy else self._resting + 1",
+        "self._resting += 1",
+        "test_shadow.py::test_it_waits_for_a_moment_of_rest_and_drops_what_has_become_old",
+    ),
+    Mutation(
+        "a slot of what the shadow has dropped is never free again",
+        "app/serving/shadow.py",
+        "        item.give_slot()\n",
+        "",
+        "test_shadow.py::test_it_waits_for_a_moment_of_rest_and_drops_what_has_become_old",
     ),
 )
 
@@ -127,37 +380,81 @@ def planted(mutation: Mutation, root: Path) -> str:
     return text.replace(mutation.was, mutation.becomes)
 
 
-def is_found(mutation: Mutation) -> bool:
-    """Whether its test fails with the fault."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for part in _PARTS:
-            if (ROOT / part).is_dir():
-                shutil.copytree(ROOT / part, copy / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / part, copy / part)
-        (copy / mutation.file).write_text(planted(mutation, copy))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/unit/{mutation.test}"]
-        environment = {**os.environ, "PYTHONPATH": folder}
-        try:
-            return (
-                subprocess.run(
-                    command, cwd=copy, env=environment, capture_output=True, timeout=_LIMIT_S, check=False
-                ).returncode
-                == 1
-            )
-        except subprocess.TimeoutExpired:
-            return True  # It waits for ever, which pytest's own limit would end.
+def _copy(folder: Path) -> None:
+    """Make a folder a copy of the tree."""
+    for part in _PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / part, folder / part)
+
+
+def _first_failure(copy: Path, tests: Sequence[str]) -> str:
+    """The first of these tests of the unit room that fails in a copy of the tree; empty where all pass.
+
+    Raises RuntimeError where they cannot be run, TimeoutExpired.
+    """
+    paths = [f"tests/unit/{each}" for each in tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *paths]
+    ran = subprocess.run(
+        [*command, f"--timeout={_TEST_LIMIT_S}"],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    if ran.returncode not in (0, 1):
+        raise RuntimeError(ran.stdout[-2000:] + ran.stderr[-2000:])
+    failed = re.search(r"^(?:FAILED|ERROR) \S*?([\w/]+\.py::\S+)", ran.stdout, re.MULTILINE)
+    return failed[1] if failed else "one of them" if ran.returncode else ""
+
+
+def _found_by(mutation: Mutation, copy: Path) -> str:
+    """The test that fails with the fault, which is taken out again; empty where none does."""
+    path = copy / mutation.file
+    text = planted(mutation, copy)
+    path.unlink()  # What was compiled of it is known by its time of change, which is another then.
+    path.write_text(text)
+    try:
+        return _first_failure(copy, [mutation.test])
+    finally:
+        shutil.copy2(ROOT / mutation.file, path)
+
+
+def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
+    """By which test each fault is found, in order, two at a time; empty: by none of those that it names.
+
+    Raises RuntimeError where a test fails without a fault: it finds nothing then.
+    """
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_A_TIME) as threads:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(_AT_A_TIME):
+            (copy := Path(folder) / str(number)).mkdir()
+            _copy(copy)
+            copies.put(copy)
+        if failed := _first_failure(copy, sorted({each.test for each in mutations})):
+            raise RuntimeError(f"{failed} fails without a fault")
+
+        def one(mutation: Mutation) -> str:
+            copy = copies.get()
+            try:
+                return _found_by(mutation, copy)
+            finally:
+                copies.put(copy)
+
+        yield from threads.map(one, mutations)
 
 
 def main() -> None:
     """Plant each, or those of these numbers; exit with how many no test has found."""
     numbers = [int(each) for each in sys.argv[1:]] or range(1, len(MUTATIONS) + 1)
+    chosen = [MUTATIONS[number - 1] for number in numbers]
     missed = 0
-    for number in numbers:
-        found = is_found(MUTATIONS[number - 1])
-        missed += not found
-        print(f"{number:2} {'found ' if found else 'MISSED'} {MUTATIONS[number - 1].fault}", flush=True)
+    for number, mutation, test in zip(numbers, chosen, found_by(chosen), strict=True):
+        missed += not test
+        print(f"{number:2} {'found ' if test else 'MISSED'} {mutation.fault}{test and f': {test}'}", flush=True)
     sys.exit(missed)
 
 

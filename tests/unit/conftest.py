@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.support.no_processes import GUARD
+from tests.support.virtual_time import VirtualLoop, as_clock
 
 ROOM = Path(__file__).parent
 
@@ -31,3 +33,18 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _starts_no_process() -> Iterator[None]:
     yield
     assert not GUARD.tried
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """A loop in virtual time for who uses the fixture of that name."""
+    is_virtual = "virtual_time" in getattr(item, "fixturenames", ())
+    return {"loop": VirtualLoop if is_virtual else asyncio.new_event_loop}
+
+
+@pytest.fixture
+async def virtual_time() -> AsyncIterator[None]:
+    """The loop of the test, and the app's clock, are in virtual time."""
+    with as_clock(asyncio.get_running_loop()):
+        yield

@@ -27,12 +27,23 @@ def test_one_client_leaves_a_quarter_for_others():
     assert not taken(budget, "greedy", 10)
 
 
-def test_greedy_clients_leave_something_for_modest_ones():
+@pytest.mark.parametrize("greedy", [1, 10, 30])
+def test_greedy_clients_leave_something_for_modest_ones(greedy):
     budget = Budget(2048, "connections", least=8, spare=128)
-    for client in range(10):
+    for client in range(greedy):
         while taken(budget, f"greedy {client}", 1):
             pass
-    assert all(taken(budget, "modest", 1) for _ in range(8))
+    assert all(taken(budget, f"modest {client}", 1) for client in range((2048 - budget.held) // 8) for _ in range(8))
+    assert budget.held > 2048 - 8
+    assert not taken(budget, "greedy 0", 1)
+
+
+def test_what_is_spared_is_for_who_holds_little():
+    budget = Budget(2048, "connections", least=8, spare=128)
+    for client in range(4):  # Else the fourth would leave 8 free.
+        while taken(budget, f"greedy {client}", 1):
+            pass
+    assert 1800 < budget.held <= 2048 - 128
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60), st.integers(0, 60))
@@ -68,6 +79,25 @@ async def test_who_waits_gets_what_is_given_back_in_order():
     for lease in leases:
         lease.__exit__(None, None, None)
     assert budget.held == 0
+
+
+async def test_who_waits_for_much_is_not_overtaken_by_those_who_came_later_for_little():
+    budget = Budget(8, "messages", least=8)
+    for client in ("a", "b"):
+        budget.take(client, 3)
+    much = asyncio.ensure_future(budget.wait("c", 6))
+    await asyncio.sleep(0)
+    little = [asyncio.ensure_future(budget.wait("d", 1)) for _ in range(6)]
+    await asyncio.sleep(0)
+    budget.give("a", 3)
+    await asyncio.sleep(0)
+    assert [much.done(), *[each.done() for each in little]] == [False] * 7
+    budget.give("b", 3)
+    await asyncio.sleep(0)
+    assert [much.done(), *[each.done() for each in little]] == [True] * 3 + [False] * 4
+    budget.give("c", 6)
+    await asyncio.gather(much, *little)
+    assert budget.held == 6
 
 
 async def test_room_that_came_too_late_is_given_back():

@@ -9,36 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.decoder.messages import Decoded, DecodePlan, Status, jobs_in
+from app.decoder.messages import Decoded, DecodePlan, Status
 from app.decoding import pool
 from app.decoding.pool import CREDITS, Decoders
-from app.decoding.process import DecoderProcess
-from app.decoding.waiting import ImageLimits, PendingImage
+from app.decoding.process import Loss
+from app.decoding.waiting import DecodeFailedError, ImageLimits, PendingImage
+from app.images.header import InvalidImageError
 from app.processes.arena import Arena
+from models import Placement
+from tests.support.doubles import Decoder, turns
 
 SMALL, LARGE = bytes(60_000), bytes(3_000_000)
-
-
-class Decoder(DecoderProcess):
-    """Keeps the jobs that it is sent."""
-
-    pid = 1
-
-    def __init__(self, number, plan):
-        super().__init__(number, plan, answered=None)
-        self.inbox.close()
-        self.inbox = self
-        self.jobs = []
-
-    def write(self, buffer, body, tail):
-        pass
-
-    def trim(self, buffer, used):
-        pass
-
-    def flush(self):
-        self.jobs += jobs_in(bytes(self.out))
-        self.out.clear()
 
 
 class Clock:
@@ -56,10 +37,10 @@ def clock(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def decoding(count=2, buffers=CREDITS, models=1):
+async def decoding(count=2, buffers=CREDITS, models=1, **options):
     arena = Arena([(4, 64)] * models)
     plan = DecodePlan((None,) * models, arena.pools, buffers, 4 << 20, ("info", "text"))
-    decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000))
+    decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000), **options)
     decoders._replicas.decoders = {number: Decoder(number, plan) for number in range(count)}
     try:
         yield decoders
@@ -88,11 +69,6 @@ async def ask(decoders, *bodies):
     asked = [begun(decoders, 0, body, rank) for rank, body in enumerate(bodies)]
     await turns()
     return asked
-
-
-async def turns():
-    for _ in range(3):
-        await asyncio.sleep(0)
 
 
 def answer(decoders, clock, seconds_an_image):
@@ -199,3 +175,101 @@ def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_im
             most = max(most, others)
         # What a pause may be held against a model, of two decoders, in images of the other; and what these have.
         assert most <= 2 * 0.25 / 0.02 + 2 * CREDITS, order
+
+
+class Waiting:
+    """An image, and what has become of it."""
+
+    def __init__(self, decoders, wanted=1, **of):
+        self.outcomes = []
+        self.image = PendingImage(0, 0.0, SMALL, lambda _, outcome: self.outcomes.append(outcome), wanted=wanted, **of)
+        decoders.decode(self.image)
+
+    @property
+    def outcome(self):
+        """What has become of it, once: its kind."""
+        assert len(self.outcomes) <= 1
+        return type(self.outcomes[0]) if self.outcomes else None
+
+
+async def test_what_nobody_waits_for_leaves_the_heap_and_no_decoder_gets_it(clock):
+    async with decoding() as decoders:
+        images = [Waiting(decoders) for _ in range(8)]
+        await turns()
+        assert sum(len(decoder.jobs) for decoder in decoders._replicas.ready) == 4
+        decoders.drop(images[6].image)
+        assert (images[6].outcome, decoders.waiting, decoders.held) == (DecodeFailedError, 3, 7)
+        for _ in range(3):
+            answer(decoders, clock, 0.001)
+            await turns()
+        assert [each.outcome for each in images] == [Placement] * 6 + [DecodeFailedError, Placement]
+        assert decoders.held == 0
+
+
+async def test_what_nobody_waits_for_any_more_is_no_pixels_though_a_decoder_has_made_them(clock):
+    async with decoding() as decoders:
+        left, stays = Waiting(decoders), Waiting(decoders)
+        await turns()
+        decoders.drop(left.image)
+        assert (left.outcome, decoders.held) == (None, 2), "a decoder may still write to its slot"
+        answer(decoders, clock, 0.001)
+        assert (left.outcome, stays.outcome, decoders.held) == (DecodeFailedError, Placement, 0)
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+async def test_parts_of_an_image_are_made_as_long_as_one_of_them_is_wanted(clock, is_sent):
+    async with decoding() as decoders:
+        before = [] if is_sent else [Waiting(decoders) for _ in range(4)]
+        await turns()
+        parts = Waiting(decoders, wanted=3)
+        await turns()
+        for _ in range(2):
+            decoders.drop(parts.image)
+            assert parts.outcome is None
+        for _ in range(2):
+            answer(decoders, clock, 0.001)
+            await turns()
+        assert parts.outcome is Placement
+        assert all(each.outcome is Placement for each in before)
+        gone = Waiting(decoders, wanted=2)
+        decoders.drop(gone.image)
+        decoders.drop(gone.image)
+        assert gone.outcome is DecodeFailedError
+
+
+@pytest.mark.parametrize(("hung", "reason", "text"), [(True, "hung", "too long"), (False, "died", "could not be")])
+async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_are_wanted_go_on(
+    clock, hung, reason, text
+):
+    counted = []
+    async with decoding(restarted=counted.append) as decoders:
+        by_image = {each.image: each for each in [Waiting(decoders) for _ in range(6)]}
+        await turns()
+        lost, other = decoders._replicas.ready
+        del decoders._replicas.decoders[lost.number]
+        culprit, left = lost.clear()
+        decoders.drop(left)
+        decoders._lost(Loss((culprit, left), culprit, hung))
+        assert counted == [reason]
+        assert by_image[left].outcome is DecodeFailedError, "nobody has it, and nobody wants it"
+        await asyncio.gather(*decoders._rejecting)
+        assert by_image[culprit].outcome is InvalidImageError
+        assert text in str(by_image[culprit].outcomes[0])
+        for _ in range(2):
+            answer(decoders, clock, 0.001)
+            await turns()
+        assert [each.outcome for each in by_image.values()].count(Placement) == 4
+        assert (decoders.held, other.sent) == (0, {})
+
+
+async def test_an_innocent_image_of_a_decoder_that_ended_is_decoded_by_another(clock):
+    async with decoding() as decoders:
+        images = [Waiting(decoders) for _ in range(2)]
+        await turns()
+        lost, _ = decoders._replicas.ready
+        del decoders._replicas.decoders[lost.number]
+        decoders._lost(Loss(tuple(lost.clear()), None, hung=False))
+        for _ in range(2):
+            answer(decoders, clock, 0.001)
+            await turns()
+        assert [each.outcome for each in images] == [Placement] * 2

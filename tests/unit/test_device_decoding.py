@@ -26,6 +26,7 @@ from backends.contract import image_decoder as module
 from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
+from tests.support.doubles import Decoders
 from tests.support.photographs import FILES
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
@@ -166,18 +167,6 @@ def test_what_a_decoder_that_was_taken_over_writes_is_no_file(head):
         read_file(slot)
 
 
-class Decoders:
-    """Keeps what is to be decoded."""
-
-    seconds_an_image = 0.0
-
-    def __init__(self):
-        self.given = []
-
-    def decode(self, image, *, client="", again=False):
-        self.given.append((image, again))
-
-
 @pytest.fixture
 def filling():
     arena = Arena([(224 * 224 * 3, 2)])
@@ -209,14 +198,14 @@ def test_a_file_that_a_device_may_decode_passes_into_the_slot_and_no_decoder_see
     assert filling.heard == [Placement(decoded.width, decoded.height, decoded.scale, decoded.pad_x, decoded.pad_y)]
     assert (filling.heard[0].width, filling.heard[0].height) == (375, 500)
     item.refill(item)  # The device could not, after all.
-    [(image, again)] = filling.decoders.given
-    assert (image.body, image.kind, again) == (turned, Kind.ENCODED, True)
+    [image] = filling.decoders.again
+    assert (image.body, image.kind) == (turned, Kind.ENCODED)
 
 
 @pytest.mark.parametrize("file", [ODD["four colours"], jpeg(3000, 60), b"junk", PHOTO[:300], b""])
 def test_every_other_file_is_a_decoders_to_answer(filling, file):
     item = filling.fill(file)
-    assert [image.body for image, _ in filling.decoders.given] == [file]
+    assert [image.body for image in filling.decoders.given] == [file]
     assert (filling.heard, item.refill) == ([], None)
 
 

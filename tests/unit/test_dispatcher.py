@@ -1,121 +1,16 @@
 """The dispatcher between its queue and its workers, which are objects here: no process is started."""
 
 import asyncio
-import contextlib
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from app.config import Settings
 from app.errors import ServiceError
 from app.fleet import device_files
-from app.fleet.fleet import Fleet
-from app.ingress.items import Replies
-from app.link import Frame, ModelState, Tables, Terms
-from app.observability.metrics import Metrics
-from app.serving.submissions import Submissions
-from app.worker.messages import Done, Failed, Loaded, Ready, Release, Released, Report, Run, WhoDecodes
-
-PLAN = SimpleNamespace(has=lambda index: True)
-MODEL = SimpleNamespace(name="m", input_shape=(4,), weights="random", is_program=False)
-SLOTS = 64
-IMAGE = Frame(np.zeros(4, np.uint8), 2, 2)
-
-
-class Worker:
-    """A worker that keeps what it is sent."""
-
-    def __init__(self, name="null:0#1", depth=1, models=(MODEL,)):
-        self.id, self.device = name, "null:0"
-        self.plan = SimpleNamespace(load=SimpleNamespace(models=models))
-        loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, depth)
-        self.ready = Ready("null:0", "null", tuple(loaded if model else None for model in models))
-        self.retiring = self.abandoned = False
-        self.drained = asyncio.Event()
-        self.sent = []
-
-    def send(self, message):
-        self.sent.append(message)
-
-    def model(self, _index):
-        return SimpleNamespace(weights=self.id)
-
-    @property
-    def runs(self):
-        return [message for message in self.sent if isinstance(message, Run)]
-
-
-@contextlib.asynccontextmanager
-async def dispatching(*workers, replicas=("ready",)):
-    choice = SimpleNamespace(devices=("null:0",), vendor="null")
-    settings = Settings(models="m", batch_sizes="1,8", queue_size=SLOTS - 32)
-    metrics = Metrics()
-    fleet = Fleet(settings, choice, [MODEL], metrics, None)
-    fleet.replicas += [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
-    for worker in workers:
-        fleet._worker_ready(worker)
-    fleet.link = Submissions(
-        Tables(settings, fleet.models, {}, {}, metrics, None, False, None), fleet, None, reads_pixels=False
-    )
-    fleet.replies = Replies(fleet.link)
-    yield fleet
-    assert not fleet.link._under_way
-    fleet.arena.close()
-
-
-def ask(fleet, images=1, lasts_s=60.0):
-    """Submit so many requests of one image; tasks of their results."""
-    tasks = []
-    for _ in range(images):
-        room = fleet.link.reserve(fleet.models["m"], 1, Terms(time.monotonic() + lasts_s))
-        tasks.append(submit(fleet, room, 0))
-    return tasks
-
-
-def submit(fleet, room, position, *, is_last=True):
-    """A task of the result of an item, whose slot is filled."""
-    [(token, reply)] = fleet.replies.submit(room, IMAGE, None, position)
-
-    async def result():
-        with room if is_last else contextlib.nullcontext():
-            try:
-                return await reply
-            except asyncio.CancelledError:
-                fleet.replies.cancel(token)
-                raise
-
-    return asyncio.ensure_future(result())
-
-
-def done(run, results=None):
-    """What a worker says of a batch, and what it has computed."""
-    return Done(run.batch_id, (), 0.001), [()] * len(run.slots) if results is None else list(results)
-
-
-def hear(fleet, worker, message):
-    if isinstance(message, tuple):
-        fleet.dispatcher.computed(worker, *message)
-    else:
-        fleet._worker_message(worker, message)
-
-
-async def turns(number=5):
-    for _ in range(number):
-        await asyncio.sleep(0)
-
-
-def free_slots(fleet):
-    """How many slots can be taken; all of them are given back."""
-    slots = fleet.models["m"].slots
-    taken = []
-    with contextlib.suppress(IndexError):
-        while True:
-            taken.append(slots.take())
-    for slot in taken:
-        slots.give(slot)
-    return len(taken)
+from app.link import ModelState, Terms
+from app.worker.messages import Failed, Release, Released
+from tests.support.doubles import Worker, ask, dispatching, done, free_slots, hear, submit, turns
 
 
 async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_batch():
@@ -203,16 +98,16 @@ async def test_the_image_that_takes_down_a_device_with_two_batches_fails_alone()
         tasks = ask(fleet, 16)
         await turns()
         poison = workers[0].runs[1].slots[3]
-        lost = 0
+        lost, answered = 0, set()
         while not all(task.done() for task in tasks):
             worker = workers[lost]
-            begun = [run for run in worker.runs if run.batch_id not in worker.__dict__.setdefault("answered", set())]
+            begun = [run for run in worker.runs if run.batch_id not in answered]
             if any(poison in run.slots for run in begun):
                 fleet._worker_gone(worker, "it died")
                 lost += 1
                 fleet._worker_ready(workers[lost])
             else:
-                worker.answered.add(begun[0].batch_id)
+                answered.add(begun[0].batch_id)
                 hear(fleet, worker, done(begun[0]))
             await turns()
         failed = [task.exception() for task in tasks if task.exception()]
@@ -367,7 +262,7 @@ async def test_a_release_ends_with_its_worker():
 
 async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slots():
     stuck, other = Worker(), Worker("null:0#2")
-    stuck.abandoned, stuck.exited = True, asyncio.get_running_loop().create_future()
+    stuck.abandoned = True
     async with dispatching(stuck) as fleet:
         before = free_slots(fleet)
         tasks = ask(fleet, 3)
@@ -429,7 +324,7 @@ def with_files(fleet):
 
 def undone(run, undecoded):
     results = [None if row in undecoded else () for row in range(len(run.slots))]
-    return Done(run.batch_id, (), 0.001, undecoded=undecoded), results
+    return done(run, results, undecoded=undecoded)
 
 
 async def test_slots_with_files_are_named_to_the_worker():
@@ -552,7 +447,7 @@ async def test_files_of_a_batch_that_ended_its_worker_are_decoded_on_the_host_an
 
 
 async def test_files_pass_only_where_every_worker_decodes_them():
-    by_host, by_device = Worker("null:0#1"), decoding_worker("null:0#2")
+    by_host, by_device = Worker("null:0#1"), Worker("null:0#2", decodes=True)
     async with dispatching(by_device) as fleet:
         served = fleet.models["m"]
         assert served.passes_files
@@ -576,20 +471,13 @@ async def of_device(fleet, worker, undecoded=()):
     await asyncio.gather(*tasks)
 
 
-def decoding_worker(name="null:0#1"):
-    worker = Worker(name)
-    loaded = Loaded(Report("null", "fp32"), {1: 0.001, 8: 0.002}, 1, 0, WhoDecodes("device"))
-    worker.ready = Ready("null:0", "null", (loaded,))
-    return worker
-
-
 FILLED = Host()
 FILLED.may_end.set()
 BATCHES_IN_A_ROW = device_files.REFUSED_IN_A_ROW // 8
 
 
 async def test_files_do_not_pass_for_a_while_after_a_row_that_the_device_cannot_decode(caplog):
-    worker = decoding_worker()
+    worker = Worker(decodes=True)
     async with dispatching(worker) as fleet:
         served = fleet.models["m"]
         for _ in range(BATCHES_IN_A_ROW - 1):
@@ -611,12 +499,12 @@ async def test_files_do_not_pass_for_a_while_after_a_row_that_the_device_cannot_
 
 
 async def test_a_new_worker_ends_the_pause_of_files():
-    worker = decoding_worker()
+    worker = Worker(decodes=True)
     async with dispatching(worker) as fleet:
         for _ in range(BATCHES_IN_A_ROW):
             await of_device(fleet, worker, range(8))
         assert not fleet.models["m"].passes_files
         [pause] = fleet.dispatcher.files._pauses.values()
-        fleet._worker_ready(decoding_worker("null:0#2"))
+        fleet._worker_ready(Worker("null:0#2", decodes=True))
         assert fleet.models["m"].passes_files
         assert pause.cancelled()

@@ -7,19 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from app.decoding.waiting import DecodeFailedError, PendingImage
+from app.decoding.waiting import DecodeFailedError
 from app.link import Terms
 from app.scheduling.queue import ItemStatus
 from app.serving.filling import Filling
-
-
-class Decoders:
-    """Has the image."""
-
-    seconds_an_image = 0.0
-
-    def decode(self, image: PendingImage, **_: Any) -> None:
-        self.image = image
+from tests.support.doubles import Decoders
 
 
 @pytest.mark.parametrize(("status", "lines"), [(ItemStatus.ENDED, 0), (ItemStatus.FILLING, 1)])
@@ -35,6 +27,6 @@ def test_an_image_that_nobody_waits_for_is_no_error(
     item: Any = SimpleNamespace(terms=Terms(0.0), pool=pool, slot=0, position=0, status=ItemStatus.FILLING)
     filling.fill([item], b"image")
     item.status = status
-    decoders.image.ended(decoders.image, DecodeFailedError("it is not wanted any more"))
+    decoders.end(DecodeFailedError("it is not wanted any more"))
     assert len(filled) == 1, "its slot comes back"
     assert len(caplog.records) == lines

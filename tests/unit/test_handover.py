@@ -3,7 +3,6 @@
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 
@@ -16,65 +15,21 @@ from app.fleet.replica import Events, Replica
 from app.observability.metrics import Metrics
 from app.worker.messages import Load, ModelPlan
 from backends import Device
-
-
-class Worker:
-    """A worker that is ready, drained and stopped when the test says so."""
-
-    made: ClassVar[list["Worker"]] = []
-
-    def __init__(self, device, plan, arena, *_hear):
-        loop = asyncio.get_running_loop()
-        self.device, self.plan = device, plan
-        self.id = f"{device}#{len(self.made)}"
-        self.ready = None
-        self.answered, self.abandoned, self.retiring, self.stopped = True, False, False, False
-        self.end = "died"
-        self.drained = asyncio.Event()
-        self.ended = loop.create_future()
-        self._started = loop.create_future()
-        self.made.append(self)
-
-    def succeed(self):
-        self.ready = SimpleNamespace(staged=False)
-        self._started.set_result(None)
-
-    def fail(self):
-        self.ended.set_result("it could not start")
-        self._started.set_exception(WorkerStartError("it could not start", self))
-
-    async def start(self):
-        await asyncio.shield(self._started)
-
-    def kill(self, reason):
-        self._end(reason)
-
-    async def stop(self):
-        self.stopped = True
-        self._end("it was stopped")
-
-    def _end(self, reason):
-        if not self.ended.done():
-            self.ended.set_result(reason)
+from tests.support.doubles import StartedWorkers, counting, turns
 
 
 @pytest.fixture
 def made(monkeypatch):
-    monkeypatch.setattr(Worker, "made", [])
-    monkeypatch.setattr(replica_module, "WorkerProcess", Worker)
-    return Worker.made
-
-
-async def turns(number=10):
-    for _ in range(number):
-        await asyncio.sleep(0)
+    made = StartedWorkers()
+    monkeypatch.setattr(replica_module, "WorkerProcess", made)
+    return made
 
 
 class Serving:
     """Two replicas that serve "old", and the hand-overs between their workers."""
 
-    def __init__(self):
-        self.gone = []
+    def __init__(self, made):
+        self.made, self.gone = made, []
         events = Events(
             ready=lambda worker: None,
             computed=lambda worker, done, results: None,
@@ -87,7 +42,9 @@ class Serving:
         device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
         plan = WorkerPlan(Load((ModelPlan("old", "null", "fp32", (1,)),), device))
         self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
-        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), Metrics())
+        metrics = Metrics()
+        self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), metrics)
+        self.moved = counting(metrics)
 
     @property
     def served(self):
@@ -95,7 +52,7 @@ class Serving:
 
     async def __aenter__(self):
         await turns()
-        for worker in list(Worker.made):
+        for worker in list(self.made):
             worker.succeed()
         await turns()
         assert self.served == ["old", "old"]
@@ -104,11 +61,11 @@ class Serving:
     async def __aexit__(self, *_):
         await self.handovers.stop()
         await asyncio.gather(*(each.stop() for each in self.replicas))
-        assert all(worker.ended.done() for worker in Worker.made), "a worker is left behind"
+        assert all(worker.ended.done() for worker in self.made), "a worker is left behind"
 
 
 async def test_all_replicas_take_over_in_the_same_moment(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         _, _, first, second = made
@@ -123,11 +80,12 @@ async def test_all_replicas_take_over_in_the_same_moment(made):
             old.drained.set()
         await task
         assert [worker.stopped for worker in made] == [True, True, False, False]
+        assert serving.moved() == {"handovers null:0 load": 1, "handovers null:1 load": 1}
 
 
 @pytest.mark.parametrize("when", ["while the other starts", "after the other is ready"])
 async def test_where_one_worker_cannot_start_none_takes_over(made, when):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         _, _, first, second = made
@@ -138,13 +96,14 @@ async def test_where_one_worker_cannot_start_none_takes_over(made, when):
         with pytest.raises(WorkerStartError):
             await task
         assert first.stopped
+        assert serving.moved() == {}
         assert serving.served == ["old", "old"]
         assert [each.plan.load.models for each in serving.replicas] == [("old",), ("old",)]
         assert not any(worker.stopped for worker in made[:2])
 
 
 async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         _, _, first, second = made
@@ -159,7 +118,7 @@ async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
 
 
 async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         task.cancel()
@@ -174,7 +133,7 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
 
 
 async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         replica = serving.replicas[0]
 
         async def hand_over():
@@ -195,7 +154,7 @@ async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_dra
 
 
 async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         serving.replicas[1].state = "broken"
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
@@ -207,7 +166,7 @@ async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it
 
 
 async def test_stopping_ends_a_hand_over_that_is_under_way(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         made[2].succeed()
@@ -226,7 +185,7 @@ async def staged(serving, made):
 
 
 async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_quick_again(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
         assert (compiling.plan.load.quick, compiling.plan.start_timeout_s) == (False, 3600)
         old = replica.current
@@ -246,7 +205,7 @@ async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_qui
 
 async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
     monkeypatch.setattr("app.fleet.handover._COMPILE_PAUSES_S", (0.0, 0.0))
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
         serving_meanwhile = replica.current
         compiling.fail()
@@ -259,10 +218,11 @@ async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
         serving_meanwhile.drained.set()
         await turns()
         assert replica.current is again
+        assert serving.moved() == {"handovers null:0 compiled": 1}
 
 
 async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
         compiling.succeed()
         await turns()
@@ -278,10 +238,15 @@ async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
         await turns()
         assert replica.current is made[-1]
         assert replica.plan.load.quick
+        assert serving.moved() == {
+            "handovers null:0 compiled": 1,
+            "handovers null:0 memory": 1,
+            "cache_releases null:0 3 slope": 1,
+        }
 
 
 async def test_new_models_do_not_wait_for_a_compiler(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         _, compiling = await staged(serving, made)
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns(30)
@@ -297,7 +262,7 @@ async def test_new_models_do_not_wait_for_a_compiler(made):
 
 async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_again(made):
     kept = {}
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         serving.handovers._keep_sizes = kept.__setitem__
         for replica in serving.replicas:
             load = replace(replica.plan.load, quick=True, plans=(ModelPlan("old", "null", "fp32", (1, 2), grows=True),))
@@ -308,8 +273,7 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
         await turns()
         searching = made[-1]
         assert searching.plan.load.plans[0].grows
-        searching.succeed()
-        searching.ready.loaded = (SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),)
+        searching.succeed(loaded=(SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),))
         await turns()
         next(worker for worker in made if worker.device == first.device).drained.set()
         await asyncio.wait_for(compiling, 10)
@@ -323,7 +287,7 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
 
 
 async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         ours, theirs = serving.replicas
         for each in (ours, theirs):
             each.plan = replace(each.plan, load=replace(each.plan.load, plans=2 * each.plan.load.plans))
@@ -349,7 +313,7 @@ async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_other
 
 
 async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
-    async with Serving() as serving:
+    async with Serving(made) as serving:
         replica = serving.replicas[0]
         replica.current.ready.staged = True
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))

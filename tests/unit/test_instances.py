@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from models import Options
+from models.contract.resize import Whole
+from models.contract.task_adapter import AdaptedFile, made
 from models.tasks.instances import (
     MAX_TURNED_CANDIDATES,
     MaskGrid,
@@ -52,6 +55,60 @@ def test_a_bounded_suppression_keeps_what_the_whole_one_keeps_first(seed, count,
         torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), torch.from_numpy(classes), 0.5
     )
     assert found.tolist() == whole[:most].tolist()
+
+
+def kept_one_by_one(boxes, classes, threshold):
+    """Greedy suppression as it is defined: each candidate, if no kept one of its class overlaps it by more."""
+    kept = []
+    for number, (x1, y1, x2, y2) in enumerate(boxes.astype(np.float64).tolist()):
+        for other in kept:
+            left, top, right, bottom = boxes[other].astype(np.float64).tolist()
+            shared = max(0.0, min(x2, right) - max(x1, left)) * max(0.0, min(y2, bottom) - max(y1, top))
+            whole = (x2 - x1) * (y2 - y1) + (right - left) * (bottom - top) - shared
+            if classes[number] == classes[other] and shared > threshold * whole:
+                break
+        else:
+            kept.append(number)
+    return kept
+
+
+@pytest.mark.parametrize("count", [511, 512, 513, 1500])
+@pytest.mark.parametrize("name", ["detect", "segment", "pose"])
+def test_however_many_candidates_each_is_compared_with_all_that_are_kept(name, count):
+    """Half of them lie where better ones do, far behind in the order of scores."""
+    boxes, scores, classes = candidates(count, count, 2000)
+    half = count // 2
+    boxes[-half:], classes[-half:] = boxes[:half] + 1, classes[:half]
+    task = made(name, AdaptedFile(Whole((640, 640)), ("a", "b", "c"), (), '{"keypoints": [17, 3]}'))
+    kept = task.keep((boxes, scores, classes), Options(iou_threshold=0.5, max_detections=30_000))
+    assert kept.tolist() == kept_one_by_one(boxes, classes, 0.5)
+    assert len(kept) < count - half + 50
+
+
+def test_however_many_turned_candidates_each_is_compared_with_all_better_ones():
+    boxes, scores, classes = candidates(7, 1500, 2000)
+    boxes[-700:], classes[-700:] = boxes[:700] + np.float32([1, 1, 1, 1]), classes[:700]
+    turned = np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1)
+    angles = np.linspace(-0.7, 2.0, 1500)
+    angles[-700:] = angles[:700]
+    overlaps = probabilistic_iou(turned, angles, turned, angles)
+    expected = [
+        row
+        for row in range(1500)
+        if not any(overlaps[row, better] > 0.5 for better in range(row) if classes[better] == classes[row])
+    ]
+    task = made("obb", AdaptedFile(Whole((640, 640)), ("a", "b", "c")))
+    kept = task.keep((turned, scores, classes, angles[:, None]), Options(iou_threshold=0.5, max_detections=30_000))
+    assert kept.tolist() == expected
+    assert len(kept) < 850
+
+
+def test_two_boxes_that_overlap_by_exactly_the_threshold_both_stay():
+    boxes = np.float32([[0, 0, 2, 2], [0, 0, 2, 1]])
+    classes = np.zeros(2, np.int32)
+    scores = np.float32([0.9, 0.8])
+    assert suppress(boxes, scores, classes, 0.5, 9).tolist() == [0, 1]
+    assert suppress(boxes, scores, classes, np.nextafter(0.5, 0), 9).tolist() == [0]
 
 
 @settings(max_examples=60, deadline=None)

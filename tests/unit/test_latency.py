@@ -10,13 +10,23 @@ from app.scheduling.batching import BatchLatencies, Lateness
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
 FLAT = {1: 0.010, 2: 0.010, 4: 0.011, 8: 0.012}  # A GPU: the time hardly grows.
+EQUAL = {2: 2.0, 4: 3.0}  # Two in two seconds, three in three.
 
 ladders = st.dictionaries(st.integers(1, 64), st.floats(1e-4, 10), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize(
     ("seconds", "waiting", "size"),
-    [(LINEAR, 3, 2), (LINEAR, 5, 4), (LINEAR, 8, 8), (FLAT, 3, 4), (FLAT, 5, 8), (FLAT, 1, 1), (FLAT, 50, 8)],
+    [
+        (LINEAR, 3, 2),
+        ({2: 2.0, 4: 3.0}, 3, 4),
+        (LINEAR, 5, 4),
+        (LINEAR, 8, 8),
+        (FLAT, 3, 4),
+        (FLAT, 5, 8),
+        (FLAT, 1, 1),
+        (FLAT, 50, 8),
+    ],
 )
 def test_padding_is_paid_only_where_it_costs_less_than_a_second_batch(seconds, waiting, size):
     assert BatchLatencies(seconds).best_size(waiting, 0.0) == size

@@ -19,6 +19,7 @@ from app.http.connection import too_many
 from app.ingress import listener
 from app.ingress.budget import Budget
 from app.ingress.listener import Listener
+from tests.support.doubles import until
 from tests.support.load import WAIT_S
 
 
@@ -49,14 +50,6 @@ async def listening(connections, protocol=Echo):
         served.close()
         await served.wait_closed()
         await until(lambda: not connections.held)
-
-
-async def until(condition):
-    for _ in range(WAIT_S * 100):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came about")
 
 
 async def asked(port, source="127.0.0.1"):

@@ -87,4 +87,5 @@ def test_processes_of_the_tests_know_groups(request):
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.fault)
 def test_each_fault_of_the_list_can_still_be_planted(mutation):
     assert planted(mutation, ROOT) != (ROOT / mutation.file).read_text()
-    assert (ROOT / "tests" / "unit" / mutation.test).is_file()
+    file, _, name = mutation.test.partition("::")
+    assert f"def {name}" in (ROOT / "tests" / "unit" / file).read_text(encoding="utf-8")

@@ -284,6 +284,13 @@ def test_a_deadline_no_batch_was_ever_fast_enough_for_is_refused_at_the_door():
     reserve(scheduler, "m", 1, enough(0.0101), 0, 0.0)
 
 
+def test_a_twenty_fifth_of_the_time_is_for_the_way_back():
+    scheduler = make(ladder={1: 1.0})
+    with pytest.raises(DeadlineUnreachableError):
+        reserve(scheduler, "m", 1, 1.04, 0, 0.0)
+    reserve(scheduler, "m", 1, 1.05, 0, 0.0)
+
+
 def test_what_waits_and_what_runs_counts_against_a_deadline():
     scheduler = make(ladder={1: 0.1})
     put(scheduler, 4)

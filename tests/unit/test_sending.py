@@ -12,6 +12,7 @@ from app.http import connection
 from app.http.connection import ConnectionLimits
 from app.ingress import sending
 from tests.support import uvicorn_server
+from tests.support.doubles import until
 from tests.support.load import WAIT_S
 
 SIZE = 6_000_000
@@ -58,14 +59,6 @@ def connected(port, *lines, path="/"):
     client.setblocking(False)
     client.send("\r\n".join((f"GET {path} HTTP/1.1", "host: x", *lines, "", "")).encode())
     return client
-
-
-async def until(condition):
-    for _ in range(WAIT_S * 100):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came about")
 
 
 @pytest.mark.parametrize("lines", [(), ("connection: close",)], ids=["kept", "closed"])

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from app.cli import main
 from models import publishers as weights
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.publishers import WeightsSource, download
@@ -284,6 +285,27 @@ def test_a_verified_file_is_returned(server: Server, tmp_path: Path, monkeypatch
     monkeypatch.setitem(weights._YOLOV8_FILES, "yolov8n", (len(CONTENT), SHA256))
     path = weights.official_file("yolov8n", tmp_path, allow_download=True, mirror=server.url)
     assert weights.verify("yolov8n", tmp_path) == path == tmp_path / "yolov8n.pt"
+
+
+def test_weights_are_fetched_by_the_command_and_what_is_another_file_is_not_kept(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("yolov8n", "yolov8s"):
+        monkeypatch.setitem(weights._YOLOV8_FILES, name, (len(CONTENT), SHA256))
+    fetch = ["weights", "fetch", "--cache-dir", str(tmp_path), "--weights-mirror", server.url]
+    assert main([*fetch, "yolov8n", "yolov8s"]) == 0
+    found = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [path.name for path in found] == ["yolov8n.pt", "yolov8s.pt"]
+    assert all(path.is_relative_to(tmp_path) for path in found)
+    for path in found:
+        assert_whole(path)
+    assert main(["weights", "verify", "--cache-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{path}: OK" for path in found]
+    found[0].unlink()
+    server.content = b"x" + CONTENT[1:]
+    assert main([*fetch, "yolov8n"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, "SHA-256" in said.err, found[0].exists()) == ("", True, False)
 
 
 def test_samples_that_do_not_exist_are_named_with_alternatives() -> None:

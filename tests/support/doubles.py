@@ -1,0 +1,300 @@
+"""In place of workers, decoders and a fleet's processes: objects that do what a test says, and start nothing.
+
+    dispatching ─► a fleet without processes, its Submissions ─► Worker, Decoders: what they were given
+
+Owns: these doubles, and what most tests do with them. Doubles that speak the real messages over sockets, in virtual
+time, are in tests/support/virtual_processes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from app import clock
+from app.config import Settings
+from app.decoder.messages import DecodePlan, jobs_in
+from app.decoding.process import DecoderProcess
+from app.decoding.waiting import Outcome, PendingImage
+from app.fleet.fleet import Fleet
+from app.fleet.process import WorkerStartError
+from app.ingress.items import Replies
+from app.link import Content, Frame, Result, Tables, Terms
+from app.observability.metrics import Metrics
+from app.serving.submissions import Submissions
+from app.worker.messages import Done, Loaded, Ready, Report, Run, WhoDecodes
+from models import Options
+
+
+@dataclass(eq=False, frozen=True)
+class SmallModel:
+    """As much of a model as queues and workers ask for."""
+
+    name: str = "m"
+    input_shape: tuple[int, ...] = (4,)
+    weights: str = "random"
+    is_program: bool = False
+
+
+MODEL = SmallModel()
+SLOTS = 64
+IMAGE = Frame(np.zeros(4, np.uint8), 2, 2)
+
+
+async def turns(number: int = 10) -> None:
+    """Let the event loop go on so often: what can happen without a wait has happened then."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the event loop go on until this is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came about")
+
+
+class Worker:
+    """Keeps what it is sent; it is ready at once, or with `starts` when the test says so."""
+
+    def __init__(
+        self,
+        name: str = "null:0#1",
+        depth: int = 1,
+        models: Sequence[Any] = (MODEL,),
+        *,
+        decodes: bool = False,
+        latency_s: Mapping[int, float] = MappingProxyType({1: 0.001, 8: 0.002}),
+        starts: bool = False,
+        plan: Any = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.id, self.device = name, name.partition("#")[0]
+        self.plan = plan or SimpleNamespace(load=SimpleNamespace(models=models))
+        decoding = WhoDecodes("device") if decodes else WhoDecodes()
+        loaded = Loaded(Report("null", "fp32"), dict(latency_s), depth, decoding=decoding)
+        self._ready = Ready(self.device, "null", tuple(loaded if model else None for model in models))
+        self.ready: Any = None if starts else self._ready
+        self.pid, self.end, self.answered = None, "died", True
+        self.retiring = self.abandoned = self.stopped = False
+        self.drained = asyncio.Event()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self.sent: list[Any] = []
+        self._started: asyncio.Future[None] = loop.create_future()
+        self._models = {index: replace(model, weights=name) for index, model in enumerate(models) if model}
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def model(self, index: int) -> SmallModel:
+        return self._models[index]
+
+    def hold(self, index: int, loaded: Any) -> None:
+        held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
+        self.ready = Ready(self.device, "null", held)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The batches that it was sent."""
+        return [message for message in self.sent if isinstance(message, Run)]
+
+    def succeed(self, *, staged: bool = False, loaded: Sequence[Any] | None = None) -> None:
+        """It is ready."""
+        self.ready = SimpleNamespace(staged=staged, loaded=self._ready.loaded if loaded is None else loaded)
+        self._started.set_result(None)
+
+    def fail(self) -> None:
+        """It cannot start."""
+        self.ended.set_result("it could not start")
+        self._started.set_exception(WorkerStartError("it could not start", self))  # type: ignore[arg-type]
+
+    async def start(self) -> None:
+        await asyncio.shield(self._started)
+
+    def kill(self, reason: str, *, end: str = "") -> None:
+        self.end = end or self.end
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.kill("it was stopped")
+
+
+class StartedWorkers(list[Worker]):
+    """In place of the class `WorkerProcess`, where a replica makes them: each waits for the test to be ready."""
+
+    def __call__(self, device: str, plan: Any, *_: object) -> Worker:
+        """Make one."""
+        self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan))
+        return self[-1]
+
+
+class Decoders:
+    """In place of app.decoding.pool.Decoders: `given` are images that it has, `again` those that came once more."""
+
+    seconds_an_image = 0.0
+
+    def __init__(self) -> None:
+        self.given: list[PendingImage] = []
+        self.again: list[PendingImage] = []
+        self.dropped: list[PendingImage] = []
+
+    def decode(self, image: PendingImage, *, client: str = "", again: bool = False) -> None:
+        self.given.append(image)
+        if again:
+            self.again.append(image)
+
+    def drop(self, image: PendingImage) -> None:
+        image.wanted -= 1
+        self.dropped.append(image)
+
+    def end(self, outcome: Outcome) -> None:
+        """Everything that was given ends so."""
+        given, self.given = self.given, []
+        for image in given:
+            image.ended(image, outcome)
+
+
+class Decoder(DecoderProcess):
+    """Keeps the jobs that it is sent."""
+
+    pid = 1  # type: ignore[assignment]
+
+    def __init__(self, number: int, plan: DecodePlan) -> None:
+        super().__init__(number, plan, answered=None)  # type: ignore[arg-type]
+        self.inbox.close()
+        self.inbox = self  # type: ignore[assignment]
+        self.jobs: list[Any] = []
+
+    def write(self, buffer: int, body: Any, tail: bytes) -> None:
+        pass
+
+    def trim(self, buffer: int, used: int) -> None:
+        pass
+
+    def flush(self) -> None:
+        self.jobs += jobs_in(bytes(self.out))
+        self.out.clear()
+
+
+PLAN = SimpleNamespace(has=lambda index: True)
+
+
+def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
+    """A fleet that starts nothing; inside a running event loop. Its arena is the caller's to close."""
+    choice = SimpleNamespace(devices=("null:0",), vendor="null")
+    given = {"models": "m", "batch_sizes": "1,8", "queue_size": SLOTS - 32, **settings}
+    fleet = Fleet(Settings(**given), choice, models, Metrics(), None)  # type: ignore[arg-type]
+    fleet.replicas += [SimpleNamespace(device="null:0", state="ready", reason="", plan=PLAN)]  # type: ignore[list-item]
+    fleet._keep_in_background = lambda *_: None  # type: ignore[method-assign]  # Nothing was measured.
+    return fleet
+
+
+def tables_of(fleet: Fleet, administration: Any = None) -> Tables:
+    """What the fleet serves."""
+    return Tables(fleet._settings, fleet.models, {}, {}, fleet._metrics, None, False, administration)
+
+
+@contextlib.asynccontextmanager
+async def dispatching(
+    *workers: Worker,
+    replicas: Iterable[str] = ("ready",),
+    decoders: Decoders | None = None,
+    models: Sequence[Any] = (MODEL,),
+) -> AsyncIterator[Any]:
+    """A fleet with these workers, its `link` and its `replies`; at the end nothing is under way. `replicas`: states."""
+    fleet: Any = fleet_of(models)
+    fleet.replicas[:] = [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
+    for worker in workers:
+        fleet._worker_ready(worker)
+    fleet.link = Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None)  # type: ignore[arg-type]
+    fleet.replies = Replies(fleet.link)
+    try:
+        yield fleet
+        assert not fleet.link._under_way
+    finally:
+        fleet.dispatcher.stop()
+        fleet.arena.close()
+
+
+def ask(
+    fleet: Any, images: int = 1, lasts_s: float = 60.0, content: Content = IMAGE, **terms: Any
+) -> list[asyncio.Task[Result]]:
+    """Submit so many requests of one image; tasks of their results."""
+    tasks = []
+    for _ in range(images):
+        room = fleet.link.reserve(fleet.models["m"], 1, Terms(clock.monotonic() + lasts_s, **terms))
+        tasks.append(submit(fleet, room, 0, content=content))
+    return tasks
+
+
+def submit(
+    fleet: Any, room: Any, position: int, *, is_last: bool = True, content: Content = IMAGE
+) -> asyncio.Task[Result]:
+    """A task of the result of an item, whose slot is filled."""
+    [(token, reply)] = fleet.replies.submit(room, content, Options(), position)
+
+    async def result() -> Result:
+        with room if is_last else contextlib.nullcontext():
+            try:
+                return await reply  # type: ignore[no-any-return]
+            except asyncio.CancelledError:
+                fleet.replies.cancel(token)
+                raise
+
+    return asyncio.ensure_future(result())
+
+
+def done(run: Run, results: Sequence[Any] | None = None, **more: Any) -> tuple[Done, list[Any]]:
+    """What a worker says of a batch, and what it has computed."""
+    return Done(run.batch_id, (), 0.001, **more), [()] * len(run.slots) if results is None else list(results)
+
+
+def hear(fleet: Any, worker: Worker, message: Any) -> None:
+    """The fleet hears this of a worker."""
+    if isinstance(message, tuple):
+        fleet.dispatcher.computed(worker, *message)
+    else:
+        fleet._worker_message(worker, message)
+
+
+def free_slots(fleet: Any) -> int:
+    """How many slots can be taken; all of them are given back."""
+    slots = fleet.models["m"].slots
+    taken: list[int] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(slots.take())
+    for slot in taken:
+        slots.give(slot)
+    return len(taken)
+
+
+def counting(metrics: Metrics) -> Callable[[], Mapping[str, float]]:
+    """Return a function that says what was counted since: of each of anychip's counters, and of each histogram's number
+    of samples, that has moved, by how much. `"wasted m"`: the name and the labels.
+    """
+
+    def counts() -> dict[str, float]:
+        return {
+            " ".join((family.name.removeprefix("anychip_"), *sample.labels.values())): sample.value
+            for family in metrics.registry.collect()
+            if family.name.startswith("anychip_") and family.type in ("counter", "histogram")
+            for sample in family.samples
+            if sample.name in (f"{family.name}_total", f"{family.name}_count")
+        }
+
+    before = counts()
+    return lambda: {
+        name: value - before.get(name, 0) for name, value in counts().items() if value != before.get(name, 0)
+    }

@@ -1,0 +1,306 @@
+"""What the owner counts: each step moves the counters that are named after it, by what they say, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from app.decoding.waiting import DecodeFailedError, DecodeQueueFullError
+from app.errors import ClientLeftError, ServiceError
+from app.fleet.residents import Residents
+from app.fleet.submission import ModelPool
+from app.images.header import InvalidImageError
+from app.link import Terms
+from app.observability.metrics import Metrics
+from app.observability.recorder import Recorder
+from app.scheduling.scheduler import Scheduler
+from app.worker.messages import Failed, Loaded, LoadModel, ModelLoaded, ModelUnloaded, Report, UnloadModel
+from models import Placement
+from tests.support.doubles import (
+    MODEL,
+    Decoders,
+    SmallModel,
+    Worker,
+    ask,
+    counting,
+    dispatching,
+    done,
+    free_slots,
+    hear,
+    turns,
+)
+
+FAR = 10.0**9
+
+
+def refused(fleet, count, deadline_s=FAR):
+    """The code with which a request of so many images is refused."""
+    with pytest.raises(ServiceError) as error:
+        fleet.link.reserve(fleet.models["m"], count, Terms(deadline_s))
+    return error.value.code
+
+
+async def test_a_refusal_is_counted_by_its_images_and_its_reason():
+    async with dispatching(replicas=("starting",)) as fleet:
+        moved = counting(fleet._metrics)
+        with fleet.link.reserve(fleet.models["m"], 30, Terms(FAR)):
+            assert refused(fleet, 3) == "QUEUE_FULL"
+            assert moved() == {"rejected m queue_full": 3}
+        assert refused(fleet, 33) == "INVALID_REQUEST"
+        assert moved() == {"rejected m queue_full": 3}, "what never fits is the client's mistake"
+        fleet._worker_ready(Worker(latency_s={1: 3000.0, 8: 3000.0}))
+        loop = asyncio.get_running_loop()
+        fleet.link.reserve(fleet.models["m"], 1, Terms(FAR)).__exit__()  # Else the next one is a probe.
+        assert refused(fleet, 2, loop.time() + 2000) == "DEADLINE_UNREACHABLE"
+        assert refused(fleet, 4, 0.0) == "DEADLINE_EXCEEDED"
+        assert moved() == {"rejected m queue_full": 3, "rejected m deadline": 2, "expired m upload": 4}
+
+
+async def test_what_nobody_serves_is_counted_once_for_each_request():
+    async with dispatching(replicas=("broken",)) as fleet:
+        moved = counting(fleet._metrics)
+        assert refused(fleet, 3) == "NOT_READY"
+        assert moved() == {"rejected m not_ready": 1}
+        fleet.models["m"].unloaded = True
+        with pytest.raises(ServiceError):
+            await fleet.link.check(fleet.models["m"], Terms(FAR))
+        assert moved() == {"rejected m not_ready": 2}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "counts"),
+    [
+        (DecodeQueueFullError("256 images are waiting"), "QUEUE_FULL", {"rejected m decode_queue_full": 1}),
+        (InvalidImageError("it is no image"), "INVALID_IMAGE", {}),
+        (DecodeFailedError("it cannot be"), "INTERNAL", {}),
+    ],
+)
+async def test_an_image_that_is_not_decoded_is_counted_where_that_is_a_refusal(outcome, code, counts):
+    decoders = Decoders()
+    async with dispatching(Worker(), decoders=decoders) as fleet:
+        moved, before = counting(fleet._metrics), free_slots(fleet)
+        [task] = ask(fleet, content=b"image")
+        await turns()
+        decoders.end(outcome)
+        with pytest.raises(ServiceError) as error:
+            await task
+        assert (error.value.code, moved(), free_slots(fleet)) == (code, counts, before)
+
+
+async def test_a_batch_is_counted_once_with_its_images_its_padding_and_its_time():
+    worker = Worker()
+    async with dispatching(worker) as fleet:
+        moved, statistics = counting(fleet._metrics), fleet.models["m"].statistics
+        tasks = ask(fleet, 3)
+        await turns()
+        assert moved() == {"batch_size m null:0": 1, "batch_padding m null:0": 5}
+        hear(fleet, worker, done(worker.runs[0]))
+        await asyncio.gather(*tasks)
+        assert moved() == {"batch_size m null:0": 1, "batch_padding m null:0": 5, "batch_seconds m null:0": 1}
+        assert {size: each.count for size, each in statistics.batches.items()} == {3: 1}
+        [sizes] = [series for labels, series in fleet._metrics.batch_size.series() if labels == ("m", "null:0")]
+        assert sizes.sum == 3
+
+
+async def test_a_batch_that_the_devices_memory_did_not_hold_is_counted_once():
+    worker = Worker()
+    async with dispatching(worker) as fleet:
+        moved = counting(fleet._metrics)
+        for fitted in (0, 1):
+            tasks = ask(fleet, 8)
+            await turns()
+            hear(fleet, worker, done(worker.runs[-1], fitted=fitted))
+            await asyncio.gather(*tasks)
+        assert moved() == {"batch_size m null:0": 2, "batch_seconds m null:0": 2, "out_of_memory m null:0": 1}
+
+
+@pytest.mark.parametrize("end", ["the batch fails", "the worker dies"])
+async def test_what_is_computed_again_is_counted_once_for_each_image_that_is_still_wanted(end):
+    worker = Worker()
+    async with dispatching(worker) as fleet:
+        tasks = ask(fleet, 16)
+        await turns()
+        tasks[0].cancel()
+        tasks[8].cancel()
+        await turns()
+        moved = counting(fleet._metrics)
+        if end == "the batch fails":
+            hear(fleet, worker, Failed(worker.runs[0].batch_id, "it failed"))
+        else:
+            fleet._worker_gone(worker, "it died")
+        assert moved() == {"retried m": 7 if end == "the batch fails" else 14}
+        if end == "the batch fails":
+            fleet._worker_gone(worker, "it died")
+        for task in tasks:
+            task.cancel()
+        await turns()
+
+
+async def test_whoever_was_computed_in_vain_is_counted_once_whatever_the_reason():
+    worker = Worker()
+    async with dispatching(worker) as fleet:
+        tasks = ask(fleet, 8)
+        await turns()
+        tasks[0].cancel()
+        await turns()
+        fleet.link.expire([1])
+        moved = counting(fleet._metrics)
+        hear(fleet, worker, done(worker.runs[0]))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert moved() == {"wasted m": 2, "batch_seconds m null:0": 1}
+
+
+async def test_what_has_become_hopeless_in_the_queue_is_counted_there_and_not_computed(virtual_time):
+    async with dispatching(replicas=("starting",)) as fleet:
+        moved, tasks = counting(fleet._metrics), ask(fleet, 2, lasts_s=5)
+        await turns()
+        asyncio.get_running_loop().stand_still(5)  # The worker is there before the timer of their deadline.
+        worker = Worker()
+        fleet._worker_ready(worker)
+        for task in tasks:
+            with pytest.raises(ServiceError) as late:
+                await task
+            assert late.value.code == "DEADLINE_EXCEEDED"
+        assert moved() == {"expired m queue": 2}
+        assert worker.runs == []
+
+
+async def test_files_are_counted_by_what_the_device_made_of_them():
+    worker, decoders = Worker(), Decoders()
+    async with dispatching(worker, decoders=decoders) as fleet:
+        tasks = ask(fleet, 5, content=b"file")
+        await turns()
+        for item in [*fleet.link._under_way.values()][:4]:
+            item.refill = lambda item: fleet.link._filling._decode(item, b"file", 0, rank_s=0.0)
+        decoders.end(Placement(1, 1))
+        await turns()
+        moved = counting(fleet._metrics)
+        hear(fleet, worker, done(worker.runs[0], undecoded=(1, 4)))
+        assert moved() == {
+            "device_decodes m null:0 decoded": 3,
+            "device_decodes m null:0 refused": 1,
+            "batch_seconds m null:0": 1,
+        }, "the fifth was no file"
+        decoders.end(Placement(1, 1))
+        await turns()
+        hear(fleet, worker, done(worker.runs[1]))
+        await asyncio.gather(*tasks)
+
+
+async def test_images_under_way_are_those_of_all_requests_that_have_not_ended():
+    async with dispatching(replicas=("starting",)) as fleet:
+        pool = fleet.models["m"]
+        rooms = [fleet.link.reserve(pool, count, Terms(FAR)) for count in (1, 4, 7)]
+        assert pool.images_under_way == 12
+        rooms[1].__exit__()
+        assert pool.images_under_way == 8
+        for room in (rooms[0], rooms[2]):
+            room.__exit__()
+        assert pool.images_under_way == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [
+        (ClientLeftError(), {"cancelled m upload": 1}),
+        (ServiceError("DEADLINE_EXCEEDED", ""), {"expired m upload": 1}),
+        (ServiceError("REQUEST_TIMEOUT", ""), {"expired m upload": 1}),
+        (ServiceError("QUEUE_FULL", ""), {"rejected m buffer_full": 1}),
+        (ServiceError("INVALID_REQUEST", ""), {}),
+    ],
+)
+def test_a_body_that_does_not_arrive_is_counted_by_the_reason(error, counts):
+    metrics = Metrics()
+    pool, moved = ModelPool(0, MODEL, 1, metrics), counting(metrics)
+    Recorder().upload_failed(pool.metrics, error)
+    assert moved() == counts
+
+
+class OnDemand:
+    """Two models on demand, of which one fits, and two workers that load what they are told when the test says so."""
+
+    def __init__(self):
+        self.metrics = Metrics()
+        self.pools = [ModelPool(index, SmallModel(name), 4, self.metrics) for index, name in enumerate("ab")]
+        self.scheduler = Scheduler({"a": 9, "b": 9})
+        self.workers = {f"null:0#{number}": Worker(f"null:0#{number}", models=(None, None)) for number in (1, 2)}
+        for worker in self.workers.values():
+            worker.plan.has = lambda index: True
+            self.scheduler.add_worker(worker.id, {})
+        self.told, self.refused = [], []
+        self.residents = Residents(
+            self.pools,
+            self.scheduler,
+            self.workers,
+            self.metrics,
+            changed=lambda worker: None,
+            refuse=lambda name, reason: self.refused.append(name),
+            load_timeout_s=600.0,
+        )
+        self.moved = counting(self.metrics)
+
+    async def begin(self):
+        footprint = SimpleNamespace(memory_bytes=60, load_s=1.0)
+        assert await self.residents.begin(100, {"a": footprint, "b": footprint}) == ""
+
+    def ask(self, name, deadline_s=FAR):
+        self.residents.ask(name, deadline_s)
+
+    def answer(self, kind, **said):
+        """Every worker answers what it was told of this kind."""
+        for worker in self.workers.values():
+            for message in [each for each in worker.sent if isinstance(each, kind)]:
+                worker.sent.remove(message)
+                answer = ModelUnloaded(message.model) if kind is UnloadModel else ModelLoaded(message.model, **said)
+                self.residents.heard(worker, answer)
+
+
+LOADED = Loaded(Report("null", "fp32"), {1: 0.001}, memory_bytes=60, load_s=1.0)
+
+
+async def test_a_load_is_counted_once_for_all_workers_and_so_is_an_unload(virtual_time):
+    demand, loop = OnDemand(), asyncio.get_running_loop()
+    await demand.begin()
+    demand.ask("a")
+    await turns()
+    demand.answer(LoadModel, loaded=LOADED)
+    assert demand.moved() == {"model_loads a loaded": 1}
+    demand.ask("a")
+    await turns()
+    assert demand.moved() == {"model_loads a loaded": 1}
+    loop.stand_still(100)
+    demand.ask("b")
+    await asyncio.sleep(1)
+    demand.answer(UnloadModel)
+    assert demand.moved() == {"model_loads a loaded": 1, "model_loads a unloaded": 1}
+    await turns()
+    demand.answer(LoadModel, loaded=LOADED)
+    assert demand.moved() == {"model_loads a loaded": 1, "model_loads a unloaded": 1, "model_loads b loaded": 1}
+    demand.residents.stop()
+
+
+async def test_whose_deadline_is_before_the_load_is_refused_as_loading_and_counted_once():
+    demand, loop = OnDemand(), asyncio.get_running_loop()
+    await demand.begin()
+    with pytest.raises(ServiceError) as error:
+        demand.ask("a", loop.time() + 0.5)
+    assert error.value.code == "MODEL_LOADING"
+    assert demand.moved() == {"rejected a loading": 1}
+    demand.residents.stop()
+
+
+async def test_a_load_that_fails_is_counted_and_those_who_wait_for_it_are_refused(virtual_time):
+    demand = OnDemand()
+    await demand.begin()
+    demand.ask("a")
+    await turns()
+    first, second = demand.workers.values()
+    demand.residents.heard(first, ModelLoaded(0, None, "the file is gone"))
+    assert demand.moved() == {"model_loads a failed": 1}
+    assert demand.refused == ["a"]
+    demand.residents.heard(second, ModelLoaded(0, LOADED))
+    await turns()
+    assert demand.moved() == {"model_loads a failed": 1}, "it was never there"
+    demand.residents.stop()
