@@ -42,7 +42,7 @@ def pytest_configure() -> None:
 def pytest_report_header() -> str:
     """Name the versions that matter, without importing any of these: a few pure tests take no time then."""
     packages = ("torch", "torchvision", "openvino", "fastapi", "pillow")
-    versions = {each: "missing" for each in packages}
+    versions = dict.fromkeys(packages, "missing")
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
