@@ -40,7 +40,7 @@ from tests.support.pauses import goodput, hurried
 from tests.support.service_process import free_port, running
 from tests.support.stall import LIVE_S, STALL_S, answering
 
-pytestmark = [pytest.mark.soak, pytest.mark.alone, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 SECONDS = int(os.environ.get("ANYCHIP_TEST_CHAOS_S", "600"))
 SEED = int(os.environ.get("ANYCHIP_TEST_CHAOS_SEED", "0"))

@@ -34,7 +34,7 @@ DEVICES = {"plain": "", AS_REAL_ONES: "depth=2,probes_mb=11,output_mb=2,import_m
 Serve: TypeAlias = Callable[..., contextlib.AbstractContextManager[ServiceProcess]]
 
 
-@pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.soak)])
+@pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.nightly)])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     """`with serve("delay_ms=20", "--batch-sizes", "1,2") as service:` a service on the null device.
 
