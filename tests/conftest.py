@@ -56,12 +56,11 @@ def _shares_fixtures(path: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first: at the end all but one of pytest-xdist's processes would wait for it.
+    """One of pytest-xdist's processes has all tests of a file that starts a service or a compiler once for all of them.
 
-    One of them has all tests of a file that starts a service or a compiler once for all of them. Every other test goes
-    where there is room. A file may name a group of its own.
+    Every other test goes where there is room. A file may name a group of its own. What takes long begins first, as
+    tests/suites/table.py names it first: at the end all but one of the processes would wait for it.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_fixtures(item.path):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
