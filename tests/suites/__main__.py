@@ -35,7 +35,7 @@ Phases = Mapping[str, Sequence[str]]
 
 
 def named_tests(more: Sequence[str]) -> bool:
-    """Return whether pytest's words name files of tests, and not only how they run."""
+    """Say whether pytest's words name files of tests, and not only how they run."""
     return any((ROOT / file_of(word)).exists() and not word.startswith("-") for word in more)
 
 

@@ -7,6 +7,7 @@ share chooses the suites of the tests that use it; a path that nobody knows choo
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +26,12 @@ START_PROCESSES = {"service", "stories", "devices"}
 
 
 def dear(suite: Suite) -> bool:
-    """Return whether a suite needs more than `.venv`."""
+    """Say whether a suite needs more than `.venv`."""
     return bool(suite.programs or suite.wants or suite.environment != ".venv")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path is what a row of PATHS means."""
+    """Say whether a path is what a row of PATHS means."""
     if pattern.endswith("/"):
         return path.startswith(pattern)
     return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
@@ -50,15 +51,22 @@ def holders(path: str, suites: Mapping[str, Suite]) -> set[str]:
     }
 
 
-def names(shared: str) -> re.Pattern[str]:
-    """Return what finds the name of a shared file in a source: of a module as it is imported, of any other as a word of
-    a path.
-    """
-    name = re.escape(Path(Path(shared).parts[2]).stem)
-    ways = [rf"tests[./]support[./]{name}\b", rf"from tests\.support import (?:[^()\n]*|\([^()]*)\b{name}\b"]
-    if not re.fullmatch(r"tests/support/\w+\.py", shared):
-        ways.append(rf"[\"']{name}(?:\.\w+)?[\"']")
-    return re.compile("|".join(ways))
+_NAMED = re.compile(r"tests[./]support[./](\w+)|from tests\.support import ([^()\n]+|\([^()]*\))")
+_WORD = re.compile(r"[\"'](\w+)(?:\.\w+)?[\"']")
+
+
+@functools.cache
+def names_in(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a source names: modules that tests share, and words in quotes, which may be parts of a path."""
+    modules = {word for one, several in _NAMED.findall(source) for word in (one, *re.findall(r"\w+", several))}
+    return frozenset(modules), frozenset(_WORD.findall(source))
+
+
+def uses(source: str, shared: str) -> bool:
+    """Say whether a source names a shared file: a module as it is imported, any other also by a word of its path."""
+    modules, words = names_in(source)
+    name = Path(Path(shared).parts[2]).stem
+    return name in modules or (name in words and not re.fullmatch(r"tests/support/\w+\.py", shared))
 
 
 def users(path: str, sources: Mapping[str, str]) -> set[str]:
@@ -67,9 +75,9 @@ def users(path: str, sources: Mapping[str, str]) -> set[str]:
     """
     found, waiting, seen = set(), [path], {path}
     while waiting:
-        pattern = names(waiting.pop())
+        shared = waiting.pop()
         for other, text in sources.items():
-            if other in seen or not pattern.search(text):
+            if other in seen or not uses(text, shared):
                 continue
             seen.add(other)
             if other.startswith("tests/support/"):
@@ -103,7 +111,8 @@ def of_tests(path: str, sources: Mapping[str, str]) -> set[str] | None:
 
 def chosen_by(path: str, sources: Mapping[str, str]) -> set[str] | None:
     """Return the suites of BY_PATH that a changed path chooses; None: all, as nobody knows it."""
-    rows = [suites for pattern, suites in PATHS if matches(pattern, path)]
+    is_test = re.match(r"plugins/\w+/tests/", path)  # The rows of a plugin are about what it is, not its tests.
+    rows = [suites for pattern, suites in PATHS if matches(pattern, path) and not is_test]
     if rows:
         return {suite for suites in rows for suite in suites}
     found = of_tests(path, sources)

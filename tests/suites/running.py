@@ -21,7 +21,7 @@ from tests.suites.table import ALL_PROCESSORS, ONE_BY_ONE, Suite
 NO_TESTS = 5
 """pytest's exit status where it found none."""
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_TIMED_OUT = 124
+_TIMED_OUT, _NOT_THERE = 124, 127
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,21 @@ def run(name: str, words: Sequence[str], limit_s: float | None = None) -> Outcom
     Orphans are waited for all the while, as the first process of a machine does.
     """
     began = time.monotonic()
-    started = subprocess.Popen(words, cwd=ROOT, start_new_session=limit_s is not None)
+    try:
+        started = subprocess.Popen(words, cwd=ROOT, start_new_session=limit_s is not None)
+    except FileNotFoundError as error:  # Of an environment that could not be made.
+        print(f"anychip: {error}", file=sys.stderr)
+        return Outcome(name, _NOT_THERE, 0, 0)
     used = 0.0
     status: int | None = None
-    previous = signal.SIG_DFL
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal status
+        status = _TIMED_OUT
+        os.killpg(started.pid, signal.SIGKILL)
+
+    previous = signal.signal(signal.SIGALRM, stop)
     if limit_s is not None:
-
-        def stop(number: int, frame: object) -> None:
-            nonlocal status
-            status = _TIMED_OUT
-            os.killpg(started.pid, signal.SIGKILL)
-
-        previous = signal.signal(signal.SIGALRM, stop)  # type: ignore[assignment]
         signal.setitimer(signal.ITIMER_REAL, max(limit_s, 0.001))
     try:
         while True:
@@ -90,9 +93,8 @@ def run(name: str, words: Sequence[str], limit_s: float | None = None) -> Outcom
         started.send_signal(signal.SIGINT)
         raise
     finally:
-        if limit_s is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
     started.returncode = os.waitstatus_to_exitcode(code)
     return Outcome(name, started.returncode if status is None else status, time.monotonic() - began, used + _left())
 

@@ -311,8 +311,13 @@ BY_PATH = {
         "the page in a browser", ("tests/service/test_playground.py",), wants=("clients",), programs=("chromium",)
     ),
     "install": Suite(
-        "environments that the set-up makes",
-        ("tests/cpu/test_install_environments.py", "tests/cpu/test_install_index.py"),
+        "environments that the set-up makes and that are kept beside clones, and how suites run",
+        (
+            "tests/cpu/test_install_environments.py",
+            "tests/cpu/test_install_index.py",
+            "tests/cpu/test_kept_environments.py",
+            "tests/cpu/test_suites_run.py",
+        ),
     ),
     "deployment": Suite(
         "charts and manifests, rendered and checked by their tools; Ray",
@@ -381,7 +386,8 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/decoder/", ("processes", "simulated")),
     ("app/decoding/", ("processes", "faults")),
     ("app/fleet/", ("faults", "simulated")),
-    ("app/http/", ("ingress", "connections", "clients")),
+    ("app/http/*.py", ("ingress", "connections", "clients")),
+    ("app/http/routes/", ("ingress", "connections", "clients")),
     ("app/http/playground/", ("browser",)),
     ("app/images/", ("processes", "tools", "arm")),
     ("app/ingress/", ("ingress", "connections", "faults")),
@@ -446,7 +452,8 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".gitignore", ()),
     (".ci/", ()),
     ("tests/conftest.py", ()),
-    ("tests/suites/", ()),
+    ("tests/suites/", ("install",)),
+    ("tests/environments/cached.py", ("install",)),
     # Shared by tests that name them in no way that choice.py sees
     ("tests/support/older_cpu.py", ()),
     ("tests/support/other_clients.py", ("clients",)),
