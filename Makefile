@@ -44,6 +44,7 @@ test: $(VENV)/.developer  ## what every change must pass, e.g. make test ARGS="-
 	@$(SUITES) test -- $(ARGS)
 
 suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faults ingress"; .ci/run takes those that changed paths choose
+	@needed="$$($(SUITES) environments $(SUITE))"; [ -z "$$needed" ] || $(MAKE) --no-print-directory $$needed
 	@$(SUITES) run $(SUITE) -- $(ARGS)
 
 # Environments that cannot be made here leave tests out, which say so.

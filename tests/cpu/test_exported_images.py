@@ -33,7 +33,7 @@ from tests.support.ultralytics_exports import NETWORKS
 
 pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
-# In `make test` one of each task and of each way through the code; `make soak` has all.
+# In `make test` one of each task and of each way through the code; `make nightly` has all.
 USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
 USUAL += ["v8-openvino"] if importlib.util.find_spec("openvino") else []
 

@@ -154,7 +154,7 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
 def test_hadolint_has_nothing_to_say(flavour):
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if hadolint is None:
-        pytest.skip("hadolint is not installed: make test-deploy installs it")
+        pytest.skip("hadolint is not installed: make deploy-environment installs it")
     ran = subprocess.run([hadolint, str(ROOT / f"Dockerfile.{flavour}")], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "")
 

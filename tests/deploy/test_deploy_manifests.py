@@ -37,7 +37,7 @@ DEPLOY_PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 def needs(module):
     return pytest.mark.skipif(
-        find_spec(module) is None, reason=f"{module} is not installed: make test-deploy installs it"
+        find_spec(module) is None, reason=f"{module} is not installed: make deploy-environment installs it"
     )
 
 
@@ -80,7 +80,9 @@ def test_the_charts_rules_and_dashboards_are_links_to_the_only_ones():
 
 
 def test_what_helm_packs_is_what_the_links_lead_to(tmp_path):
-    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    helm = pytest.importorskip(
+        "helm_python", reason="helm_python is not installed: make deploy-environment installs it"
+    )
     archive = Path(helm.package(str(CHART), destination=str(tmp_path)))
     with tarfile.open(archive) as packed:
         assert all(member.isfile() for member in packed.getmembers())
@@ -394,7 +396,7 @@ def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
 def test_the_ray_service_is_valid_and_its_config_is_rays():
     [service] = read(DEPLOY / "ray" / "rayservice.yaml")
     checked(service)
-    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: make test-deploy installs it")
+    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: make deploy-environment installs it")
     for config in (yaml.safe_load(service["spec"]["serveConfigV2"]), *read(DEPLOY / "ray" / "serve.yaml")):
         [application] = schema.ServeDeploySchema.model_validate(config).applications
         assert application.import_path == "anychip_hosting.ray_serve:build"
@@ -409,7 +411,7 @@ def test_the_ray_service_is_valid_and_its_config_is_rays():
 def test_compose_is_valid_for_its_schema(path):
     tool = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent)) or shutil.which("check-jsonschema")
     if tool is None:
-        pytest.skip("check-jsonschema is not installed: make test-deploy installs it")
+        pytest.skip("check-jsonschema is not installed: make deploy-environment installs it")
     command = [tool, "--builtin-schema", "vendor.compose-spec", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout

@@ -40,7 +40,9 @@ SETTINGS = {
     "timeout_ms": 110_000,  # Of a machine that does much else.
 }
 WAIT_S = 120
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: make deploy-environment installs it"
+)
 
 
 def predict(url, image):

@@ -132,8 +132,12 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     for name in ("check", "test", "nightly"):
         named.add_parser(name, help=f"run what make {name} runs").add_argument("more", nargs="*")
     named.add_parser("plan", help="print the suites that the changed paths choose, and why")
-    named.add_parser("packages", help="print Debian's packages that they need and that are not here")
-    named.add_parser("environments", help="print the targets of make that they need")
+    for name, text in (
+        ("packages", "Debian's packages that they need and that are not here"),
+        ("environments", "the targets of make that they need"),
+    ):
+        needs = named.add_parser(name, help=f"print {text}")
+        needs.add_argument("suites", nargs="*", help="these suites, in place of those that paths choose")
     chosen = named.add_parser("chosen", help="run them")
     chosen.add_argument("--limit-s", type=float, help="fail what is not done by then")
     by_name = named.add_parser("run", help="run suites by their names")
@@ -160,14 +164,15 @@ def main(words: Sequence[str]) -> int:
         suites = {name: SUITES[name] for name in options.suites}
         return finished(phases(suites, EACH, options.more), may_be_empty=lambda name: bool(options.more))
     chosen = plan()
+    wanted_by = getattr(options, "suites", None) or chosen
     if options.command == "plan":
         for name, paths in chosen.items():
             others = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
             print(f"{name:<14} {', '.join(paths[:3])}{others}")
     elif options.command == "packages":
-        print("\n".join(missing_packages(chosen)))
+        print("\n".join(missing_packages(wanted_by)))
     elif options.command == "environments":
-        print("\n".join(environments(chosen)))
+        print("\n".join(environments(wanted_by)))
     else:
         return finished(phases({name: BY_PATH[name] for name in chosen}, EACH, ()), limit_s=options.limit_s)
     return 0
