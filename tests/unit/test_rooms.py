@@ -16,7 +16,7 @@ from tests.support.no_processes import GUARD, ProcessStartedError
 
 TESTS = Path(__file__).parents[1]
 MODULES = sorted(TESTS.rglob("*.py"))
-SHARED = ("tests.support", "tests.environments")
+SHARED = ("tests.support", "tests.environments", "tests.suites")
 
 
 def imported(path):
