@@ -74,13 +74,38 @@ UNIT = (
     "plugins/tools/tests",
 )
 
+COMPUTING = tuple(
+    f"tests/unit/test_{name}.py"
+    for name in (
+        "gate",
+        "classification",
+        "worker",
+        "yolo11",
+        "device_engines",
+        "vendor_calls",
+        "sample",
+        "operators",
+        "checkpoint",
+        "detection",
+        "checkpoint_fuzz",
+        "gate_of_tasks",
+        "catalog",
+        "normalised",
+        "torchair_networks",
+        "yolov8",
+        "onnx_graph",
+        "classifiers_by_pillow",
+    )
+)
+"""Of UNIT, what makes networks and computes with them: more than half of its time."""
+
 MAKE_TEST = {
     "acceptance": Suite(
         "the installed command, from an empty folder, on files as libraries write them",
         ("tests/acceptance",),
         at_a_time=2,
     ),
-    "unit": Suite("everything that starts no process", UNIT, at_a_time=ALL_PROCESSORS),
+    "unit": Suite("what starts no process and computes no network", UNIT, without=COMPUTING, at_a_time=ALL_PROCESSORS),
     "service": Suite(
         "the protocols and who may ask, with one service for most of them",
         (
@@ -279,6 +304,11 @@ BY_PATH = {
         ),
         at_a_time=2,
     ),
+    "networks": Suite(
+        "networks, engines and the gate in this process: geometry, numbers, refusals",
+        COMPUTING,
+        at_a_time=ALL_PROCESSORS,
+    ),
     "libraries": Suite("networks of timm and transformers", ("tests/cpu/test_libraries.py",), at_a_time=2),
     "tools": Suite(
         "the commands: predict, bench, tune, validate, doctor, demo",
@@ -367,8 +397,14 @@ NIGHTLY = {
 
 SUITES = {**MAKE_TEST, **BY_PATH, **NIGHTLY}
 
-CHECK_LEAVES_OUT: tuple[str, ...] = ()
-"""Of UNIT, what takes more than a second or two of a processor: `make check` is for while one works."""
+CHECK_LEAVES_OUT = (
+    *COMPUTING,
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in ("pauses", "scheduler", "residency", "images", "cli", "telemetry", "fuzz", "geometry", "hot")
+    ),
+)
+"""Of UNIT, what takes more than two seconds of a processor: `make check` is for while one works."""
 
 SERVICE = ("faults", "ingress", "connections")
 """Of what requests pass on their way."""
@@ -393,32 +429,50 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/ingress/", ("ingress", "connections", "faults")),
     ("app/ingress/cascade*", ("serving", "ocr")),
     ("app/observability/", ("observability", "prometheus")),
-    ("app/precision/", ("engines", "simulated")),
+    ("app/precision/", ("networks", "engines", "simulated")),
     ("app/processes/", ("processes", "faults", "ingress")),
     ("app/protocols/", ("ingress", "clients")),
     ("app/scheduling/", ("faults",)),
     ("app/serving/", ("faults", "serving")),
     ("app/serving/cascades.py", ("serving", "ocr")),
-    ("app/worker/", ("processes", "faults", "simulated", "vendors")),
+    ("app/worker/", ("networks", "processes", "faults", "simulated", "vendors")),
     # Networks
-    ("models/*.py", ("models", "engines")),
+    ("models/*.py", ("networks", "models", "engines")),
     ("models/confinement.py", ("processes", "engines")),
-    ("models/contract/", ("models", "engines", "serving")),
-    ("models/exports/", ("models", "engines", "libraries", "ocr")),
-    ("models/onnx/", ("models", "engines", "ocr")),
-    ("models/sample/", ("models",)),
-    ("models/tasks/", ("models", "serving")),
-    ("models/weights/", ("models", "serving")),
-    ("models/yolo/", ("models",)),
+    ("models/contract/", ("networks", "models", "engines", "serving")),
+    ("models/exports/", ("networks", "models", "engines", "libraries", "ocr")),
+    ("models/onnx/", ("networks", "models", "engines", "ocr")),
+    (
+        "models/sample/",
+        (
+            "networks",
+            "models",
+        ),
+    ),
+    ("models/tasks/", ("networks", "models", "serving")),
+    ("models/weights/", ("networks", "models", "serving")),
+    (
+        "models/yolo/",
+        (
+            "networks",
+            "models",
+        ),
+    ),
     # Chips
-    ("backends/*.py", ("simulated", "vendors")),
-    ("backends/contract/", ("engines", "simulated", "vendors")),
-    ("backends/engines/", ("engines", "simulated", "vendors")),
-    ("backends/operators/", ("simulated",)),
+    ("backends/*.py", ("networks", "simulated", "vendors")),
+    ("backends/contract/", ("networks", "engines", "simulated", "vendors")),
+    ("backends/engines/", ("networks", "engines", "simulated", "vendors")),
+    (
+        "backends/operators/",
+        (
+            "networks",
+            "simulated",
+        ),
+    ),
     ("backends/telemetry/", ("observability",)),
-    ("backends/vendors/", ("simulated", "vendors", "install")),
+    ("backends/vendors/", ("networks", "simulated", "vendors", "install")),
     # What is not for everybody
-    ("plugins/ascend/", ("simulated", "vendors")),
+    ("plugins/ascend/", ("networks", "simulated", "vendors")),
     ("plugins/compat/", ("clients", "libraries", "models")),
     ("plugins/grpc/", ("ingress", "connections", "clients")),
     ("plugins/hosting/", ("deployment",)),
@@ -428,7 +482,13 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plugins/tools/anychip_tools/operator_tables/", ("simulated",)),
     ("plugins/tools/anychip_tools/simulated/", ("simulated",)),
     ("plugins/tools/anychip_tools/verify/", ("simulated",)),
-    ("benchmarks/", ("tools",)),
+    (
+        "benchmarks/",
+        (
+            "networks",
+            "tools",
+        ),
+    ),
     # How it is set up and deployed
     ("deploy/*.py", ("install",)),
     ("deploy/install.py", ("install", "images")),
@@ -444,7 +504,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".dockerignore", ("images",)),
     ("docker-bake.hcl", ("images",)),
     ("pyproject.toml", ("install", "images")),
-    ("constraints.txt", ("install", "images", "arm", "engines", "models", "libraries", "simulated")),
+    ("constraints.txt", ("networks", "install", "images", "arm", "engines", "models", "libraries", "simulated")),
     # What make test itself runs, reads or is
     ("*.md", ()),
     ("docs/", ()),

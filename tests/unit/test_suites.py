@@ -79,10 +79,10 @@ def test_every_file_of_the_repository_is_known() -> None:
         (["app/http/playground/static/page.js"], {"browser"}),
         (["Dockerfile.cpu"], {"images"}),
         (["plugins/ocr/anychip_ocr/reader.py"], {"ocr"}),
-        (["models/onnx/file.py"], {"models", "engines", "ocr"}),
+        (["models/onnx/file.py"], {"networks", "models", "engines", "ocr"}),
         (
             ["constraints.txt", "docs/api.md"],
-            {"install", "images", "arm", "engines", "models", "libraries", "simulated"},
+            {"install", "images", "arm", "networks", "engines", "models", "libraries", "simulated"},
         ),
         (["tests/cpu/test_om.py"], {"simulated"}),
         (["tests/service/test_http.py", "tests/unit/test_docs.py", "plugins/grpc/tests/test_relay.py"], set()),
