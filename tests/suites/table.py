@@ -401,7 +401,7 @@ CHECK_LEAVES_OUT = (
     *COMPUTING,
     *(
         f"tests/unit/test_{name}.py"
-        for name in ("pauses", "scheduler", "residency", "images", "cli", "telemetry", "fuzz", "geometry", "hot")
+        for name in ("pauses", "scheduler", "residency", "images", "cli", "telemetry", "fuzz", "geometry")
     ),
 )
 """Of UNIT, what takes more than two seconds of a processor: `make check` is for while one works."""

@@ -16,16 +16,16 @@ from tests.suites.running import command
 from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES, Suite
 
 ROOT = Path(__file__).resolve().parents[2]
-IGNORED = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split())]
 SOURCES = choice.sources_of_tests()
 NOBODY = "used_by_nobody"[3:] + ".py"  # Written otherwise, this file would be who uses it.
 
 
 def files() -> Iterator[str]:
     """Every file of the repository: what is there, without what git ignores."""
+    ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split())]
     for folder, folders, names in os.walk(ROOT):
         for found in (folders, names):
-            found[:] = [each for each in found if not any(fnmatch.fnmatchcase(each, one) for one in IGNORED)]
+            found[:] = [each for each in found if not any(fnmatch.fnmatchcase(each, one) for one in ignored)]
         yield from (Path(folder, name).relative_to(ROOT).as_posix() for name in names)
 
 
