@@ -141,6 +141,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     chosen = named.add_parser("chosen", help="run them")
     chosen.add_argument("--limit-s", type=float, help="fail what is not done by then")
     by_name = named.add_parser("run", help="run suites by their names")
+    by_name.add_argument("--each", action="store_true", help="every file by itself, to see what takes how long")
     by_name.add_argument("suites", nargs="+", choices=SUITES)
     words, _, more = (list(words), [], []) if "--" not in words else _split(words)
     options = parser.parse_args(words)
@@ -162,7 +163,10 @@ def main(words: Sequence[str]) -> int:
         return finished(wanted, may_be_empty=lambda name: nightly or bool(options.more), keep_going=nightly)
     if options.command == "run":
         suites = {name: SUITES[name] for name in options.suites}
-        return finished(phases(suites, EACH, options.more), may_be_empty=lambda name: bool(options.more))
+        if options.each:
+            suites = {test: replace(suite, tests=(test,)) for suite in suites.values() for test in suite.tests}
+        wanted = phases(suites, EACH, options.more)
+        return finished(wanted, may_be_empty=lambda name: bool(options.more) or options.each, keep_going=options.each)
     chosen = plan()
     wanted_by = getattr(options, "suites", None) or chosen
     if options.command == "plan":

@@ -21,6 +21,8 @@ BASE = ROOT / ".ci" / "base"
 EVERYTHING = "*"
 """In place of a changed path: nobody can say what changed."""
 
+ALL = tuple(name for name, suite in BY_PATH.items() if not suite.by_its_paths_alone)
+"""What is chosen where nobody can say what a change may break."""
 START_PROCESSES = {"service", "stories", "devices"}
 """Suites of `make test` that use what tests share as others do."""
 
@@ -127,7 +129,7 @@ def choose(paths: Iterable[str], sources: Mapping[str, str]) -> dict[str, list[s
     why: dict[str, list[str]] = {name: [] for name in BY_PATH}
     for path in paths:
         found = chosen_by(path, sources)
-        for name in BY_PATH if found is None else found:
+        for name in ALL if found is None else found:
             why[name].append(path)
     return {name: reasons for name, reasons in why.items() if reasons}
 

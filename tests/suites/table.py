@@ -31,8 +31,8 @@ class Suite:
     """Further environments whose programs they start."""
     programs: tuple[str, ...] = ()
     """Debian's packages that they need, keys of PACKAGES."""
-    nightly: bool = False
-    """Whether `make nightly` alone has it, and no path chooses it."""
+    by_its_paths_alone: bool = False
+    """Whether a path that nobody knows leaves it out: with everything else it would take longer than `.ci/run` may."""
 
 
 PACKAGES = {
@@ -366,6 +366,7 @@ BY_PATH = {
         at_a_time=2,
         environment=".venv-deploy",
         programs=("buildah", "debootstrap"),
+        by_its_paths_alone=True,
     ),
     "ocr": Suite(
         "text in images, compared with RapidOCR",
@@ -373,9 +374,14 @@ BY_PATH = {
         at_a_time=2,
         environment=".venv-ocr",
         programs=("fonts-wqy-zenhei",),
+        by_its_paths_alone=True,
     ),
     "arm": Suite(
-        "the service on ARM, by qemu", ("tests/cpu/test_arm.py",), wants=("arm",), programs=("qemu-user-static",)
+        "the service on ARM, by qemu",
+        ("tests/cpu/test_arm.py",),
+        wants=("arm",),
+        programs=("qemu-user-static",),
+        by_its_paths_alone=True,
     ),
 }
 """What `.ci/run` adds where a changed path chooses it."""
@@ -390,7 +396,6 @@ NIGHTLY = {
         ),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),
-        nightly=True,
     ),
 }
 """What `make nightly` has beside the tests marked `nightly` of all others."""
@@ -521,6 +526,6 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/support/torchair_networks.json", ()),
 )
 """Paths, and the suites of BY_PATH that a change there chooses. What ends in `/` is a folder and all that is in it; a
-star stands for letters of one name. All rows that match count; a path that none matches chooses everything. Tests, what
-they share and their environments need no row: choice.py sees who uses them.
+star stands for letters of one name. All rows that match count; a path that none matches chooses everything, but for what
+is chosen by its paths alone. Tests, what they share and their environments need no row: choice.py sees who uses them.
 """

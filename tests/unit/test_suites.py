@@ -100,7 +100,8 @@ def test_paths_choose_what_they_may_break(paths: list[str], suites: set[str]) ->
     "path", [choice.EVERYTHING, "app/new_room/file.py", f"tests/support/{NOBODY}", "setup.cfg", "a/b.md"]
 )
 def test_a_path_that_nobody_knows_chooses_everything(path: str) -> None:
-    assert choice.choose(["README.md", path], SOURCES) == {name: [path] for name in BY_PATH}
+    assert choice.choose(["README.md", path], SOURCES) == {name: [path] for name in choice.ALL}
+    assert set(BY_PATH) - set(choice.ALL) == {"images", "ocr", "arm"}
 
 
 def test_what_tests_share_chooses_who_uses_it_also_by_others() -> None:
