@@ -526,6 +526,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/support/torchair_networks.json", ()),
 )
 """Paths, and the suites of BY_PATH that a change there chooses. What ends in `/` is a folder and all that is in it; a
-star stands for letters of one name. All rows that match count; a path that none matches chooses everything, but for what
-is chosen by its paths alone. Tests, what they share and their environments need no row: choice.py sees who uses them.
+star stands for letters of one name. All rows that match count; a path that none matches chooses everything, but for
+what is chosen by its paths alone. Tests, what they share and their environments need no row: choice.py sees who uses
+them.
 """
