@@ -13,22 +13,17 @@ ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend compat grpc hosting tools) constraints.txt deploy/install.py
-PYTEST := $(BIN)/python -m pytest
+SUITES := $(BIN)/python -m tests.suites
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
-# One process more than there are processors: in turn, each waits for a service to start.
-SHARED := -n $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8))) --dist loadgroup --no-loadscope-reorder
-PAIR := -n 2 --dist loadgroup --no-loadscope-reorder
-NO_TESTS := 5
-UNIT := tests/unit plugins/ascend/tests plugins/compat/tests plugins/grpc/tests plugins/tools/tests
-OTHERS := tests --ignore=tests/unit
-PATHS = $(filter tests/% plugins/%,$(ARGS))
+# Where it says a folder, environments are kept there for all clones: .ci/run sets it.
+CACHED = $(if $(ANYCHIP_ENVIRONMENTS_CACHE),$(PYTHON) tests/environments/cached.py $(1) $(2),$(3))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
 # Where tests keep screenshots of the page.
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment test-ocr sbom audit bench clean anew
+.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment sbom audit bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -42,48 +37,28 @@ serve: $(VENV)/.installed  ## start the service, e.g. make serve ARGS="--models 
 
 install: $(VENV)/.installed  ## make .venv with the torch build for the accelerator that is here
 
-check: lint  ## lint, types and every test that starts no process: three minutes
-	$(PYTEST) $(PARALLEL) $(UNIT) $(ARGS)
+check: $(VENV)/.developer  ## while you work: lint, types and tests of pure logic; a minute
+	@$(SUITES) check -- $(ARGS)
 
-# A choice (ARGS) may leave any phase of tests empty.
-PHASES = status=$(NO_TESTS); \
-	phase() { \
-	    $(PYTEST) "$$@"; code=$$?; \
-	    [ $$code = $(NO_TESTS) ] || status=$$code; \
-	    [ $$code = 0 ] || [ $$code = $(NO_TESTS) ]; \
-	};
-ELSEWHERE := not soak and not deploy and not interop
+test: $(VENV)/.developer  ## what every change must pass, e.g. make test ARGS="-k scheduler"
+	@$(SUITES) test -- $(ARGS)
 
-# First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
-# share the processors; then, two at a time, what mostly waits and measures for how long; then, one by one, what needs the
-# machine to itself.
-test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
-	@$(PHASES) \
-	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" $(UNIT) $(ARGS) &&) \
-	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
-	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
-	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS); \
-	exit $$status
+suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faults ingress"; .ci/run takes those that changed paths choose
+	@needed="$$($(SUITES) environments $(SUITE))"; [ -z "$$needed" ] || $(MAKE) --no-print-directory $$needed
+	@$(SUITES) run $(SUITE) -- $(ARGS)
 
-test-interop: $(VENV)/.developer  ## with vendors' packages, other people's exporters, clients, compilers, a browser, Prometheus
-	@$(PHASES) \
-	phase $(SHARED) -m "interop and not alone and not soak" $(ARGS) && \
-	phase -m "interop and alone and not soak" $(ARGS); \
-	exit $$status
+# Environments that cannot be made here leave tests out, which say so.
+nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, an hour of faults; make nightly ARGS=tests/service/test_chaos.py
+	-@$(MAKE) --keep-going npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment
+	@$(SUITES) nightly -- $(ARGS)
 
-soak: lint  ## the long tests: leaks and load for an hour
-	$(PYTEST) -m soak $(ARGS)
+ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .ci/run judges what changed since
+	git rev-parse --verify "$(or $(LANDED),HEAD)^{commit}" > .ci/base
 
 fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' bytes for as long as ANYCHIP_TEST_FUZZ_EXAMPLES says (default 20000 each)
-	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(PYTEST) $(PARALLEL) tests/unit/test_fuzz.py $(ARGS)
-	$(PYTEST) -m soak tests/unit/test_checkpoint_fuzz.py $(ARGS)
-	$(PYTEST) -m soak tests/service/test_described_api.py $(ARGS)
-
-test-deploy: $(DEPLOY_VENV)/.installed  ## images, chart, manifests and Ray for real; apt-get install buildah debootstrap for images
-	$(DEPLOY_VENV)/bin/python -m pytest $(PAIR) -m deploy $(ARGS)
-
-test-ocr: $(OCR_VENV)/.installed  ## plugins/ocr, compared with RapidOCR from the same networks; apt-get install fonts-wqy-zenhei
-	$(OCR_VENV)/bin/python -m pytest -n 2 --dist loadfile plugins/ocr/tests $(ARGS)
+	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(BIN)/python -m pytest $(PARALLEL) tests/unit/test_fuzz.py $(ARGS)
+	$(BIN)/python -m pytest -m nightly tests/unit/test_checkpoint_fuzz.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/service/test_described_api.py $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check
@@ -103,6 +78,8 @@ deploy-environment: $(DEPLOY_VENV)/.installed  ## make .venv-deploy, with Ray an
 ocr-environment: $(OCR_VENV)/.installed  ## make .venv-ocr, with plugins/ocr, RapidOCR and PP-OCR's networks
 
 arm-environment: $(ARM_VENV)/.installed  ## make .venv-arm, in which tests run Python for ARM by qemu; apt-get install qemu-user-static
+
+audit-environment: $(AUDIT_VENV)/.installed  ## make .venv-audit, with what looks for faults that are known, and for requests that find new ones
 
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
 	$(DOCKER) build --file $< --tag $(IMAGE):$(VERSION)-$* --build-arg REVISION="$$(git rev-parse HEAD)" $(ARGS) .
@@ -129,27 +106,27 @@ endif
 # Two stamps, because a demo should not wait for what only the tests need.
 $(VENV)/.installed: $(SETUP)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("anychip needs Python 3.10 or newer, and $(PYTHON) is %d.%d: name another, as in make PYTHON=python3.12" % sys.version_info[:2])'
-	$(PYTHON) deploy/install.py $(VENV)
+	$(call CACHED,developer,$(VENV),$(PYTHON) deploy/install.py $(VENV))
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(PYTHON) deploy/install.py --dev $(VENV)
+	$(if $(ANYCHIP_ENVIRONMENTS_CACHE),,$(PYTHON) deploy/install.py --dev $(VENV))
 	@touch $@
 
 $(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
-	$(PYTHON) tests/environments/npu_environment.py $(NPU_VENV)
+	$(call CACHED,npu,$(NPU_VENV),$(PYTHON) tests/environments/npu_environment.py $(NPU_VENV))
 	@touch $@
 
 $(CLIENTS_VENV)/.installed: tests/environments/clients_environment.py
-	$(PYTHON) tests/environments/clients_environment.py $(CLIENTS_VENV)
+	$(call CACHED,clients,$(CLIENTS_VENV),$(PYTHON) tests/environments/clients_environment.py $(CLIENTS_VENV))
 	@touch $@
 
 $(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer
-	$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV)
+	$(call CACHED,ocr,$(OCR_VENV),$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV))
 	@touch $@
 
 $(ARM_VENV)/.installed: tests/environments/arm_environment.py $(SETUP) $(VENV)/.installed
-	$(BIN)/python tests/environments/arm_environment.py $(ARM_VENV)
+	$(call CACHED,arm,$(ARM_VENV),$(BIN)/python tests/environments/arm_environment.py $(ARM_VENV))
 	@touch $@
 
 $(AUDIT_VENV)/.installed:
@@ -158,5 +135,5 @@ $(AUDIT_VENV)/.installed:
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py
-	$(BIN)/python tests/environments/deploy_environment.py $(DEPLOY_VENV)
+	$(call CACHED,deploy,$(DEPLOY_VENV),$(BIN)/python tests/environments/deploy_environment.py $(DEPLOY_VENV))
 	@touch $@

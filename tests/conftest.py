@@ -39,19 +39,14 @@ def pytest_configure() -> None:
         older_cpu.hide_kernels(os.environ["ANYCHIP_TEST_CPU"])
 
 
-def pytest_report_header() -> list[str]:
-    """The versions that matter, and what each backend says."""
-    from backends import report
-
+def pytest_report_header() -> str:
+    """Name the versions that matter, without importing any of these: a few pure tests take no time then."""
     packages = ("torch", "torchvision", "openvino", "fastapi", "pillow")
-    versions = []
+    versions = dict.fromkeys(packages, "missing")
     for package in packages:
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            versions.append(f"{package} missing")
-    rows = [f"{row.device}: {'PASS' if row.ok else 'FAIL'} {row.detail}" for row in report()]
-    return [", ".join(versions), *rows]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return ", ".join(f"{package} {version}" for package, version in versions.items())
 
 
 @functools.cache
@@ -61,12 +56,11 @@ def _shares_fixtures(path: Path) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first: at the end all but one of pytest-xdist's processes would wait for it.
+    """One of pytest-xdist's processes has all tests of a file that starts a service or a compiler once for all of them.
 
-    One of them has all tests of a file that starts a service or a compiler once for all of them. Every other test goes
-    where there is room. A file may name a group of its own.
+    Every other test goes where there is room. A file may name a group of its own. What takes long begins first, as
+    tests/suites/table.py names it first: at the end all but one of the processes would wait for it.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if item.get_closest_marker("xdist_group") is None and _shares_fixtures(item.path):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

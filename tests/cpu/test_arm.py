@@ -37,8 +37,6 @@ PATIENT = {"app.processes.fork_server._LOOKS": 120, "app.processes.fork_server._
 HERE = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.interop,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not PYTHON.exists(), reason="make arm-environment makes .venv-arm, which is not here"),
 ]

@@ -76,14 +76,12 @@ CASES = [
 def _parameter(case: Case, left_out: str) -> Any:
     """In a process of pytest-xdist with the others of its engine: what has been compiled is kept there.
 
-    A compiler that takes half a minute for each network and precision has one of both; `make soak` has all.
+    A compiler that takes half a minute for each network and precision has one of both; `make nightly` has all.
     """
     name = "-".join((case.backend.name, case.engine, case.precision))
     marks = [pytest.mark.xdist_group(f"engine {case.engine}")]
-    if case.engine == "inductor":
-        marks += [pytest.mark.slow, pytest.mark.interop]
     if (case.engine, case.precision) == ("inductor", left_out):
-        marks.append(pytest.mark.soak)
+        marks.append(pytest.mark.nightly)
     return pytest.param(case, id=name, marks=marks)
 
 
@@ -420,7 +418,7 @@ def test_openvino_reports_nothing_to_anybody(monkeypatch: pytest.MonkeyPatch, tm
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param(engine, marks=[pytest.mark.soak] if engine == "inductor" else [])
+        pytest.param(engine, marks=[pytest.mark.nightly] if engine == "inductor" else [])
         for engine in (*CpuBackend.facts.engines, *CpuBackend.facts.by_name)
     ],
 )

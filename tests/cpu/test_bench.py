@@ -50,8 +50,7 @@ def test_an_engine_that_refuses_is_listed_and_nothing_at_all_is_an_error(capsys)
     assert "fp16" in found["refusals"]["eager fp16"]
 
 
-@pytest.mark.soak  # It wants the whole machine, and rather long.
-@pytest.mark.alone
+@pytest.mark.nightly  # It wants the whole machine, and rather long.
 def test_the_sweep_agrees_with_pytorch_s_own_timer(capsys, tmp_path):
     from backends.vendors.cpu import CpuBackend
     from models import open_model, parse_spec

@@ -209,7 +209,6 @@ class TestInt8ByInductor:
         pixels = np.random.default_rng(1).integers(0, 256, (16, 8, 6, 3), dtype=np.uint8)
         return CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
 
-    @pytest.mark.interop
     def test_what_is_compiled_is_the_network_in_int8_and_is_kept(
         self, options: CompileOptions, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -262,7 +261,6 @@ class TestInductor:
 
         assert "PyTorch cannot export the network" in refusal("inductor", Branching())
 
-    @pytest.mark.interop
     @with_compiler
     def test_keeps_one_package_a_size_and_loads_it_at_the_next_start(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

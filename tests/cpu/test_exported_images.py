@@ -31,11 +31,9 @@ from tests.support.openvino_files import written as written_openvino
 from tests.support.rows import row
 from tests.support.ultralytics_exports import NETWORKS
 
-pytestmark = pytest.mark.slow
-
 pytest.importorskip("onnx")
 ROOT = Path(__file__).parents[2]
-# In `make test` one of each task and of each way through the code; `make soak` has all.
+# In `make test` one of each task and of each way through the code; `make nightly` has all.
 USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
 USUAL += ["v8-openvino"] if importlib.util.find_spec("openvino") else []
 
@@ -78,7 +76,6 @@ def check_of_the_same_runtime(worst: dict[str, float]) -> None:
     assert worst["score"] <= 1e-4
 
 
-@pytest.mark.interop
 @pytest.mark.parametrize("tag", USUAL)
 def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path, tag: str) -> None:
     check(compare(usual, images, tag))
@@ -86,7 +83,7 @@ def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path,
         check_of_the_same_runtime(compare(usual, images, tag, same_runtime=True))
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("tag", sorted(NETWORKS))
 def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, tag: str) -> None:
     pytest.importorskip("ultralytics")
@@ -105,7 +102,6 @@ def local_predictor(model, folder):
     return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2, keeps_encoded=True)
 
 
-@pytest.mark.interop
 def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, tmp_path: Path) -> None:
     model = opened(usual, "v8-segment")
     expected = json.loads((usual / "v8-segment.expected.json").read_text())
@@ -119,7 +115,6 @@ def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, 
         assert drawn.size == (answer["width"], answer["height"])
 
 
-@pytest.mark.interop
 def test_a_file_of_one_at_a_time_answers_batches(usual: Path) -> None:
     model = opened(usual, "v8-nms")
     assert model.export.batch == (1, 1)
@@ -406,7 +401,6 @@ def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
         open_model(spec, tmp_path)
 
 
-@pytest.mark.interop
 def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
     model = opened(usual, "v8-obb")
     assert isinstance(model, ExportedImages)

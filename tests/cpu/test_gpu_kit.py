@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks.gpu import __main__ as kit
 
-pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 COMMANDS = {name for name, question in kit.QUESTIONS.items() if question.module.startswith("commands:")}
 FIGURES = {

@@ -18,8 +18,6 @@ from models.exports.answers import Tried
 from tests.support import library_folders as folders
 from tests.support.library_folders import SIZE, photograph
 
-pytestmark = pytest.mark.interop
-
 LEAST = Options(score_threshold=0.0)
 
 

@@ -21,8 +21,6 @@ from models.classifiers import Classifier, default_labels
 from tests.support.images import png
 from tests.support.service_process import running
 
-pytestmark = pytest.mark.slow
-
 MB = 1 << 20
 SMALL = ("squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_large")
 TWELVE = (
@@ -103,8 +101,8 @@ class Clients:
     ("engine", "names", "seconds"),
     [
         ("openvino", SMALL, 10),
-        pytest.param("openvino", TWELVE, 240, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
-        pytest.param("eager", TWELVE, 120, marks=[pytest.mark.soak, pytest.mark.timeout(1200)]),
+        pytest.param("openvino", TWELVE, 240, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
+        pytest.param("eager", TWELVE, 120, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
     ],
 )
 async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine, names, seconds):

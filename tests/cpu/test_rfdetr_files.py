@@ -18,8 +18,6 @@ from models import Options, open_model, parse_spec
 from models.contract.model import Array
 from tests.support.library_folders import photograph
 
-pytestmark = pytest.mark.interop
-
 LABELS = ("cat", "dog", "kite")
 LEAST = 0.02
 

@@ -15,8 +15,6 @@ from tests.support import warm
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.interop
-
 WRITE = """
 import sys, torch
 from copy import deepcopy

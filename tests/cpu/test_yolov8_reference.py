@@ -12,8 +12,6 @@ from torch import Tensor
 from models.yolo.yolov8 import BOX_CHANNELS, SIZES, YOLOv8
 from tests.support import reference_yolov8
 
-pytestmark = pytest.mark.interop
-
 SIDES = {"n": 256, "s": 192, "m": 128, "l": 128, "x": 96}
 
 

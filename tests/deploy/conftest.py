@@ -9,5 +9,7 @@ from tests.support.manifests import CHART
 
 @pytest.fixture(scope="module")
 def chart():
-    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    helm = pytest.importorskip(
+        "helm_python", reason="helm_python is not installed: make deploy-environment installs it"
+    )
     return helm.Chart.load(str(CHART))

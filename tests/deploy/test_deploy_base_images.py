@@ -78,7 +78,6 @@ def constraints() -> str:
     return (ROOT / "constraints.txt").read_text()
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("numpy", [NUMPY_1, NUMPY_2])
 @pytest.mark.parametrize("image", IMAGES)
 def test_what_the_image_brings_stays_and_the_rest_fits_beside_it(image: str, numpy: str, tmp_path: Path) -> None:
@@ -90,7 +89,6 @@ def test_what_the_image_brings_stays_and_the_rest_fits_beside_it(image: str, num
     assert (opencv < (4, 12)) == (numpy == NUMPY_1), "OpenCV 4.12 and later need numpy 2"
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("cann", install.CANN_PAIRS)
 def test_beside_each_cann_its_torch_npu_and_numpy_1_fit_together(cann: str, tmp_path: Path) -> None:
     """As on a host, where set-up has just taken torch and torchvision of PyTorch's index."""
@@ -103,7 +101,6 @@ def test_beside_each_cann_its_torch_npu_and_numpy_1_fit_together(cann: str, tmp_
     assert tuple(int(part) for part in added["opencv-python-headless"].split(".")[:2]) < (4, 12)
 
 
-@pytest.mark.deploy
 def test_the_constraints_as_they_are_do_not_fit_numpy_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the tests above could not fail: vendors' images met this before they had constraints of their own."""
     monkeypatch.setattr(install, "_beside", lambda kept: ())

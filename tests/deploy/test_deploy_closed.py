@@ -18,7 +18,6 @@ from tests.support.manifests import DEPLOY, EVERYTHING, ROOT, checked, compose, 
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("grpc_port", [0, 8001])
 def test_only_pods_of_the_namespace_may_ask_unless_others_are_named(chart, grpc_port):
     def ingress(**policy):
@@ -39,7 +38,6 @@ def test_only_pods_of_the_namespace_may_ask_unless_others_are_named(chart, grpc_
     assert ingress(**{"from": [], "scrapers": []}) == []
 
 
-@pytest.mark.deploy
 def test_the_service_answers_to_its_names_in_the_cluster_and_to_no_foreign_one(chart):
     objects = rendered(chart, "cpu", {"settings": {"allowed_hosts": "vision.example"}})
     for given, extra in ((settings_of(rendered(chart, "cpu")), ()), (settings_of(objects), ("vision.example",))):
@@ -58,7 +56,6 @@ def test_the_service_answers_to_its_names_in_the_cluster_and_to_no_foreign_one(c
     assert "ANYCHIP_ALLOWED_HOSTS" not in settings_of(rendered(chart, "cpu", keys)), "who has a key may ask by any name"
 
 
-@pytest.mark.deploy
 def test_prometheus_checks_the_certificate_with_the_authority_of_its_secret(chart):
     access = {"keysSecret": "keys", "tlsSecret": "tls"}
     monitoring = {**EVERYTHING["monitoring"], "keySecret": {"name": "scraper", "key": "key"}}
@@ -77,7 +74,6 @@ def test_prometheus_checks_the_certificate_with_the_authority_of_its_secret(char
             }
 
 
-@pytest.mark.deploy
 def test_without_keys_the_service_opens_to_strangers_only_where_that_is_said(chart):
     everybody = ({"networkPolicy": {"enabled": False}}, {"service": {"type": "LoadBalancer"}})
     for values in everybody:

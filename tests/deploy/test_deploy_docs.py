@@ -139,10 +139,11 @@ def test_what_an_install_page_builds_is_what_it_pushes_and_what_compose_chart_an
     assert "--tag $(IMAGE):$(VERSION)-$*" in makefile
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(flavour):
-    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    helm = pytest.importorskip(
+        "helm_python", reason="helm_python is not installed: make deploy-environment installs it"
+    )
     page = PAGES[flavour]
     [command] = re.findall(r"^helm install anychip (.+)$", page, re.MULTILINE)
     chart, *words = shlex.split(command)

@@ -150,12 +150,11 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
     assert re.findall(r"^COPY --from=(\w+)", final, re.MULTILINE) == ["dependencies", "code"]
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_hadolint_has_nothing_to_say(flavour):
     hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if hadolint is None:
-        pytest.skip("hadolint is not installed: make test-deploy installs it")
+        pytest.skip("hadolint is not installed: make deploy-environment installs it")
     ran = subprocess.run([hadolint, str(ROOT / f"Dockerfile.{flavour}")], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, "")
 
@@ -234,7 +233,6 @@ def wait_for_readiness(running, log):
     assert line.startswith("anychip serves"), f"{line!r} {log.read_text()}"
 
 
-@pytest.mark.deploy
 @pytest.mark.timeout(1800)
 def test_the_image_says_what_an_orchestrator_needs(builder, image):
     config = builder.config(image)
@@ -253,7 +251,6 @@ def test_the_image_says_what_an_orchestrator_needs(builder, image):
     assert labels["org.opencontainers.image.version"] == version[1]
 
 
-@pytest.mark.deploy
 @pytest.mark.timeout(1800)
 def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory(builder, image, cache, tmp_path):
     from cyclonedx.schema import SchemaVersion
@@ -294,7 +291,6 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
     assert {path.name for path in cache.iterdir()} >= {"home", "tmp"}
 
 
-@pytest.mark.deploy
 @pytest.mark.timeout(1800)
 def test_it_drains_on_sigterm(builder, image, cache, tmp_path):
     """A request that is under way is answered; a new one is refused; then it ends with 0."""
@@ -316,7 +312,6 @@ def test_it_drains_on_sigterm(builder, image, cache, tmp_path):
     assert under_way == [200]
 
 
-@pytest.mark.deploy
 @pytest.mark.timeout(1800)
 def test_a_cache_that_it_may_not_write_is_an_error_in_one_sentence(builder, image, tmp_path):
     cache = tmp_path / "cache"
@@ -328,7 +323,6 @@ def test_a_cache_that_it_may_not_write_is_an_error_in_one_sentence(builder, imag
     assert last.startswith("anychip: /cache cannot be written by uid 10001, gid 0: mount a volume")
 
 
-@pytest.mark.deploy
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("flavour", [flavour for flavour in FLAVOURS if flavour != "cpu"])
 def test_the_other_images_are_built_over_the_stand_in(builder, others, flavour):

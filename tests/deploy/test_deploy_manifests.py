@@ -37,7 +37,7 @@ DEPLOY_PAGE = (ROOT / "docs" / "kubernetes.md").read_text()
 
 def needs(module):
     return pytest.mark.skipif(
-        find_spec(module) is None, reason=f"{module} is not installed: make test-deploy installs it"
+        find_spec(module) is None, reason=f"{module} is not installed: make deploy-environment installs it"
     )
 
 
@@ -79,9 +79,10 @@ def test_the_charts_rules_and_dashboards_are_links_to_the_only_ones():
     assert set(links.values()) == rules | set((DEPLOY / "grafana").rglob("*.json"))
 
 
-@pytest.mark.deploy
 def test_what_helm_packs_is_what_the_links_lead_to(tmp_path):
-    helm = pytest.importorskip("helm_python", reason="helm_python is not installed: make test-deploy installs it")
+    helm = pytest.importorskip(
+        "helm_python", reason="helm_python is not installed: make deploy-environment installs it"
+    )
     archive = Path(helm.package(str(CHART), destination=str(tmp_path)))
     with tarfile.open(archive) as packed:
         assert all(member.isfile() for member in packed.getmembers())
@@ -92,7 +93,6 @@ def test_what_helm_packs_is_what_the_links_lead_to(tmp_path):
     assert text == (DEPLOY / "grafana" / name).read_text().removesuffix("\n")
 
 
-@pytest.mark.deploy
 def test_helm_has_nothing_to_say(chart):
     import helm_python
 
@@ -100,7 +100,6 @@ def test_helm_has_nothing_to_say(chart):
     assert "ERROR" not in str(found), found
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("certificates", [False, True])
 def test_keys_and_tls_come_from_secrets_and_probes_and_prometheus_get_in(chart, certificates):
     access = {"keysSecret": "keys", "tlsSecret": "tls", "clientCertificates": certificates}
@@ -131,7 +130,6 @@ def test_keys_and_tls_come_from_secrets_and_probes_and_prometheus_get_in(chart, 
     assert objects["Service"]["spec"]["ports"][0]["appProtocol"] == "https"
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -150,7 +148,6 @@ def test_access_that_cannot_work_is_refused_with_a_sentence(chart, values, sente
         rendered(chart, "cpu", values)
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("mode", ["none", "hpa", "keda"])
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_flavour_renders_valid_objects(chart, flavour, mode):
@@ -166,7 +163,6 @@ def test_every_flavour_renders_valid_objects(chart, flavour, mode):
     assert ("replicas" in objects["Deployment"]["spec"]) == (mode == "none")
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_a_pod_is_locked_down_and_ends_after_its_drain(chart, flavour):
     deployment = rendered(chart, flavour)["Deployment"]["spec"]
@@ -198,7 +194,6 @@ def update_of(chart, flavour, values=None):
     return rendered(chart, flavour, values)["Deployment"]["spec"]["strategy"]["rollingUpdate"]
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_an_update_never_takes_the_only_pod_before_there_is_another(chart, flavour):
     one_more, one_less = {"maxSurge": 1, "maxUnavailable": 0}, {"maxSurge": 0, "maxUnavailable": 1}
@@ -220,7 +215,6 @@ def notes_of(chart, flavour, values):
     return next((text for path, text in texts.items() if path.endswith("NOTES.txt")), None)
 
 
-@pytest.mark.deploy
 def test_the_notes_warn_of_an_update_that_pauses(chart):
     values = {"image": {"repository": "r/anychip"}, "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     paused = notes_of(chart, "cuda", values)
@@ -231,7 +225,6 @@ def test_the_notes_warn_of_an_update_that_pauses(chart):
     assert "WARNING" not in notes_of(chart, "cuda", {**values, "replicas": 2})
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_as_many_cards_as_are_asked_for(chart, flavour):
     pod = rendered(chart, flavour, {"accelerator": {"count": 2}})["Deployment"]["spec"]["template"]["spec"]
@@ -239,7 +232,6 @@ def test_as_many_cards_as_are_asked_for(chart, flavour):
     assert cards == ([] if flavour == "cpu" else ["2"])
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -257,7 +249,6 @@ def test_an_upgrade_that_forgets_stops_before_it_touches_a_pod(chart, given, sen
         chart.render(given, name="demo", namespace="vision")
 
 
-@pytest.mark.deploy
 def test_volcano_hands_over_the_cards_it_has_chosen(chart):
     import helm_python
 
@@ -271,7 +262,6 @@ def test_volcano_hands_over_the_cards_it_has_chosen(chart):
     assert variable["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{resource}']"
 
 
-@pytest.mark.deploy
 def test_the_operators_objects_carry_the_release_and_alerts_link_to_the_runbook_that_is_named(chart):
     monitoring = {name: {"enabled": True} for name in ("serviceMonitor", "podMonitor", "prometheusRule")}
     monitoring["prometheusRule"]["runbookUrl"] = "https://wiki.example/anychip"
@@ -289,7 +279,6 @@ def test_the_operators_objects_carry_the_release_and_alerts_link_to_the_runbook_
     assert all(link.startswith("https://wiki.example/anychip#") for link in links)
 
 
-@pytest.mark.deploy
 def test_grpc_gets_its_port_where_it_is_on(chart):
     objects = rendered(chart, "cuda", {"settings": {"grpc_port": 8001}})
     for document in objects.values():
@@ -301,7 +290,6 @@ def test_grpc_gets_its_port_where_it_is_on(chart):
     assert [port["name"] for port in rendered(chart, "cuda")["Service"]["spec"]["ports"]] == ["http"]
 
 
-@pytest.mark.deploy
 def test_the_scalers_ask_for_the_pods_of_this_release_alone(chart):
     query = rendered(chart, "cuda", {"autoscaling": {"mode": "keda"}})["ScaledObject"]["spec"]["triggers"][0][
         "metadata"
@@ -317,7 +305,6 @@ def test_the_scalers_ask_for_the_pods_of_this_release_alone(chart):
     assert "anychip_queue_depth|anychip_queue_reserved" in adapter["metricsQuery"]
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize(
     "values",
     [
@@ -339,7 +326,6 @@ def test_values_that_cannot_work_are_refused(chart, values):
         rendered(chart, "cpu", values)
 
 
-@pytest.mark.deploy
 def test_a_claim_outlives_the_release_and_several_replicas_may_share_one(chart):
     persistent = {"cache": {"persistent": True, "storageClassName": "fast"}}
     objects = rendered(chart, "cuda", persistent)
@@ -353,7 +339,6 @@ def test_a_claim_outlives_the_release_and_several_replicas_may_share_one(chart):
 # KServe
 
 
-@pytest.mark.deploy
 @needs("kubernetes_validate")
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_serving_runtime_is_valid(flavour):
@@ -386,7 +371,6 @@ def test_every_serving_runtime_is_valid(flavour):
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == container["ports"][0]["name"]
 
 
-@pytest.mark.deploy
 @needs("kubernetes_validate")
 @pytest.mark.parametrize("path", sorted((DEPLOY / "kserve" / "examples").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
@@ -407,13 +391,12 @@ def test_every_inference_service_is_valid_and_names_a_runtime_and_a_model(path):
 # Ray
 
 
-@pytest.mark.deploy
 @needs("kubernetes_validate")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_the_ray_service_is_valid_and_its_config_is_rays():
     [service] = read(DEPLOY / "ray" / "rayservice.yaml")
     checked(service)
-    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: make test-deploy installs it")
+    schema = pytest.importorskip("ray.serve.schema", reason="Ray is not installed: make deploy-environment installs it")
     for config in (yaml.safe_load(service["spec"]["serveConfigV2"]), *read(DEPLOY / "ray" / "serve.yaml")):
         [application] = schema.ServeDeploySchema.model_validate(config).applications
         assert application.import_path == "anychip_hosting.ray_serve:build"
@@ -424,12 +407,11 @@ def test_the_ray_service_is_valid_and_its_config_is_rays():
 # Compose
 
 
-@pytest.mark.deploy
 @pytest.mark.parametrize("path", sorted((DEPLOY / "compose").glob("compose*.yaml")), ids=lambda path: path.name)
 def test_compose_is_valid_for_its_schema(path):
     tool = shutil.which("check-jsonschema", path=str(Path(sys.executable).parent)) or shutil.which("check-jsonschema")
     if tool is None:
-        pytest.skip("check-jsonschema is not installed: make test-deploy installs it")
+        pytest.skip("check-jsonschema is not installed: make deploy-environment installs it")
     command = [tool, "--builtin-schema", "vendor.compose-spec", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout

@@ -40,7 +40,9 @@ SETTINGS = {
     "timeout_ms": 110_000,  # Of a machine that does much else.
 }
 WAIT_S = 120
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make test-deploy installs it")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="Ray is not installed: make deploy-environment installs it"
+)
 
 
 def predict(url, image):
@@ -133,7 +135,6 @@ def cluster(tmp_path_factory):
 
 
 @needs_ray
-@pytest.mark.deploy
 @pytest.mark.timeout(900)
 def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
     options = ("--models", SETTINGS["models"], "--weights", "sample", "--device", "cpu", "--batch-sizes", "1")
@@ -146,7 +147,6 @@ def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
 
 
 @needs_ray
-@pytest.mark.deploy
 @pytest.mark.timeout(900)
 def test_errors_pass_through(cluster):
     answer = httpx.post(f"{cluster.url}/v1/models/resnet50:predict", content=b"no image", headers=JPEG, timeout=WAIT_S)
@@ -155,7 +155,6 @@ def test_errors_pass_through(cluster):
 
 
 @needs_ray
-@pytest.mark.deploy
 @pytest.mark.timeout(900)
 def test_a_replica_killed_under_load_costs_no_request(cluster):
     """What a killed replica had under way Ray answers with 500 or 503: asked again, it succeeds."""
@@ -194,7 +193,6 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
 
 
 @needs_ray
-@pytest.mark.deploy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
     from anychip_hosting.ray_serve import build
@@ -210,7 +208,6 @@ def test_every_accelerator_asks_ray_for_one_and_an_unknown_one_is_refused():
 
 
 @needs_ray
-@pytest.mark.deploy
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, while it is imported.
 def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
     from anychip_hosting.ray_serve import claim

@@ -1,7 +1,7 @@
 """Make or renew the environment of the deployment's tests: it sees the packages of the one that runs this, and has Ray
 and the tools that check images and charts besides.
 
-Owns: nothing of theirs. Used by `make test-deploy`; example:
+Owns: nothing of theirs. Used by the suites deployment and images; example:
 .venv/bin/python tests/environments/deploy_environment.py .venv-deploy
 """
 

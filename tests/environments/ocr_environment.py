@@ -1,8 +1,8 @@
 """Make or renew the environment of the tests of plugins/ocr: it sees the packages of the one that runs this, and has
 the plugin, the tools, and RapidOCR with PP-OCR's networks, besides.
 
-Owns: what is in it. An environment of its own because anychip itself must not need any of this. Used by
-`make test-ocr`; example: .venv/bin/python tests/environments/ocr_environment.py .venv-ocr
+Owns: what is in it. An environment of its own because anychip itself must not need any of this. Used by the
+suite ocr; example: .venv/bin/python tests/environments/ocr_environment.py .venv-ocr
 """
 
 from __future__ import annotations

@@ -51,8 +51,7 @@ def test_what_does_not_answer_is_said_in_a_sentence(capsys):
     assert "nothing answers" in capsys.readouterr().err
 
 
-@pytest.mark.soak  # It wants the whole machine, and rather long.
-@pytest.mark.alone
+@pytest.mark.nightly  # It wants the whole machine, and rather long.
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 def test_the_rate_agrees_with_wrk(tmp_path):
     """On a device that takes its time, so that the machine's other work hardly counts."""

@@ -20,8 +20,6 @@ from tests.support.load import Load, until
 from tests.support.null_service import PREDICT, serving
 from tests.support.service_process import free_port
 
-pytestmark = pytest.mark.alone
-
 NULL = "devices=2,depth=2,output_mb=2,delay_ms=2"
 
 

@@ -1,6 +1,6 @@
 """Chaos: everything that can go wrong, at once, on real models, for ten minutes; no innocent request notices.
 
-    make soak ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
+    make nightly ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
     ANYCHIP_TEST_CHAOS_RESULT=result.json …                    # keeps what was measured, for docs/reliability.md
 
 Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first. Others
@@ -40,7 +40,7 @@ from tests.support.pauses import goodput, hurried
 from tests.support.service_process import free_port, running
 from tests.support.stall import LIVE_S, STALL_S, answering
 
-pytestmark = [pytest.mark.soak, pytest.mark.alone, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 SECONDS = int(os.environ.get("ANYCHIP_TEST_CHAOS_S", "600"))
 SEED = int(os.environ.get("ANYCHIP_TEST_CHAOS_SEED", "0"))

@@ -17,8 +17,6 @@ from tests.support.clients_page import assert_on_the_page
 from tests.support.service_process import running
 from tests.support.task_files import written
 
-pytestmark = [pytest.mark.slow, pytest.mark.interop]
-
 ROOT = Path(__file__).parents[2]
 IMAGE = IMAGES / "detect_1.jpg"
 TASKS = ("classify", "pose", "obb", "segment", "detect")

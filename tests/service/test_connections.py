@@ -25,8 +25,6 @@ OUTPUT_MIB = 16
 READERS = 30
 BUDGET_MIB = 128
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.mark.skipif(resource.RLIM_INFINITY != _hard < SILENT + 1000, reason=f"{SILENT} descriptors are needed")
 def test_silent_connections_of_one_address_stop_nobody_else(serve, tmp_path):

@@ -22,8 +22,6 @@ from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
 from tests.support.stall import STALL_S, pauses
 
-pytestmark = pytest.mark.alone
-
 PHOTO = encoded(Image.radial_gradient("L").resize((2000, 1500)).convert("RGB"), "JPEG")
 SECONDS = 3.0
 DEADLINE_S = 0.25

@@ -18,7 +18,7 @@ PROGRAM = Path(os.environ.get("ANYCHIP_TEST_SCHEMATHESIS") or ROOT / ".venv-audi
 SECONDS = int(os.environ.get("ANYCHIP_TEST_FUZZ_SECONDS", "120"))
 
 pytestmark = [
-    pytest.mark.soak,
+    pytest.mark.nightly,
     pytest.mark.skipif(not PROGRAM.exists(), reason=f"schemathesis is not there: make fuzz; {PROGRAM}"),
 ]
 

@@ -16,8 +16,6 @@ from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric
 
-pytestmark = pytest.mark.paired
-
 FOUR = ("devices=4,delay_ms=5,fail=*1000000", "--decoders", "2")
 """Devices. With a fault that does not come the null device looks at images, so there are decoders."""
 FORK_SERVERS = ("fork-workers", "fork-decoders")

@@ -32,9 +32,6 @@ from tests.support.null_service import (
     ready,
 )
 
-pytestmark = pytest.mark.paired
-
-
 KILLS = 4
 """Of workers in a row; tests/service/test_chaos.py kills for ten minutes."""
 

@@ -13,7 +13,6 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import MODEL, PREDICT, metric
 
 LOAD = f"/v2/repository/models/{MODEL}/load"
-pytestmark = pytest.mark.paired
 
 
 @pytest.fixture

@@ -156,7 +156,6 @@ def test_models_that_are_loaded_again_are_served_on(both):
                 answered(another, f"/v1/models/{name}:predict", content=GREY)
 
 
-@pytest.mark.paired
 @pytest.mark.parametrize("beside", ["", "anychip-worker", "anychip-decoder", "anychip-ingress", "fork-workers"])
 async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, beside):
     """Alone, and together with another process."""
@@ -183,7 +182,6 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
         assert_nothing_left(service)
 
 
-@pytest.mark.paired
 async def test_an_ingress_that_is_stopped_is_replaced(serve):
     with serve(*LOOKED_AT, constants=QUICK_LOOKS, at_admin=True) as service:
         [stopped, _] = ingresses(service)
@@ -197,7 +195,6 @@ async def test_an_ingress_that_is_stopped_is_replaced(serve):
         assert_nothing_left(service)
 
 
-@pytest.mark.paired
 async def test_what_was_accepted_is_answered_when_the_service_ends(serve):
     with serve("delay_ms=200", "--ingresses", "2", ends=True) as service:
         async with Load(service.url, PREDICT, GREY, 4) as load:

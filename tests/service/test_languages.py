@@ -17,7 +17,7 @@ import pytest
 from models.sample import IMAGES
 from tests.support.service_process import ServiceProcess
 
-pytestmark = [pytest.mark.xdist_group("shared service"), pytest.mark.slow, pytest.mark.interop]
+pytestmark = pytest.mark.xdist_group("shared service")
 
 IMAGE = IMAGES / "detect_1.jpg"
 

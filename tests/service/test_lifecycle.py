@@ -18,8 +18,6 @@ from tests.support import warm
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
-pytestmark = pytest.mark.slow
-
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
 JPEG = {"Content-Type": "image/jpeg"}

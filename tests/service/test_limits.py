@@ -22,8 +22,6 @@ from tests.support.images import GREY
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
 from tests.support.stall import answering
 
-pytestmark = pytest.mark.paired
-
 JPEG = {"Content-Type": "image/jpeg"}
 PREDICT = "/v1/models/resnet18:predict"
 INFER = "/v2/models/resnet18/infer"

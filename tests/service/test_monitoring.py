@@ -29,8 +29,6 @@ from tests.support.prometheus import DEPLOY, MISSING, Prometheus, alerts, promet
 from tests.support.service_process import ServiceProcess, running
 
 pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.interop,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support import cann_double, warm
 from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
@@ -16,8 +15,6 @@ from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import metric
 from tests.support.service_process import ServiceProcess, running
-
-pytestmark = pytest.mark.slow
 
 PREDICT = "/v1/models/resnet18:predict"
 ROOT = Path(__file__).parents[2]

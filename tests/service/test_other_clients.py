@@ -32,8 +32,6 @@ HEART = IMAGES / "classify_heart.jpg"
 WAIT_S = 120
 
 pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.slow,
     pytest.mark.skipif(not PYTHON.exists(), reason=f"make clients-environment makes what is missing here: {PYTHON}"),
 ]
 perf_analyzer = pytest.mark.skipif(

@@ -11,8 +11,6 @@ from tests.support.images import GREY
 from tests.support.null_service import metric
 from tests.support.pauses import PARTS, goodput, hurried, part_paused
 
-pytestmark = pytest.mark.paired
-
 MODELS = ("resnet18", "resnet50", "mobilenet_v3_small")
 PATIENT = ("--batch-timeout-s", "60", "--batch-sizes", "1,2")
 CONSTANTS = {HEARTBEAT_TIMEOUT_S: 60, DECODE_TIMEOUT_S: 60}
@@ -48,7 +46,7 @@ async def test_after_each_pause_two_models_are_answered_as_before(serve):
         assert metric(service, "anychip_worker_restarts_total") == 0
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.parametrize("pause_s", [2.0, 8.0, 20.0])
 @pytest.mark.parametrize(("models", "delay_ms"), [(2, 20), (3, 20), (2, 80), (1, 80)])
 async def test_after_long_pauses_each_model_is_answered_as_before(serve, models, delay_ms, pause_s):

@@ -26,8 +26,6 @@ from tests.support.browser import axe_violations, chromium, drop
 from tests.support.service_process import running
 from tests.support.task_files import OF_IMAGES, written
 
-pytestmark = [pytest.mark.slow, pytest.mark.interop]
-
 ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 """A folder where screenshots of the page are kept, for people to look at."""
 
@@ -280,8 +278,7 @@ def test_vectors_maps_and_values_are_shown(browser, of_tasks):
         assert seen.failures == seen.errors == []
 
 
-@pytest.mark.soak  # It wants the whole machine, and rather long.
-@pytest.mark.alone
+@pytest.mark.nightly  # It wants the whole machine, and rather long.
 def test_the_first_answer_is_there_within_a_second_of_the_drop(browser, tmp_path):
     # The quick engine, so that no compiler runs beside the first answer.
     options = ("--models", "yolov8n", "--weights", "sample", "--engine", "eager")

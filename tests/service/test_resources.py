@@ -17,9 +17,6 @@ from tests.support.images import GREY
 from tests.support.load import WAIT_S, until
 from tests.support.null_service import PREDICT, assert_nothing_left
 
-pytestmark = pytest.mark.paired
-
-
 JSON = {"Content-Type": "application/json"}
 
 

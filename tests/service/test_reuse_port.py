@@ -12,8 +12,6 @@ from tests.support.load import WAIT_S, Load
 from tests.support.null_service import PREDICT, metric, serving
 from tests.support.service_process import free_port
 
-pytestmark = pytest.mark.alone
-
 
 async def test_two_services_share_a_port_and_one_of_them_drains_under_load(tmp_path):
     port = free_port()

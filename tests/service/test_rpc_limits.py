@@ -28,8 +28,6 @@ _hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 MIB = 2**20
 OUTPUT_MIB, READERS, BUDGET_MIB = 6, 40, 128
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def port():

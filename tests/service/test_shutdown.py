@@ -10,15 +10,12 @@ import time
 import grpc
 import httpx
 import psutil
-import pytest
 
 from tests.support.grpc_client import image_request, infer
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S, until
 from tests.support.null_service import MODEL, PREDICT, gathered, metric
 from tests.support.service_process import free_port
-
-pytestmark = pytest.mark.paired
 
 REFUSED = (503, "DRAINING")
 

@@ -21,8 +21,7 @@ HEAD = b"POST /v1/models/resnet18:predict HTTP/1.1\r\nHost: localhost\r\nContent
 _hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.alone,
+    pytest.mark.nightly,
     pytest.mark.skipif(
         resource.RLIM_INFINITY != _hard < NEEDED, reason=f"{NEEDED} descriptors are needed, {_hard} are allowed"
     ),

@@ -13,8 +13,6 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
-pytestmark = pytest.mark.slow
-
 PHOTO = FILES[0].read_bytes()
 CALIBRATION = 32
 """Images to calibrate on and to try int8 on: the 384 that are drawn by default take a minute."""

@@ -16,8 +16,6 @@ from app.http.schemas import InferAnswer, PredictAnswer
 from models.sample import IMAGES
 from tests.support.service_process import running, watched
 
-pytestmark = pytest.mark.slow
-
 IMAGE = IMAGES / "detect_1.jpg"
 JPEG = {"Content-Type": "image/jpeg"}
 MODELS = "shapes=yolov8n?margin=0.1&most=3 > resnet50,some=yolov8n?classes=star|cross&min_side=20 > resnet50"

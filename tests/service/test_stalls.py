@@ -20,8 +20,6 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import MODEL, PREDICT, assert_nothing_left, is_ready, metric, post
 from tests.support.service_process import free_port
 
-pytestmark = pytest.mark.paired
-
 SLOW_TO_IMPORT = "delay_ms=20,import_ms=3000"
 
 

@@ -10,8 +10,6 @@ from tests.support.images import GREY
 from tests.support.load import WAIT_S, until
 from tests.support.null_service import is_ready, metric, post
 
-pytestmark = pytest.mark.paired
-
 ROGUE = ("--plugins", "tests.support.rogue_worker")
 
 

@@ -17,7 +17,7 @@ from tests.support.service_process import running
 from tests.support.torchvision_detectors import export
 
 # Two networks are exported, and tried at the service's start.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.interop]
+pytestmark = pytest.mark.timeout(900)
 
 NETWORKS = {"rcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssd": "ssdlite320_mobilenet_v3_large"}
 LABELS = ["a", "b", "c", "d", "e"]

@@ -21,8 +21,6 @@ PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-cli
 WAIT_S = 280
 
 pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.slow,
     pytest.mark.skipif(
         not PYTHON.exists(),
         reason=f"tritonclient is not there: make clients-environment, or name a Python that has it; {PYTHON}",

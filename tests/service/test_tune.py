@@ -91,7 +91,7 @@ def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):
     assert not psutil.wait_procs(services, timeout=30)[1]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(here, capsys):
     """Every batch takes 30 ms: the largest ladder is best by far."""
     settings, choice, model = here
@@ -111,7 +111,7 @@ def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(h
     assert again["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="simulated devices are compiled with g++")
 def test_a_planted_optimum_of_a_simulated_device_is_found(tmp_path):
     """Every copy takes 30 ms, whatever its size: the largest ladder is best by far. In a process of its own, which the

@@ -18,11 +18,10 @@ from tests.support import cann_double
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import PHOTOGRAPHS
 
-pytestmark = pytest.mark.slow
-
 # A forked process has imported plug-ins of pytest before pytest did.
 FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 SUITE = ("-m", "pytest", "-q", "-rp", *FORKED, "-p", "no:cacheprovider", "tests/support/device_contract.py")
+FIRST, *OTHERS = device_types()
 REAL = [backend.name for backend in BACKENDS if backend.name in ("cpu", "null") or backend.probe().available]
 
 # What must have run, not skipped: on every device, where it computes, where it has knobs, where there is a driver.
@@ -57,13 +56,23 @@ def test_a_device_that_is_here(photographs: str, name: str) -> None:
     assert ran >= (EVERYWHERE if name == "null" else COMPUTES)
 
 
-@pytest.mark.parametrize("device_type", device_types())
-def test_a_simulated_device(photographs: str, device_type: str) -> None:
-    """The large networks on the first of them only: the others differ in names, not in how they compute."""
-    first = device_type == device_types()[0]
-    options = () if first else ("-k", "not sample_weights")
-    ran = run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *options)
-    assert ran >= (KNOBS if first else NAMES)
+def test_the_first_simulated_device(photographs: str) -> None:
+    assert run(photographs, "tests.support.devices.simulated", FIRST, sys.executable, {}) >= KNOBS
+
+
+@pytest.mark.parametrize("device_type", OTHERS)
+def test_every_other_simulated_device_has_its_names(photographs: str, device_type: str) -> None:
+    """They differ in names, not in how they compute."""
+    chosen = ("-k", "probe or refused_by_name")
+    assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= EVERYWHERE
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("device_type", OTHERS)
+def test_every_other_simulated_device(photographs: str, device_type: str) -> None:
+    """All but the large networks, which compute as on the first."""
+    chosen = ("-k", "not sample_weights")
+    assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= NAMES
 
 
 def test_ascend_without_torch_npu(photographs: str) -> None:
@@ -72,14 +81,12 @@ def test_ascend_without_torch_npu(photographs: str) -> None:
     assert ran >= KNOBS - {"test_out_of_memory_is_said_and_survived"}
 
 
-@pytest.mark.interop
 @pytest.mark.parametrize("stub", ["cuda", "npu"])
 def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
     python, variables = over(stub)
     assert run(photographs, "tests.support.stubs.plugin", stub, python, variables, "-k", "not resnet50") >= DRIVER
 
 
-@pytest.mark.interop
 def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:
     """Its errors come from other calls; its answers were compared without waiting."""
     python, variables = over("npu-blocking")

@@ -16,8 +16,6 @@ from tests.support import small_classifier
 from tests.support.load import until
 from tests.support.service_process import running
 
-pytestmark = pytest.mark.slow
-
 JPEG = {"Content-Type": "image/jpeg"}
 BROKEN_WIDTH = 333
 """`decode_error`: the device cannot decode images of this width, and says so of the whole list."""

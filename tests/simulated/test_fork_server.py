@@ -17,8 +17,6 @@ from tests.support.load import WAIT_S, until
 from tests.support.small_fork_server import FAILS
 from tests.support.stall import running_loop
 
-pytestmark = pytest.mark.paired
-
 
 @pytest.fixture
 def fails(tmp_path, monkeypatch):

@@ -18,8 +18,6 @@ from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
 from tests.support.service_process import running
 
-pytestmark = pytest.mark.slow
-
 MIB = 1 << 20
 
 
@@ -115,7 +113,7 @@ async def test_batches_that_leak_more_than_the_device_has(tmp_path, device, leak
     await leaking(tmp_path, device, leak, rung, batches=batches, leak_mb=1, memory_mb=100)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("device", ["npu", "mlu"])
 @pytest.mark.parametrize(("leak", "rung", "_"), LEAKS)

@@ -23,8 +23,6 @@ from tests.support import small_classifier
 from tests.support.null_service import metric
 from tests.support.service_process import cache_in, running
 
-pytestmark = pytest.mark.slow
-
 MB = 1 << 20
 ON_NPU = ("--device", "npu", "--timeout-ms", "60000")
 
@@ -253,7 +251,7 @@ def bound(seconds):
 
 @pytest.mark.parametrize(
     ("seconds", "count", "fit"),
-    [(8, 6, 3), pytest.param(600, 20, 5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
+    [(8, 6, 3), pytest.param(600, 20, 5, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
 )
 async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, models, seconds, count, fit):
     simulated = ("--simulate", f"npu:1,memory_mb=2048,model_mb=200,load_ms={LOAD_S * 1e3:.0f}", *on_demand(fit))

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.vendor_sources import wheel
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 DECODES = """
 import sys

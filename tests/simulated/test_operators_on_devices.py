@@ -16,8 +16,6 @@ import pytest
 from app.config import Settings
 from tests.support import warm
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -137,7 +137,7 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
     assert "npu:1 does not answer and is left out: the device does not answer" in service.log.read_text()
 
 
-@pytest.mark.soak  # It mostly waits; tests/unit/test_handover.py has the time-out and the next try without a process.
+@pytest.mark.nightly  # It mostly waits; tests/unit/test_handover.py has the time-out and the next try, no process.
 async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_path: Path) -> None:
     """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
     (tmp_path / "hangs").touch()

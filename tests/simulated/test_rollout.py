@@ -19,8 +19,6 @@ from tests.support.load import Load, until
 from tests.support.null_service import metric
 from tests.support.service_process import free_port, running
 
-pytestmark = pytest.mark.slow
-
 SIMULATED = ("--device", "npu", "--simulate", "npu:1", "--timeout-ms", "60000")
 OUTCOMES = ("same", "different", "dropped")
 
@@ -116,7 +114,6 @@ def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_
     assert found["dogs"]["different"] == by_class["star"]["different"]
 
 
-@pytest.mark.paired
 async def test_a_shadow_stands_back_while_the_device_is_busy(tmp_path):
     """Sixteen clients for batches of four, which take longer than a client does: the device always has work."""
     models = [small_classifier.by_colour(tmp_path, name, name.replace("@", "_")) for name in ("dogs", "dogs@2")]
@@ -176,7 +173,7 @@ async def asked_in_turn(url, images):
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_a_regression_of_one_class_is_seen_within_a_thousand_images(tmp_path):
     models = [
@@ -198,7 +195,7 @@ async def test_a_regression_of_one_class_is_seen_within_a_thousand_images(tmp_pa
     assert all(each["different"] == 0 for label, each in by_class.items() if label != "star")
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_at_capacity_a_shadow_costs_nothing(tmp_path):
     """Answers a second of a model with a shadow, beside those of one like it without, turn and turn about."""

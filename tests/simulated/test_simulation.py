@@ -29,8 +29,6 @@ from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.small_classifier import PREDICT, written
 
-pytestmark = pytest.mark.slow
-
 DEVICE_TYPES = device_types()
 ROOT = Path(__file__).parents[2]
 PHOTO = FILES[0].read_bytes()

@@ -28,8 +28,6 @@ from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.vendor_sources import wheel
 
-pytestmark = [pytest.mark.slow, pytest.mark.interop]
-
 ROOT = Path(__file__).parents[2]
 SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
 JPEG = {"Content-Type": "image/jpeg"}

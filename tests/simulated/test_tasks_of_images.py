@@ -9,8 +9,6 @@ from models.sample import IMAGES
 from tests.support.service_process import running
 from tests.support.task_files import written
 
-pytestmark = pytest.mark.slow
-
 WANTED = {
     "classify": lambda found: found["classes"][0]["label"] == "thing",
     "embed": lambda found: found["embedding"] == pytest.approx([3, 4], abs=1e-4),

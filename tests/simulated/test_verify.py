@@ -18,8 +18,6 @@ from anychip_tools.verify.engines import Levels
 from anychip_tools.verify.report import Finding, Part, VerifyReport
 from tests.support import warm
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 QUICK = ("--engines", "eager", "--precisions", "fp32", "--sizes", "1", "--seconds", "0.1", "--models", "resnet50")
 
@@ -52,7 +50,7 @@ def test_a_sound_device_passes(tmp_path: Path) -> None:
     assert str(ROOT) not in (tmp_path / "anychip-report.json").read_text()
 
 
-EVERYTHING = pytest.param(("npu", "--simulate", "npu:1"), id="npu, all parts", marks=pytest.mark.soak)
+EVERYTHING = pytest.param(("npu", "--simulate", "npu:1"), id="npu, all parts", marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("device", [pytest.param(("null", "--parts", "service"), id="null"), EVERYTHING])

@@ -30,8 +30,6 @@ from backends import Device
 from models import Options, open_model, parse_spec
 from tests.support.stall import running_loop
 
-pytestmark = pytest.mark.paired
-
 WAIT_S = 120
 MODEL = open_model(parse_spec("resnet18:random"), Path("nowhere"))
 

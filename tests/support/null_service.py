@@ -34,11 +34,11 @@ DEVICES = {"plain": "", AS_REAL_ONES: "depth=2,probes_mb=11,output_mb=2,import_m
 Serve: TypeAlias = Callable[..., contextlib.AbstractContextManager[ServiceProcess]]
 
 
-@pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.soak)])
+@pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.nightly)])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
     """`with serve("delay_ms=20", "--batch-sizes", "1,2") as service:` a service on the null device.
 
-    The null device has the probes, the outputs, the batches under way and the import of a real one (in `make soak` also
+    The null device has the probes, the outputs, the batches under way and the import of a real one (at night also
     none of these, and the service is started from nothing); a test may say otherwise. At the end of the block it is
     asserted that /v2/health/live answered within 250 ms throughout, and that the event loop never stood still for
     100 ms (tests/support/stall.py). `ends`: the test ends the service itself; `at_admin`: the

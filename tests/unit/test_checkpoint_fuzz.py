@@ -119,14 +119,14 @@ def test_any_changed_file_is_read_or_refused(tmp_path: Path, edits: list[tuple[i
     try_changed(tmp_path, edits)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @SOAK
 @given(program=programs)
 def test_ten_thousand_pickles(tmp_path: Path, program: bytes) -> None:
     try_program(tmp_path, program)
 
 
-@pytest.mark.soak
+@pytest.mark.nightly
 @SOAK
 @given(edits=changes)
 def test_ten_thousand_changed_files(tmp_path: Path, edits: list[tuple[int, int]]) -> None:

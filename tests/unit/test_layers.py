@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import pytest
 
 from anychip_base.interpreter import OURS
 
@@ -64,6 +63,17 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(next((each for each in PLUGINS.values() if path.is_relative_to(each)), ROOT)))
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """Every source, read once. A rule goes through all of them and names each that breaks it."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+
+
+def of_app() -> dict[Path, ast.Module]:
+    """The sources in `app/`."""
+    return {path: tree for path, tree in trees().items() if path.is_relative_to(ROOT / "app")}
+
+
 def part_of(module: str) -> str:
     """The package or module of app that `app.part.…` names."""
     return module.split(".")[1]
@@ -103,16 +113,17 @@ def test_the_rooms_are_not_empty() -> None:
     assert {name_of(path).partition("/")[0] for path in SOURCES} == set(FORBIDDEN)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_dependencies_point_one_way(path: Path) -> None:
-    room = name_of(path).partition("/")[0]
-    assert not set(imported(ast.parse(path.read_text(encoding="utf-8")))) & FORBIDDEN[room]
+def test_dependencies_point_one_way() -> None:
+    found = {
+        name_of(path): set(imported(tree)) & FORBIDDEN[name_of(path).partition("/")[0]]
+        for path, tree in trees().items()
+    }
+    assert {name: packages for name, packages in found.items() if packages} == {}
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_module_says_what_it_owns(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)), "a module begins with what it owns and must not do"
+def test_a_module_says_what_it_owns() -> None:
+    silent = [name_of(path) for path, tree in trees().items() if not ast.get_docstring(tree)]
+    assert silent == [], "a module begins with what it owns and must not do"
 
 
 def test_the_scan_sees_every_part_of_app() -> None:
@@ -125,30 +136,35 @@ def test_the_order_names_every_part_of_app() -> None:
     assert parts - {"__init__", "__pycache__", "py.typed"} == set(ORDER)
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if name_of(path).startswith("app/")], ids=name_of)
-def test_packages_of_app_import_only_what_is_below_them(path: Path) -> None:
-    part = path.relative_to(ROOT / "app").with_suffix("").parts[0]
-    if part == "__init__":
-        return
-    below = ORDER[: ORDER.index(part) + 1]
-    assert set(parts_imported(ast.parse(path.read_text(encoding="utf-8")))) <= set(below)
+def test_packages_of_app_import_only_what_is_below_them() -> None:
+    above = {}
+    for path, tree in of_app().items():
+        part = path.relative_to(ROOT / "app").with_suffix("").parts[0]
+        if part != "__init__":
+            above[name_of(path)] = set(parts_imported(tree)) - set(ORDER[: ORDER.index(part) + 1])
+    assert {name: parts for name, parts in above.items() if parts} == {}
 
 
-@pytest.mark.parametrize("package", sorted(path.parent for path in (ROOT / "app").glob("*/__init__.py")), ids=name_of)
-def test_a_package_says_what_it_must_not_know(package: Path) -> None:
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
-    assert "must not" in text.lower()
+def test_a_package_says_what_it_must_not_know() -> None:
+    packages = {path: tree for path, tree in of_app().items() if path.match("app/*/__init__.py")}
+    assert len(packages) > 10
+    silent = [path for path, tree in packages.items() if "must not" not in (ast.get_docstring(tree) or "").lower()]
+    assert [name_of(path) for path in silent] == []
 
 
 PURE = ("logs", "errors", "scheduling")
 """What the scheduling of app may import of app: no asyncio, no process, no transport."""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "app" / "scheduling").glob("*.py")), ids=name_of)
-def test_scheduling_is_pure(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert set(parts_imported(tree)) <= set(PURE)
-    assert not {"asyncio", "os", "socket", "time", "torch", "models", "backends"} & set(imported(tree))
+def test_scheduling_is_pure() -> None:
+    impure = {"asyncio", "os", "socket", "time", "torch", "models", "backends"}
+    of_scheduling = {name_of(path): tree for path, tree in of_app().items() if path.parent.name == "scheduling"}
+    found = {
+        name: (set(parts_imported(tree)) - set(PURE)) | (set(imported(tree)) & impure)
+        for name, tree in of_scheduling.items()
+    }
+    assert found
+    assert {name: imports for name, imports in found.items() if imports} == {}
 
 
 INGRESS = ("protocols", "ingress", "http", "compat")
@@ -161,19 +177,18 @@ def test_the_scan_sees_an_import_of_the_other_half() -> None:
     assert set(parts_imported(ast.parse("def f():\n    from app import fleet"))) & set(OWNER)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in SOURCES if name_of(path).split("/")[1] in (*INGRESS, *OWNER) or "anychip_grpc" in path.parts],
-    ids=name_of,
-)
-def test_ingress_and_owner_know_only_the_link_of_each_other(path: Path) -> None:
-    others = INGRESS if name_of(path).split("/")[1] in OWNER else OWNER
-    assert not set(parts_imported(ast.parse(path.read_text(encoding="utf-8")))) & set(others)
+def test_ingress_and_owner_know_only_the_link_of_each_other() -> None:
+    found = {}
+    for path, tree in trees().items():
+        part = name_of(path).split("/")[1]
+        if part in (*INGRESS, *OWNER) or "anychip_grpc" in path.parts:
+            found[name_of(path)] = set(parts_imported(tree)) & set(INGRESS if part in OWNER else OWNER)
+    assert found
+    assert {name: parts for name, parts in found.items() if parts} == {}
 
 
 def test_the_link_knows_neither_half() -> None:
-    imported_parts = set(parts_imported(ast.parse((ROOT / "app" / "link.py").read_text(encoding="utf-8"))))
-    assert not imported_parts & {*INGRESS, *OWNER}
+    assert not set(parts_imported(trees()[ROOT / "app" / "link.py"])) & {*INGRESS, *OWNER}
 
 
 def modules_imported(tree: ast.Module, known: Mapping[str, Path]) -> set[str]:
@@ -191,7 +206,7 @@ def modules_imported(tree: ast.Module, known: Mapping[str, Path]) -> set[str]:
 def test_no_two_files_import_each_other_in_a_circle() -> None:
     """Inside packages as well, and for types alone as well."""
     known = {name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path for path in SOURCES}
-    left = {name: modules_imported(ast.parse(path.read_text(encoding="utf-8")), known) for name, path in known.items()}
+    left = {name: modules_imported(trees()[path], known) for name, path in known.items()}
     while free := {name for name, wanted in left.items() if not wanted & left.keys() - {name}}:
         for name in free:
             del left[name]
@@ -225,8 +240,8 @@ def test_one_image_passes_few_files_and_records_and_each_is_there() -> None:
 
 def test_a_name_belongs_to_one_public_class() -> None:
     homes: dict[str, list[str]] = {}
-    for path in SOURCES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path, tree in trees().items():
+        for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
@@ -244,8 +259,8 @@ def test_no_named_tuple_has_a_second_base() -> None:
     """Python 3.10, the oldest that is promised, cannot make such a class."""
     bases = [
         [ast.unparse(base) for base in node.bases]
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for tree in trees().values()
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     ]
     assert ["NamedTuple"] in bases
@@ -264,8 +279,12 @@ def own_methods(made: ast.ClassDef) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_a_class_has_at_most_twenty_methods(path: Path) -> None:
+def test_a_class_has_at_most_twenty_methods() -> None:
     """One that has more is two: it is cut at the seam."""
-    classes = [each for each in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(each, ast.ClassDef)]
-    assert {each.name: len(own_methods(each)) for each in classes if len(own_methods(each)) > 20} == {}
+    counts = {
+        (name_of(path), each.name): len(own_methods(each))
+        for path, tree in trees().items()
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ClassDef)
+    }
+    assert {made: methods for made, methods in counts.items() if methods > 20} == {}

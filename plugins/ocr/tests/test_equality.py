@@ -24,8 +24,7 @@ from tests.support.browser import chromium, drop
 from tests.support.service_process import running
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("rapidocr") is None, reason="make test-ocr installs RapidOCR"),
+    pytest.mark.skipif(importlib.util.find_spec("rapidocr") is None, reason="make ocr-environment installs RapidOCR"),
     pytest.mark.skipif(pages.chinese_font() is None, reason="apt-get install fonts-wqy-zenhei, or ANYCHIP_TEST_FONT"),
 ]
 PNG = {"Content-Type": "image/png"}

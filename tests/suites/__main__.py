@@ -1,0 +1,186 @@
+"""The commands behind `make check`, `make test`, `make nightly` and `.ci/run`.
+
+    python3 -m tests.suites plan                      # what the paths that changed since .ci/base choose, and why
+    python3 -m tests.suites packages                  # Debian's packages that this needs and that are not here
+    python3 -m tests.suites environments              # targets of make that this needs
+    .venv/bin/python -m tests.suites chosen           # runs it
+    .venv/bin/python -m tests.suites run faults -- -x # runs suites by their names
+
+Owns: the order of phases and what is printed of them. Every phase is one pytest; the first that fails ends `test`,
+`check` and `chosen`, while `nightly` goes on and fails at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tests.suites.choice import ROOT, changed_paths, choose, file_of, sources_of_tests
+from tests.suites.running import NO_TESTS, Outcome, adopt_orphans, command, run
+from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, NIGHTLY, PACKAGES, SUITES, Suite
+
+BIN = ROOT / ".venv" / "bin"
+LINT = {
+    "ruff": [str(BIN / "ruff"), "check"],
+    "ruff format": [str(BIN / "ruff"), "format", "--check"],
+    "mypy": [str(BIN / "mypy")],
+}
+EACH = "not nightly"
+Phases = Mapping[str, Sequence[str]]
+"""Commands by the names of their phases."""
+
+
+def named_tests(more: Sequence[str]) -> bool:
+    """Say whether pytest's words name files of tests, and not only how they run."""
+    return any((ROOT / file_of(word)).exists() and not word.startswith("-") for word in more)
+
+
+def phases(suites: Mapping[str, Suite], marked: str, more: Sequence[str]) -> dict[str, list[str]]:
+    """Return a phase for each suite; where words name tests, one for these alone."""
+    if named_tests(more):
+        return {"tests": command(Suite("what was named", ()), marked, more)}
+    return {name: command(suite, marked, more) for name, suite in suites.items()}
+
+
+def of_check(more: Sequence[str]) -> dict[str, list[str]]:
+    """Return the phases of `make check`."""
+    return {**LINT, **phases({"logic": replace(MAKE_TEST["unit"], without=CHECK_LEAVES_OUT)}, EACH, more)}
+
+
+def of_test(more: Sequence[str]) -> dict[str, list[str]]:
+    """Return the phases of `make test`."""
+    return {**LINT, **phases(MAKE_TEST, EACH, more)}
+
+
+def of_nightly(more: Sequence[str]) -> dict[str, list[str]]:
+    """Return the phases of `make nightly`: what `make test` leaves out, whole, and the planted faults."""
+    if named_tests(more):
+        return phases({}, "nightly or not nightly", more)
+    return {
+        **phases({f"{name} (long)": suite for name, suite in MAKE_TEST.items()}, "nightly", more),
+        **phases(BY_PATH, "nightly or not nightly", more),
+        **phases(NIGHTLY, "nightly or not nightly", more),
+        "mutations": [str(BIN / "python"), "-m", "tests.support.mutations"],
+    }
+
+
+def finished(
+    wanted: Phases,
+    *,
+    may_be_empty: Callable[[str], bool] = lambda name: False,
+    keep_going: bool = False,
+    limit_s: float | None = None,
+) -> int:
+    """Run phases, print what became of each, and return an exit status: 0 where all ran and passed."""
+    adopt_orphans()
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    for name, words in wanted.items():
+        print(f"\n== {name}", flush=True)
+        left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
+        outcome = run(name, words, left_s)
+        if outcome.status == NO_TESTS and may_be_empty(name):
+            outcome = Outcome(name, 0, outcome.wall_s, outcome.processor_s)
+        outcomes.append(outcome)
+        if outcome.status and not keep_going:
+            break
+    print()
+    for outcome in outcomes:
+        print(outcome)
+    for name in list(wanted)[len(outcomes) :]:
+        print(f"{name:<14} did not run")
+    total = Outcome(
+        "all",
+        next((each.status for each in outcomes if each.status), 0),
+        time.monotonic() - began,
+        sum(each.processor_s for each in outcomes),
+    )
+    print(total, flush=True)
+    return total.status
+
+
+def plan() -> dict[str, list[str]]:
+    """Return the suites that the paths choose that have changed, each with these paths."""
+    return choose(changed_paths(), sources_of_tests())
+
+
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Return Debian's packages that suites need and that are not here."""
+    wanted = {package for name in names for package in SUITES[name].programs}
+    return [
+        package
+        for package, here in PACKAGES.items()
+        if package in wanted and subprocess.run(["sh", "-c", here], capture_output=True, check=False).returncode
+    ]
+
+
+def environments(names: Iterable[str]) -> list[str]:
+    """Return the targets of make that make the environments of suites, beside `.venv`."""
+    suites = [SUITES[name] for name in names]
+    wanted = {suite.environment.removeprefix(".venv-") for suite in suites if suite.environment != ".venv"}
+    return [f"{name}-environment" for name in sorted(wanted.union(*(suite.wants for suite in suites)))]
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return what the command line says; `more` is for pytest."""
+    parser = argparse.ArgumentParser(prog="python -m tests.suites", description="Suites of tests.")
+    named = parser.add_subparsers(dest="command", required=True)
+    for name in ("check", "test", "nightly"):
+        named.add_parser(name, help=f"run what make {name} runs").add_argument("more", nargs="*")
+    named.add_parser("plan", help="print the suites that the changed paths choose, and why")
+    for name, text in (
+        ("packages", "Debian's packages that they need and that are not here"),
+        ("environments", "the targets of make that they need"),
+    ):
+        needs = named.add_parser(name, help=f"print {text}")
+        needs.add_argument("suites", nargs="*", help="these suites, in place of those that paths choose")
+    chosen = named.add_parser("chosen", help="run them")
+    chosen.add_argument("--limit-s", type=float, help="fail what is not done by then")
+    by_name = named.add_parser("run", help="run suites by their names")
+    by_name.add_argument("--each", action="store_true", help="every file by itself, to see what takes how long")
+    by_name.add_argument("suites", nargs="+", choices=SUITES)
+    words, _, more = (list(words), [], []) if "--" not in words else _split(words)
+    options = parser.parse_args(words)
+    options.more = more
+    return options
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    at = list(words).index("--")
+    return list(words[:at]), ["--"], list(words[at + 1 :])
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command line and return the exit status."""
+    options = parsed(words)
+    if options.command in ("check", "test", "nightly"):
+        wanted = {"check": of_check, "test": of_test, "nightly": of_nightly}[options.command](options.more)
+        nightly = options.command == "nightly"
+        return finished(wanted, may_be_empty=lambda name: nightly or bool(options.more), keep_going=nightly)
+    if options.command == "run":
+        suites = {name: SUITES[name] for name in options.suites}
+        if options.each:
+            suites = {test: replace(suite, tests=(test,)) for suite in suites.values() for test in suite.tests}
+        wanted = phases(suites, EACH, options.more)
+        return finished(wanted, may_be_empty=lambda name: bool(options.more) or options.each, keep_going=options.each)
+    chosen = plan()
+    wanted_by = getattr(options, "suites", None) or chosen
+    if options.command == "plan":
+        for name, paths in chosen.items():
+            others = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+            print(f"{name:<14} {', '.join(paths[:3])}{others}")
+    elif options.command == "packages":
+        print("\n".join(missing_packages(wanted_by)))
+    elif options.command == "environments":
+        print("\n".join(environments(wanted_by)))
+    else:
+        return finished(phases({name: BY_PATH[name] for name in chosen}, EACH, ()), limit_s=options.limit_s)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

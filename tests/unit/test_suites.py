@@ -1,0 +1,165 @@
+"""The table of suites: every test stands in one, and every path chooses what it may break."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.suites import __main__ as commands
+from tests.suites import choice
+from tests.suites.running import command
+from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES, Suite
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = choice.sources_of_tests()
+NOBODY = "used_by_nobody"[3:] + ".py"  # Written otherwise, this file would be who uses it.
+
+
+def files() -> Iterator[str]:
+    """Every file of the repository: what is there, without what git ignores."""
+    ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split())]
+    for folder, folders, names in os.walk(ROOT):
+        for found in (folders, names):
+            found[:] = [each for each in found if not any(fnmatch.fnmatchcase(each, one) for one in ignored)]
+        yield from (Path(folder, name).relative_to(ROOT).as_posix() for name in names)
+
+
+def functions_of(path: str) -> set[str]:
+    """The tests of a file, as pytest names them without parameters."""
+    found = set()
+    for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
+        inside = [(f"{node.name}::", node.body)] if isinstance(node, ast.ClassDef) else [("", [node])]
+        for before, body in inside:
+            functions = (each for each in body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{before}{each.name}" for each in functions if each.name.startswith("test_")}
+    return found
+
+
+def test_every_test_stands_in_a_suite() -> None:
+    named = {test for suite in SUITES.values() for test in suite.tests}
+    lost = []
+    for path in SOURCES:
+        if not Path(path).name.startswith("test_") or any(f"{path}/".startswith(f"{each}/") for each in named):
+            continue
+        single = {test.partition("::")[2] for test in named if choice.file_of(test) == path}
+        lost += [(path, test) for test in functions_of(path) - single]
+    assert lost == []
+
+
+def test_what_suites_name_is_there() -> None:
+    named = {test for suite in SUITES.values() for test in (*suite.tests, *suite.without)} | {*CHECK_LEAVES_OUT}
+    assert [test for test in named if not (ROOT / choice.file_of(test)).exists()] == []
+    single = [test.partition("[")[0].partition("::") for test in named if "::" in test]
+    assert single
+    assert [(path, test) for path, _, test in single if test not in functions_of(path)] == []
+
+
+def test_rows_and_suites_name_each_other_and_what_is_known() -> None:
+    assert {suite for _, suites in PATHS for suite in suites} == set(BY_PATH)
+    assert {package for suite in SUITES.values() for package in suite.programs} == set(PACKAGES)
+    made = {path.name.removesuffix("_environment.py") for path in (ROOT / "tests" / "environments").glob("*_*.py")}
+    assert {target.removesuffix("-environment") for target in commands.environments(SUITES)} == {*made, "audit"}
+
+
+def test_every_file_of_the_repository_is_known() -> None:
+    found = sorted(files())
+    assert len(found) > 800
+    assert [path for path in found if choice.chosen_by(path, SOURCES) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "suites"),
+    [
+        (["README.md", "docs/api.md", "CHANGELOG.md"], set()),
+        (["app/http/playground/static/page.js"], {"browser"}),
+        (["Dockerfile.cpu"], {"images"}),
+        (["plugins/ocr/anychip_ocr/reader.py"], {"ocr"}),
+        (["models/onnx/file.py"], {"networks", "models", "engines", "ocr"}),
+        (
+            ["constraints.txt", "docs/api.md"],
+            {"install", "images", "arm", "networks", "engines", "models", "libraries", "simulated"},
+        ),
+        (["tests/cpu/test_om.py"], {"simulated"}),
+        (["tests/service/test_http.py", "tests/unit/test_docs.py", "plugins/grpc/tests/test_relay.py"], set()),
+        (["tests/environments/npu_environment.py"], {"vendors"}),
+        (["tests/support/openvino_files.py"], {"models"}),
+        (["tests/service/test_chaos.py"], set()),
+    ],
+    ids=lambda value: ", ".join(sorted(value)) or "none",
+)
+def test_paths_choose_what_they_may_break(paths: list[str], suites: set[str]) -> None:
+    assert choice.choose(paths, SOURCES).keys() == suites
+
+
+@pytest.mark.parametrize(
+    "path", [choice.EVERYTHING, "app/new_room/file.py", f"tests/support/{NOBODY}", "setup.cfg", "a/b.md"]
+)
+def test_a_path_that_nobody_knows_chooses_everything(path: str) -> None:
+    assert choice.choose(["README.md", path], SOURCES) == {name: [path] for name in choice.ALL}
+    assert set(BY_PATH) - set(choice.ALL) == {"images", "ocr", "arm"}
+
+
+def test_what_tests_share_chooses_who_uses_it_also_by_others() -> None:
+    sources = {
+        "tests/cpu/test_om.py": "from tests.support.near import a",
+        "tests/support/near.py": "from tests.support import (\n    far,\n    other,\n)",
+        "tests/cpu/test_dvpp.py": "# far, near",
+        "tests/service/conftest.py": "from tests.support.far import b",
+        "tests/service/test_tls.py": "",
+        "tests/support/words.py": 'FOLDER = Path(__file__).parent / "data"',
+        "tests/cpu/test_gpu_kit.py": "import tests.support.words",
+    }
+    assert choice.users("tests/support/near.py", sources) == {"tests/cpu/test_om.py"}
+    assert choice.users("tests/support/far.py", sources) == {"tests/cpu/test_om.py", "tests/service/test_tls.py"}
+    assert choice.users("tests/support/data/a.json", sources) == {"tests/cpu/test_gpu_kit.py"}
+    assert choice.users(f"tests/support/{NOBODY}", sources) == set()
+
+
+def test_what_make_test_has_run_itself_chooses_nothing_that_is_dear_to_set_up() -> None:
+    chosen = choice.choose(["tests/support/service_process.py"], SOURCES)
+    assert {"faults", "ingress"} <= chosen.keys()
+    assert not {"images", "ocr", "arm", "clients"} & chosen.keys()
+    assert choice.choose(["tests/support/container.py"], SOURCES).keys() == {"images"}
+
+
+def test_without_a_commit_that_has_landed_everything_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, answers = tmp_path / "base", {"merge-base": "", "diff": "b.py\na.py\n", "ls-files": "c.py\n"}
+    monkeypatch.setattr(choice, "_git", lambda root, words: answers.get(words[0]))
+    assert choice.changed_paths(tmp_path, base) == [choice.EVERYTHING]
+    base.write_text("main\n")
+    assert choice.changed_paths(tmp_path, base) == [choice.EVERYTHING]
+    base.write_text("0" * 40 + "\n")
+    assert choice.changed_paths(tmp_path, base) == ["a.py", "b.py", "c.py"]
+    del answers["merge-base"]  # git fails: it is no ancestor.
+    assert choice.changed_paths(tmp_path, base) == [choice.EVERYTHING]
+
+
+def test_a_command_runs_what_its_suite_says() -> None:
+    suite = Suite(
+        "", ("tests/a.py", "tests/b"), without=("tests/b/c.py", "tests/a.py::d"), at_a_time=0, environment=".venv-x"
+    )
+    words = command(suite, "not nightly", ["-k", "e"])
+    assert words[0] == str(ROOT / ".venv-x/bin/python")
+    assert words[1:] == [
+        *("-m", "pytest", "-m", "not nightly", "--ignore=tests/b/c.py", "--deselect=tests/a.py::d"),
+        *("tests/a.py", "tests/b", "-k", "e"),
+    ]
+
+
+def test_words_that_name_tests_run_these_alone() -> None:
+    assert list(commands.phases(MAKE_TEST, "", ["-k", "scheduler"])) == list(MAKE_TEST)
+    [words] = commands.phases(MAKE_TEST, "", ["tests/unit/test_docs.py::test_a", "-x"]).values()
+    assert words[-2:] == ["tests/unit/test_docs.py::test_a", "-x"]
+    assert not set(words) & {test for suite in MAKE_TEST.values() for test in suite.tests}
+
+
+def test_all_that_runs_somewhere_runs_at_night() -> None:
+    at_night = commands.of_nightly(())
+    assert set(BY_PATH) < set(at_night)
+    assert {f"{name} (long)" for name in MAKE_TEST} < set(at_night)
+    assert "mutations" in at_night
