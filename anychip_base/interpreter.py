@@ -52,8 +52,11 @@ def module_path() -> list[str]:
 
     projects = {real(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     projects |= {real("."), real(os.path.dirname(sys.argv[0]) if sys.argv and sys.argv[0] else ".")}
-    projects -= {real(each) for each in sysconfig.get_paths().values()}
-    path = dict.fromkeys(os.path.abspath(entry or ".") for entry in sys.path)
+    installed = ("stdlib", "platstdlib", "purelib", "platlib")
+    projects -= {real(sysconfig.get_path(each)) for each in installed}
+    # Some entries are no folders: finders of editable installs know theirs again by its text.
+    entries = [entry or "." for entry in sys.path]
+    path = dict.fromkeys(os.path.abspath(entry) if os.path.exists(entry) else entry for entry in entries)
     return sorted(path, key=lambda entry: real(entry) in projects)
 
 
