@@ -217,23 +217,6 @@ async def test_limits_of_a_caller_are_exact_over_all_ingresses(serve):
         await asyncio.gather(*(each.aclose() for each in clients))
 
 
-async def test_a_client_that_leaves_takes_its_image_out_of_the_queue(serve):
-    with serve("delay_ms=400", "--ingresses", "1", "--batch-sizes", "1") as service:
-        async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, trust_env=False) as client:
-            tasks = [asyncio.create_task(client.post(PREDICT, content=GREY)) for _ in range(6)]
-            await until(lambda: metric(service, "anychip_images_in_flight") == 6)
-            for task in tasks[2:]:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: metric(service, "anychip_images_in_flight") == 0)
-            cancelled = [
-                float(each)
-                for each in re.findall(r"anychip_cancelled_total\{[^}]*\} (\S+)", (await client.get("/metrics")).text)
-            ]
-            assert sum(cancelled) == 4
-        assert_nothing_left(service)
-
-
 def test_tls_is_spoken_by_ingresses(tmp_path):
     key, certificate = authority(tmp_path, "localhost")
     options = ("--device", "null", "--models", "resnet18", "--weights", "random", "--engine", "auto")

@@ -185,7 +185,7 @@ MUTATIONS = (
         "app/ingress/remote.py",
         "            self._talk.say(Cancel(room.number, token, room.terms.recorder.abandoned))\n",
         "",
-        "test_link.py::test_a_request_that_was_cancelled_is_answered_at_once_and_once_and_leaves_the_owners_queue",
+        "test_link.py::test_the_owner_hears_whether_the_client_has_left",
     ),
     Mutation(
         "an ingress takes memory back that the owner still reads",
