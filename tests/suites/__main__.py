@@ -21,7 +21,16 @@ from dataclasses import replace
 
 from tests.suites.choice import ROOT, changed_paths, choose, file_of, sources_of_tests
 from tests.suites.running import NO_TESTS, Outcome, adopt_orphans, command, run
-from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, NIGHTLY, PACKAGES, SUITES, Suite
+from tests.suites.table import (
+    BY_PATH,
+    CHECK_LEAVES_OUT,
+    MAKE_TEST,
+    NIGHTLY,
+    ONE_BY_ONE,
+    PACKAGES,
+    SUITES,
+    Suite,
+)
 
 BIN = ROOT / ".venv" / "bin"
 LINT = {
@@ -56,13 +65,24 @@ def of_test(more: Sequence[str]) -> dict[str, list[str]]:
     return {**LINT, **phases(MAKE_TEST, EACH, more)}
 
 
+def one_by_one(suites: Mapping[str, Suite]) -> dict[str, Suite]:
+    """Return the files of suites, each once, as a suite for each environment: what measures time has the machine."""
+    files: dict[str, dict[str, None]] = {}
+    for suite in suites.values():
+        files.setdefault(suite.environment, {}).update(dict.fromkeys(file_of(test) for test in suite.tests))
+    return {
+        f"one by one, {environment}": Suite("", tuple(tests), at_a_time=ONE_BY_ONE, environment=environment)
+        for environment, tests in files.items()
+    }
+
+
 def of_nightly(more: Sequence[str]) -> dict[str, list[str]]:
-    """Return the phases of `make nightly`: what `make test` leaves out, whole, and the planted faults."""
+    """Return the phases of `make nightly`: what `make test` leaves out, tests marked `nightly`, the planted faults."""
     if named_tests(more):
         return phases({}, "nightly or not nightly", more)
     return {
-        **phases({f"{name} (long)": suite for name, suite in MAKE_TEST.items()}, "nightly", more),
-        **phases(BY_PATH, "nightly or not nightly", more),
+        **phases(BY_PATH, EACH, more),
+        **phases(one_by_one({**MAKE_TEST, **BY_PATH}), "nightly", more),
         **phases(NIGHTLY, "nightly or not nightly", more),
         "mutations": [str(BIN / "python"), "-m", "tests.support.mutations"],
     }

@@ -161,5 +161,10 @@ def test_words_that_name_tests_run_these_alone() -> None:
 def test_all_that_runs_somewhere_runs_at_night() -> None:
     at_night = commands.of_nightly(())
     assert set(BY_PATH) < set(at_night)
-    assert {f"{name} (long)" for name in MAKE_TEST} < set(at_night)
     assert "mutations" in at_night
+    marked = [words for words in at_night.values() if "nightly" in words]
+    files = {(words[0], file) for words in marked for file in words}
+    for suite in (*MAKE_TEST.values(), *BY_PATH.values()):
+        python = str(ROOT / suite.environment / "bin" / "python")
+        assert {(python, choice.file_of(test)) for test in suite.tests} <= files
+    assert not [words for words in marked if "-n" in words]  # What measures time has the machine to itself.
