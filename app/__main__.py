@@ -1,9 +1,9 @@
-"""`python -m app` is `anychip`."""
+"""`python -m app` is `anychip`. Python itself looks for it in the current folder first."""
 
 import sys
 
-from app.cli import main
-
-# A spawned worker imports this module again under another name; only the command itself may run.
+# A spawned process imports this module again under another name; only the command itself may run.
 if __name__ == "__main__":
+    from anychip_base.command import main
+
     sys.exit(main())

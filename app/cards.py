@@ -17,15 +17,14 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import httpx
@@ -35,6 +34,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from anychip_base.interpreter import python_command
 from app import logs
 from app.access.rules import HEADERS_FOR_CARDS, OF_ALL_CARDS
 from app.config import Settings
@@ -401,11 +401,36 @@ def _ranges(cores: Sequence[int]) -> str:
 
 
 def _chosen(settings: Settings) -> list[tuple[str, str]]:
-    """In a process of its own, as it imports torch: the devices that are meant, with their PCI addresses."""
+    """The devices that are meant, with their PCI addresses. Raises BackendError.
+
+    A process of its own looks, as that imports torch.
+    """
+    asked = pickle.dumps((settings, (settings.log_level, settings.log_format)))
+    command = python_command("-c", "from app.cards import say_chosen; say_chosen()")
+    done = subprocess.run(command, input=asked, stdout=subprocess.PIPE, check=False)
+    if not done.stdout:
+        raise OSError(f"the process that looks for devices has ended (status {done.returncode})")
+    found = pickle.loads(done.stdout)
+    if isinstance(found, Exception):
+        raise found
+    return list(found)
+
+
+def say_chosen() -> None:
+    """The inside of that process: settings from its standard input, the devices or an error to its standard output."""
     from app.serving.opening import chosen
 
-    choice = chosen(settings)
-    return [(each, choice.pci_address(each)) for each in choice.devices]
+    answers = os.dup(1)
+    os.dup2(2, 1)  # What drivers print goes to the log.
+    settings, style = pickle.load(sys.stdin.buffer)
+    logs.configure(*style)
+    try:
+        choice = chosen(settings)
+        answer: object = [(each, choice.pci_address(each)) for each in choice.devices]
+    except Exception as error:
+        answer = error
+    with open(answers, "wb") as output:
+        pickle.dump(answer, output)
 
 
 def _free_port() -> int:
@@ -426,10 +451,7 @@ class _StatusServer(uvicorn.Server):
 def serve_cards(settings: Settings, announce: Callable[[str], None]) -> int:
     """Serve until SIGTERM or SIGINT; SIGHUP restarts one card after the other. Raises BackendError, OSError."""
     logs.configure(settings.log_level, settings.log_format)
-    style = settings.log_level, settings.log_format
-    with ProcessPoolExecutor(1, get_context("spawn"), logs.configure, style) as aside:
-        devices = aside.submit(_chosen, settings).result()
-    asyncio.run(_serve(settings, placed(devices, pinned=settings.affinity == "auto"), announce))
+    asyncio.run(_serve(settings, placed(_chosen(settings), pinned=settings.affinity == "auto"), announce))
     return 0
 
 
@@ -506,4 +528,4 @@ def _command(settings: Settings, ports: tuple[int, int], count: int, card: Card,
         given["decoders"] = max(_LEAST_DECODERS, cores)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     hidden = f"--card-of=http://{LOOPBACK}:{status_port}"
-    return [sys.executable, "-m", "app", "serve", *options, hidden]
+    return python_command("-m", "app", "serve", *options, hidden)

@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
+from anychip_base.interpreter import python_command
 from backends.vendors import table as vendors
 
 TIME_LIMIT_S = 60.0
@@ -188,12 +188,11 @@ class _Said:
         self.head: dict[str, Any] | None = None
         self.devices: list[Mapping[str, Any]] = []
         self.end = ""
-        command = [sys.executable, str(_CHILD), package, device_type, *([] if only is None else [str(only)])]
+        command = python_command(str(_CHILD), package, device_type, *([] if only is None else [str(only)]))
         environment = {
             **os.environ,
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             **_order(device_type),
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **variables,
         }
         # Files, not pipes: a grandchild that lives on would keep a pipe open.

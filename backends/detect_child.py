@@ -2,7 +2,7 @@
 
 Each answer is a line, written as soon as it is there: where the next card hangs, those before it are known.
 
-Owns: asking PyTorch. It runs as a file of its own and imports nothing of anychip. It never imports a CUDA shim
+Owns: asking PyTorch. It runs as a file and imports nothing of anychip. It never imports a CUDA shim
 (transfer_to_npu, gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
 """
 
@@ -74,7 +74,6 @@ def main() -> None:
     First what is true of all devices, then each of them; in their place an `error`. Vendors' own prints go to standard
     error.
     """
-    sys.path.pop(0)  # This folder: its cuda.py would hide NVIDIA's package of that name.
     answers = os.dup(1)
     os.dup2(2, 1)
 

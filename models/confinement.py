@@ -15,15 +15,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import importlib.util
+import json
 import os
 import platform
+import re
 import resource
 import struct
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
+
+from anychip_base.interpreter import OURS
 
 _PASSED_ON = (
     "LD_LIBRARY_PATH",
@@ -172,6 +178,14 @@ _SYSTEM = (
     "/dev/urandom",
 )
 _MODULES = (".py", ".so", ".dist-info", ".egg-info", ".libs")
+_PROJECT = (".git", "pyproject.toml", "setup.py")
+_LATER = _words(
+    """
+    PIL cv2 google numpy onnx onnxruntime onnxscript openvino safetensors timm torch torchao torchvision transformers
+    yaml
+    """
+)
+"""What readers of files import when a file wants it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,19 +246,66 @@ def confine_program(
 def python_files() -> list[Path]:
     """Where modules and libraries lie that are imported when they are first used, and what Linux says of the machine.
 
-    Of a folder on the path that is no installation's (the current folder), packages and modules only.
+    The import system says where. An editable install, for one, is a finder, and puts no folder on the path. A package's
+    folder is given, and never the folder of a whole project, which may hold anything.
     """
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += [os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     found = [Path(each) for each in (*installed, *libraries, *_SYSTEM) if each]
+    given = set(found)
     for entry in map(Path, sys.path):
-        if any(entry.is_relative_to(each) for each in found):
-            continue
-        with contextlib.suppress(OSError):
-            found += [each for each in entry.iterdir() if each.suffix in _MODULES or (each / "__init__.py").is_file()]
-    return found
+        if given.isdisjoint((entry, *entry.parents)):
+            given.update(_installed_in(entry))
+    for place in sorted({Path(each) for name in _needed() for each in _places(name)}):
+        if given.isdisjoint((place, *place.parents)):
+            given.update(_modules_in(place) if _is_project(place) else [place])
+    return [*found, *sorted(given.difference(found))]
+
+
+def _installed_in(entry: Path) -> list[Path]:
+    """What may be read of an entry of the path: an archive, and what was installed into a folder."""
+    if entry.is_file():
+        return [entry]
+    installs = any(True for pattern in ("*.dist-info", "*.egg-info") for _ in entry.glob(pattern))
+    return _modules_in(entry) if installs else []
+
+
+def _modules_in(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [each for each in folder.iterdir() if each.suffix in _MODULES or (each / "__init__.py").is_file()]
+    return []
+
+
+def _is_project(folder: Path) -> bool:
+    """Whether a folder is more than a package: some projects say that all of theirs is one."""
+    return any((folder / name).exists() for name in _PROJECT) or str(folder) in map(os.path.abspath, sys.path)
+
+
+def _needed() -> set[str]:
+    """Packages by name: ours, those that this process has imported, and those that any of these may import later."""
+    names = {*OURS, *_LATER, *sys.modules}
+    for each in distributions():
+        names.update(entry.value for entry in each.entry_points if entry.group.startswith("anychip."))
+        with contextlib.suppress(ValueError, AttributeError):  # PEP 610 has not reached its installer.
+            if json.loads(each.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
+                # Who made it may say nothing of its packages.
+                names.update((each.read_text("top_level.txt") or each.metadata["Name"].replace("-", "_")).split())
+    return {re.split(r"[.:]", name, maxsplit=1)[0] for name in names} - {"__main__"}
+
+
+def _places(name: str) -> list[str]:
+    """The folders of a package, or the file of a module; empty for what is not here, or is part of Python."""
+    try:
+        spec = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
+    except Exception:  # Another's finder may raise anything.
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return list(spec.submodule_search_locations)
+    return [spec.origin] if spec.has_location and spec.origin else []
 
 
 def _libc() -> ctypes.CDLL | None:

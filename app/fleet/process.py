@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from anychip_base.interpreter import module_path
 from app import clock, logs
 from app.fleet.spawn import Spawned, spawn
 from app.pace import Pace
@@ -281,7 +281,7 @@ class WorkerProcess:
         environment = dict(plan.environment)
         if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
-        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), sys.path, plan.bare)
+        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), plan.bare)
         self._write(to_process(begin), (*self._arena.descriptors(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 

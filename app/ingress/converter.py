@@ -15,13 +15,12 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import orjson
 
+from anychip_base.interpreter import python_command
 from app.errors import ServiceError, internal_error, invalid_request
 from app.processes.forking import is_stopped
 from app.protocols import wire
@@ -48,8 +47,7 @@ _ENVIRONMENT = {
 }
 _KILLED = 2
 """So many children killed one after the other are the request's doing."""
-_ROOT = str(Path(__file__).parents[2])
-_MAIN = "import sys; sys.path[:0] = {!r}; from app.converter_main import main; main()"
+_MAIN = "from app.converter_main import main; main()"
 
 
 class _KilledError(Exception):
@@ -149,7 +147,7 @@ class _Child:
         with theirs:
             # Not asyncio's: uvloop forks, which copies the page tables of a large process while everything waits.
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _MAIN.format([_ROOT, *sys.path])],
+                python_command("-c", _MAIN),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", ""), **_ENVIRONMENT},

@@ -17,12 +17,11 @@ import os
 import pkgutil
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from anychip_base.interpreter import python_command
 from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, is_stopped, pack_request
 
 log = logging.getLogger("anychip.workers")
@@ -36,7 +35,7 @@ _LOOKS = 5
 counted, and not seconds: of time in which this process itself stood still only one passes."""
 _IMPORT_LOOKS = 120
 _MOST_FAILURES = 3
-_SPAWNED = "import sys; sys.path[:] = sys.argv[4:]; from app.processes.forking import run_spawned; run_spawned()"
+_SPAWNED = "from app.processes.forking import run_spawned; run_spawned()"
 
 
 class Begun(NamedTuple):
@@ -326,10 +325,8 @@ def begin(main: str) -> Begun:
         del _prepared[main]
         return begun
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # The current folder may be another there.
-    path = [str(Path(entry or ".").resolve()) for entry in sys.path]
     environment = dict(os.environ)
-    command = [sys.executable, "-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()), *path]
+    command = python_command("-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()))
     try:
         return Begun(start(command, theirs), ours, environment)
     except BaseException:

@@ -14,10 +14,10 @@ import logging
 import math
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from anychip_base.interpreter import module_path
 from app import clock, logs
 from app.config import Settings
 from app.errors import ServiceError
@@ -413,7 +413,7 @@ class Ingresses:
             raise
         channel, settings = Channel(spawned.socket), self._begin.settings
         style = settings["log_level"], settings["log_format"]
-        first = worker.Begin(f"ingress {number}", dict(os.environ), style, (), sys.path, program=_PROGRAM)
+        first = worker.Begin(f"ingress {number}", dict(os.environ), style, (), module_path(), program=_PROGRAM)
         channel.send(worker.to_process(first))
         far = _Far(self, self._link(), spawned.child, channel)
         far.talk.say(self._begin, descriptor=models)

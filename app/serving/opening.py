@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from anychip_base.interpreter import module_path
 from app.config import Settings
 from app.fleet.spawn import spawn
 from app.precision.described import described
@@ -96,7 +97,7 @@ class Opening:
         loop.add_reader(channel.fileno(), readable)
         try:
             style = settings.log_level, settings.log_format
-            begin = Begin("MainProcess", dict(os.environ), style, (), sys.path, program=_PROGRAM)
+            begin = Begin("MainProcess", dict(os.environ), style, (), module_path(), program=_PROGRAM)
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
             channel.send(to_process(begin))
             channel.send(msgspec.msgpack.encode(Wanted(given, model)))

@@ -10,7 +10,6 @@ import gc
 import importlib
 import logging
 import multiprocessing
-import multiprocessing.spawn
 import os
 import pkgutil
 import signal
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from anychip_base.interpreter import python_command
 from app import logs
 from app.processes.arena import Arena
 from app.processes.channel import Channel, ChannelError
@@ -49,10 +49,8 @@ def _forked(server: int, descriptors: Sequence[int]) -> None:
     main(socket.socket(fileno=descriptor))
 
 
-# Nothing is imported before the path is set: the current folder, which comes first with -c, may hold anything.
-_PATH = "import sys; sys.path[:] = sys.argv[2:]; from app.worker import main; "
-_FRESH = _PATH + "main.fresh(int(sys.argv[1]))"
-_BARE = _PATH + "main.bare(*map(int, sys.argv[1].split(',')))"
+_FRESH = "import sys; from app.worker import main; main.fresh(int(sys.argv[1]))"
+_BARE = "import sys; from app.worker import main; main.bare(*map(int, sys.argv[1:]))"
 
 
 def _fresh(server: int, descriptors: Sequence[int]) -> None:
@@ -64,12 +62,7 @@ def _fresh(server: int, descriptors: Sequence[int]) -> None:
 
 def fresh_command(descriptor: int) -> list[str]:
     """What runs a worker in an interpreter of its own, which inherits its end of the socket to the server."""
-    return _command(_FRESH, descriptor, path=sys.path)
-
-
-def _command(program: str, *descriptors: int, path: Sequence[str]) -> list[str]:
-    command = multiprocessing.spawn.get_command_line()  # With the options of this interpreter.
-    return [*command[: command.index("-c")], "-c", program, ",".join(map(str, descriptors)), *path]
+    return python_command("-c", _FRESH, str(descriptor))
 
 
 def fresh(descriptor: int) -> None:
@@ -119,7 +112,8 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     for each in (1, 2):
         if os.isatty(each):
             os.dup2(os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY), each)
-    command = _command(_BARE, *kept, path=begin.path)
+    sys.path[:] = begin.path
+    command = python_command("-c", _BARE, *map(str, kept))
     os.execve(command[0], command, begin.environment)
 
 

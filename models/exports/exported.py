@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from anychip_base.interpreter import python_command
 from models.confinement import bare_environment
 from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model
@@ -250,12 +250,12 @@ def _labels(file: Path) -> tuple[str, ...]:
 def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
     """What models.exports.child says of a file. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
-        environment = bare_environment(folder) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = bare_environment(folder)
         answer = Path(folder) / "answer.json"
         kinds = {".xml": "openvino", **dict.fromkeys(FINISHED, "finished")}
         form = architecture or kinds.get(file.suffix) or _form(str(file))
         given = str(file.absolute()), form, json.dumps(declared), str(answer)
-        command = [sys.executable, str(_CHILD), *given]
+        command = python_command(str(_CHILD), *given)
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
         )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from anychip_base.interpreter import python_command
 from models.contract.errors import WeightsError
 
 _CHILDREN = {f".{entry.name}": entry.value for entry in entry_points(group="anychip.finished")}
@@ -43,11 +43,10 @@ def read_finished(file: Path) -> Finished:
     """What the runtime says of a file. Raises WeightsError."""
     if file.suffix not in _CHILDREN:
         raise WeightsError(f"What reads {file.name} is not installed: pip install '{_PACKAGES[file.suffix]}'.")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
-            [sys.executable, "-m", _CHILDREN[file.suffix], str(file)],
-            env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            python_command("-m", _CHILDREN[file.suffix], str(file)),
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

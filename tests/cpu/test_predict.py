@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import tracemalloc
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -216,7 +216,7 @@ def test_many_images_are_decoded_by_processes(tmp_path, monkeypatch):
     assert main(arguments) == 1
     assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
     assert len(list((tmp_path / "drawn").iterdir())) == 17
-    assert not multiprocessing.active_children()
+    assert not psutil.Process().children()
 
 
 def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
@@ -252,7 +252,7 @@ def test_of_many_files_the_one_that_ended_its_decoder_is_named(tmp_path):
         decoding.wait()
         decoding.begin(0, [*paths, paths[0]])
         while _progress(decoding._arena, 0).tolist() != [1, 2]:
-            assert decoding._processes[0].is_alive()
+            assert decoding._processes[0].poll() is None
         os.kill(decoding._processes[0].pid, signal.SIGKILL)
         with pytest.raises(CommandError, match=r"exit code -9\) with [^ ]*/2\.png: leave"):
             decoding.finish()
@@ -269,7 +269,7 @@ def test_a_process_that_is_held_up_leaves_its_files_to_the_others(tmp_path):
         os.kill(decoding._processes[1].pid, signal.SIGSTOP)
         decoding.begin(0, paths)
         while _progress(decoding._arena, 0).tolist() != [1, 11]:
-            assert decoding._processes[0].is_alive()
+            assert decoding._processes[0].poll() is None
         os.kill(decoding._processes[1].pid, signal.SIGCONT)
         assert [each.placement.width for each in decoding.finish()] == list(range(8, 20))
     finally:

@@ -16,6 +16,15 @@ def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path: Path) -> None
     (tmp_path / "torch" / "__init__.py").write_text(
         "raise ImportError('libascendcl.so: cannot open shared object file')\n"
     )
+    # What is on PYTHONPATH hides nothing that is installed, but Python runs this file of it first.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        return PathFinder.find_spec(name, [{str(tmp_path)!r}]) if name == 'torch' else None\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "plugins" / "tools"))),

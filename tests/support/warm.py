@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, TextIO
 
+from anychip_base import interpreter
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.warm_imports"])
 
@@ -113,8 +115,9 @@ class WarmProcess(_Forked):
 
 
 class WarmScript(_Forked):
-    """`python FILE …` in a session of its own, which prints into open files: a child of models/exports/exported.py or
-    backends/detect.py."""
+    """What `python_command` made of a file, in a session of its own, which prints into open files: a child of
+    models/exports/exported.py or backends/detect.py.
+    """
 
     def __init__(
         self, command: Sequence[str], *, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str], **_: object
@@ -124,11 +127,11 @@ class WarmScript(_Forked):
 
 
 class WarmCommand(WarmScript):
-    """`python -m module …` in a session of its own: a child of plugins/tools/anychip_tools/verify/command.py."""
+    """What it made of `-m module …`, in a session: a child of plugins/tools/anychip_tools/verify/command.py."""
 
     def __init__(self, command: Sequence[str], **_: object) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        super().__init__(command, stdout=self._said, stderr=self._said, env={"PYTHONPATH": str(ROOT), **os.environ})
+        super().__init__(command, stdout=self._said, stderr=self._said, env=dict(os.environ))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """What it has printed, once it has ended. Raises subprocess.TimeoutExpired."""
@@ -154,7 +157,9 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = [*environment["PYTHONPATH"].split(os.pathsep), *sys.path]
+    place = words.index(interpreter._FILE)  # As `python_command` has it, after options of the interpreter.
+    sys.path[:] = words[place + 1].split("\n")
+    del words[: place + 2]
     if words[0] == "-m":
         _run_module(words)
     else:

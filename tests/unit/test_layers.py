@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from anychip_base.interpreter import OURS
+
 ROOT = Path(__file__).parents[2]
 PLUGINS = {f"anychip_{name}": ROOT / "plugins" / name for name in ("ascend", "compat", "grpc", "hosting", "tools")}
-ROOMS = [ROOT / "app", ROOT / "models", ROOT / "backends", *(folder / name for name, folder in PLUGINS.items())]
+ROOMS = [*(ROOT / name for name in OURS), *(folder / name for name, folder in PLUGINS.items())]
 SOURCES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
 _SERVICE = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 FORBIDDEN = {
+    "anychip_base": {"ultralytics", *PLUGINS, "app", "backends", "models", "torch", *_SERVICE},
     "app": {"ultralytics", *PLUGINS},
     "models": {"ultralytics", *PLUGINS, "app", "backends", *_SERVICE},
     "backends": {"ultralytics", *PLUGINS, "app", "models", "PIL", *_SERVICE},

@@ -10,11 +10,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from anychip_base.interpreter import python_command
 
 _START_LIMIT_S = 900.0
 _STOP_LIMIT_S = 60.0
@@ -42,8 +43,7 @@ def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[Run
 
     `own_session`: it is the first of a group, which is killed at the end; else the caller's group ends with the caller.
     """
-    paths = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-m", "app", "serve", "--port", "0", "--log-level", "error", *options]
+    command = python_command("-m", "app", "serve", "--port", "0", "--log-level", "error", *options)
     # A file, as a pipe that is not read gets full.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(
@@ -51,7 +51,7 @@ def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[Run
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths},
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=own_session,
         )
         limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.

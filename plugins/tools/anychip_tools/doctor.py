@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 
+from anychip_base.interpreter import python_command
 from anychip_tools import container, doctor_vendor, report
 from anychip_tools.compatibility import IMPORT_REMEDIES
 from anychip_tools.doctor_vendor import Check
@@ -127,7 +128,7 @@ def _torch(_: Settings) -> Check:
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _TORCH],
+            python_command("-c", _TORCH),
             env=environment,
             capture_output=True,
             text=True,

@@ -13,13 +13,13 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from anychip_base.interpreter import python_command
 from anychip_tools.compatibility import findings
 from anychip_tools.facts import facts_module, rows
 
@@ -167,7 +167,7 @@ def _load_error(name: str) -> str:
     code = f"import ctypes; ctypes.CDLL({name!r})"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
+            python_command("-c", code), capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return f"it does not load within {_TIME_LIMIT_S:g} s"

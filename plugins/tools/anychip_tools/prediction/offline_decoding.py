@@ -10,20 +10,20 @@ and that thread spent a third of their time on handing it over. Processes need s
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from multiprocessing.reduction import recv_handle, send_handle
-from multiprocessing.synchronize import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from anychip_base.interpreter import python_command
 from app.arguments import CommandError
 from app.decoder.decoder import decode_into
 from app.images.header import ImageError, check_pixels, read_header
@@ -43,6 +44,7 @@ _PROGRESS_BYTES = 16
 _TAKEN_BYTES = 8
 _FILES_TAKEN = 4
 """So many at a time: few enough that all end together, and the lock's time is none beside theirs."""
+_MAIN = "from anychip_tools.prediction import offline_decoding; offline_decoding.main()"
 
 
 @dataclass(slots=True)
@@ -142,25 +144,22 @@ class DecodingProcesses:
         self._blocks = 0
         self._begun: deque[_Begun] = deque()
         self._connections: list[Connection] = []
-        self._processes: list[SpawnProcess] = []
-        context = multiprocessing.get_context("spawn")
-        self._taking = context.Lock()  # Held here: else it is gone before a process has opened it.
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
             for number in range(count):
-                ours, theirs = context.Pipe()
+                ours, theirs = multiprocessing.Pipe()
                 self._connections.append(ours)
-                arguments = (theirs, decode, self._arena.pools, self._shape)
-                shared = {"process": number, "taking": self._taking}
-                name = f"decoder-{number}"
-                process = context.Process(target=_serve, args=arguments, kwargs=shared, name=name, daemon=True)
-                process.start()
-                self._processes.append(process)
-                theirs.close()
-                [descriptor] = self._arena.descriptors(results=False)
+                [memory] = self._arena.descriptors(results=False)
+                given = theirs.fileno(), memory
                 try:
-                    send_handle(ours, descriptor, process.pid)
+                    # Not multiprocessing's: its children begin with modules of the current folder.
+                    process = subprocess.Popen(python_command("-c", _MAIN, *map(str, given)), pass_fds=given)
                 finally:
-                    os.close(descriptor)
+                    theirs.close()
+                    os.close(memory)
+                self._processes.append(process)
+                with contextlib.suppress(OSError):  # It has ended, and will be found so.
+                    ours.send((decode, self._arena.pools, self._shape, number))
         except BaseException:
             self.close()
             raise
@@ -171,8 +170,8 @@ class DecodingProcesses:
             try:
                 connection.recv()
             except (EOFError, OSError):
-                process.join(_STOP_TIMEOUT_S)
-                raise CommandError(f"a process that decodes cannot start (exit code {process.exitcode})") from None
+                code = _status(process)
+                raise CommandError(f"a process that decodes cannot start (exit code {code})") from None
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
         """The whole block to each process, and to no more of them than there are pieces. Raises CommandError."""
@@ -204,36 +203,43 @@ class DecodingProcesses:
         for connection in self._connections:
             connection.close()
         for process in self._processes:
-            process.join(_STOP_TIMEOUT_S)
-            if process.is_alive():
+            if _status(process) is None:
                 process.kill()
-                process.join()
+                process.wait()
         self._arena.close()
 
     def _ended(self, which: int, begun: _Begun) -> CommandError:
         process = self._processes[which]
-        process.join(_STOP_TIMEOUT_S)
+        code = _status(process)
         number, place = _progress(self._arena, which).tolist()
         paths = begun.paths
         file = paths[place] if number == begun.number else f"one of {paths[0]} to {paths[-1]}"
-        return CommandError(f"a decoder has ended (exit code {process.exitcode}) with {file}: leave that file out")
+        return CommandError(f"a decoder has ended (exit code {code}) with {file}: leave that file out")
 
 
-def _serve(
-    connection: Connection,
-    decode: Decode,
-    pools: tuple[Pool, ...],
-    shape: tuple[int, ...],
-    *,
-    process: int,
-    taking: Lock,
-) -> None:
-    """A decoder's process: files of blocks until the other end closes."""
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code, minus the signal; None where it does not end."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(_STOP_TIMEOUT_S)
+    return None
+
+
+def main() -> None:
+    """A decoder's process: files of blocks until the other end closes.
+
+    Its words are two descriptors: the connection's and the memory's.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command says what follows.
     torch.set_num_threads(1)
-    arena = Arena.opened(pools, recv_handle(connection))
-    pixels, progress = _pixels(arena, shape), _progress(arena, process)
+    connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
+    decode: Decode
+    pools: tuple[Pool, ...]
     with contextlib.suppress(EOFError, OSError):
+        decode, pools, shape, process = connection.recv()
+        # Opened anew, as only then a lock of it is this process's, and goes with it.
+        taking = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)
+        arena = Arena.opened(pools, memory)
+        pixels, progress = _pixels(arena, shape), _progress(arena, process)
         connection.send(None)
         while True:
             number, block, paths = connection.recv()
@@ -244,12 +250,13 @@ def _serve(
             connection.send(decoded)
 
 
-def _places(taken: npt.NDArray[np.int64], count: int, taking: Lock) -> Iterator[int]:
-    """Files of a block that no other process has taken, until all are. `taken`: how many are."""
+def _places(taken: npt.NDArray[np.int64], count: int, taking: int) -> Iterator[int]:
+    """Files of a block that no other process has taken, until all are. `taken`: how many are; `taking`: the lock."""
     while True:
-        with taking:
-            first = int(taken[0])
-            taken[0] = last = min(count, first + _FILES_TAKEN)
+        fcntl.flock(taking, fcntl.LOCK_EX)
+        first = int(taken[0])
+        taken[0] = last = min(count, first + _FILES_TAKEN)
+        fcntl.flock(taking, fcntl.LOCK_UN)
         if first == count:
             return
         yield from range(first, last)

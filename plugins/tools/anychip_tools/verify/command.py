@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anychip_base.interpreter import python_command
 from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.arguments import CommandError, add_settings, read_settings
@@ -235,7 +236,7 @@ def _simulation(parsed: argparse.Namespace) -> list[str]:
 def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
     """Exit status and output of an `anychip` command; after `end_s` _TOOK_TOO_LONG: all that it started has ended."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "app", *map(str, words)],
+        python_command("-m", "app", *map(str, words)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,95 @@
+"""Where our processes find modules, and how one of them starts another Python.
+
+    parent: module_path ─► python_command ─► child: this file, by its absolute path ─► the same path ─► the program
+
+Owns: the order of `sys.path`, and whose `app`, `models` and `backends` are imported. Must not import anything before a
+child has its path: Python itself begins with what PYTHONPATH names, and, for `-c` and `-m`, with the current folder. A
+file there that is called `torch.py`, `json.py` or `app` would be run in the place of what it hides. The option `-P`
+leaves out the current folder alone, and Python 3.10 has none.
+
+What is installed comes first, and what the user's project has comes last: PYTHONPATH, the folder of a script, the
+current folder. They are not left out. Vendors' set-up files name their packages in PYTHONPATH (CANN's set_env.sh: acl,
+te, tbe), and so do users who name a module in `--plugins`. No child's environment changes either: a vendor's compiler
+starts Pythons of its own, which need PYTHONPATH as it is.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    sys.path[:] = sys.argv[1].split("\n")
+
+import os
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+OURS = ("anychip_base", "app", "backends", "models")
+_FILE = os.path.abspath(__file__)
+_ROOT = os.path.dirname(os.path.dirname(_FILE))
+
+
+class _Finder:
+    """Finds our packages beside this one, whatever else has their names.
+
+    An editable install has a finder as well, which Python asks last, after the folders of the path.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """As finders do in `sys.meta_path`."""
+        return PathFinder.find_spec(name, [_ROOT]) if name in OURS else None
+
+
+def settle() -> None:
+    """Give this process the order of modules that its children have. For a process that is ours from its first line."""
+    sys.path[:] = module_path()
+    _prefer_ours()
+
+
+def module_path() -> list[str]:
+    """The path of this process with absolute folders: what is installed, then what the user's project has."""
+    import sysconfig
+
+    def real(folder: str) -> str:
+        return os.path.realpath(folder or ".")
+
+    projects = {real(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    projects |= {real("."), real(os.path.dirname(sys.argv[0]) if sys.argv and sys.argv[0] else ".")}
+    projects -= {real(each) for each in sysconfig.get_paths().values()}
+    path = dict.fromkeys(os.path.abspath(entry or ".") for entry in sys.path)
+    return sorted(path, key=lambda entry: real(entry) in projects)
+
+
+def python_command(*words: str) -> list[str]:
+    """What runs `python WORDS` (a file, `-m` or `-c`) with this process's options, and with its path in our order."""
+    from multiprocessing.spawn import get_command_line
+
+    options = get_command_line()
+    return [sys.executable, *options[1 : options.index("-c")], _FILE, "\n".join(module_path()), *words]
+
+
+def _prefer_ours() -> None:
+    if not any(type(each).__module__ == __name__ for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _run(first: str, *words: str) -> None:
+    """Be the child that `python_command` describes."""
+    _prefer_ours()
+    if first == "-c":
+        code, *given = words
+        sys.argv = ["-c", *given]
+        exec(code, {"__name__": "__main__"})
+        return
+    import runpy
+
+    if first == "-m":
+        sys.argv = list(words)
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *words]
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _run(*sys.argv[2:])

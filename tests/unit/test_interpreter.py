@@ -1,0 +1,158 @@
+"""In which order our processes look for modules, and what a confined one may read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import zipfile
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import pytest
+
+from anychip_base import interpreter
+from models import confinement
+
+INSTALLED = sysconfig.get_path("purelib")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's, which is the current one."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    return folder
+
+
+def test_the_users_folders_come_after_what_is_installed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vendor, script, linked = (str(project.parent / name) for name in ("vendor", "script", "linked"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((vendor, INSTALLED)))
+    monkeypatch.setattr(sys, "argv", [os.path.join(script, "serve.py")])
+    monkeypatch.setattr(sys, "path", [script, "", vendor, linked, INSTALLED, vendor])
+    assert interpreter.module_path() == [linked, INSTALLED, script, str(project), vendor]
+
+
+def test_an_empty_part_of_pythonpath_is_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}relative")
+    monkeypatch.setattr(sys, "path", ["", "relative", INSTALLED])
+    assert interpreter.module_path() == [INSTALLED, str(project), str(project / "relative")]
+
+
+def test_a_child_starts_by_an_absolute_path_with_this_path(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["", INSTALLED])
+    command = interpreter.python_command("-m", "app", "serve")
+    assert command[0] == sys.executable
+    assert command[-5:] == [interpreter.__file__, f"{INSTALLED}\n{project}", "-m", "app", "serve"]
+
+
+def test_packages_of_our_names_elsewhere_are_not_ours(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where ours were found by a finder, which Python asks after the path."""
+    for name in ("app", "models"):
+        (project / name).mkdir()
+        (project / name / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [str(project)])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    interpreter.settle()
+    found = [sys.meta_path[0].find_spec(name) for name in interpreter.OURS]
+    assert all(spec is not None and Path(spec.origin).parent.parent == Path(interpreter._ROOT) for spec in found)
+    assert sys.meta_path[0].find_spec("torch") is None
+    interpreter.settle()
+    assert len(sys.meta_path) == 2
+
+
+def readable(path: Path) -> bool:
+    """Whether a confined process may read this."""
+    return not {path, *path.parents}.isdisjoint(confinement.python_files())
+
+
+def distribution(folder: Path, name: str, **texts: str) -> None:
+    """Metadata of one that is installed in a folder."""
+    made = folder / f"{name}-1.0.dist-info"
+    made.mkdir(parents=True)
+    for file, text in {"METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", **texts}.items():
+        (made / file.replace("_json", ".json").replace("_txt", ".txt")).write_text(text)
+
+
+def package(folder: Path) -> Path:
+    """A package, and a file of it."""
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "part.py").touch()
+    return folder / "part.py"
+
+
+def test_packages_that_a_finder_finds_are_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of editable installs: no folder of the path has them."""
+    library = project / "src" / "aside_library"
+    entry, unnamed = project / "src" / "aside_task", project / "src" / "aside_unnamed"
+    files = [package(each) for each in (library, entry, unnamed)]
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return PathFinder.find_spec(name, [str(project / "src")]) if name.startswith("aside_") else None
+
+    installed = project.parent / "installed"
+    editable = '{"url": "file:///src", "dir_info": {"editable": true}}'
+    distribution(installed, "library", direct_url_json=editable, top_level_txt="aside_library\n")
+    distribution(installed, "aside-unnamed", direct_url_json=editable)
+    distribution(installed, "task", entry_points_txt="[anychip.tasks]\nx = aside_task.part:Task\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    assert not any(map(readable, files))
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    assert all(map(readable, files))
+    assert not readable(project / "src" / "secret.txt")
+    assert readable(Path(confinement.__file__).parent / "contract" / "networks.py")
+    assert not readable(Path(confinement.__file__).parents[1] / "pyproject.toml")
+
+
+def test_what_is_installed_in_a_folder_of_the_path_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that a .pth file names, or of `pip install --target`; and an archive."""
+    target = project / "target"
+    distribution(target, "other")
+    file = package(target / "other")
+    archive = project / "packed.zip"
+    zipfile.ZipFile(archive, "w").close()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(target), str(archive)])
+    assert readable(file)
+    assert readable(archive)
+    assert not readable(target / "secret.txt")
+    assert not readable(project / "secret.txt")
+
+
+def test_of_a_project_on_the_path_only_what_was_imported_is_read(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = package(project / "aside_plugin"), package(project / "aside_other")
+    portion = project / "aside_portion"  # Of a namespace.
+    portion.mkdir()
+    (portion / "part.py").touch()
+    (project / "aside_module.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project)])
+    for name in ("aside_plugin", "aside_portion.part", "aside_module"):
+        __import__(name)
+    try:
+        assert readable(file)
+        assert readable(portion / "part.py")
+        assert readable(project / "aside_module.py")
+        assert not readable(other)
+        assert not readable(project / "secret.txt")
+    finally:
+        for name in [name for name in sys.modules if name.startswith("aside_")]:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("mark", [".git", "pyproject.toml", "setup.py"])
+def test_a_package_that_is_a_whole_project_gives_its_modules_alone(
+    project: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    file, inner = package(project / "aside_whole"), package(project / "aside_whole" / "inner")
+    (project / "aside_whole" / mark).touch()
+    distribution(project / "installed", "aside-whole", direct_url_json='{"dir_info": {"editable": true}}')
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project / "installed"), str(project)])
+    assert readable(file)
+    assert readable(inner)
+    assert not readable(project / "aside_whole" / "secret.txt")
