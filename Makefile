@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment test-ocr sbom audit bench clean
+.PHONY: help demo serve install check test test-interop soak fuzz test-deploy lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment test-ocr sbom audit bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -120,6 +120,11 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 clean:  ## remove the virtual environments and everything else that was generated
 	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# What is asked for beside, as in ANYCHIP_EXTRAS=onnx make install, comes into an environment that is there already.
+ifneq ($(and $(filter install,$(MAKECMDGOALS)),$(ANYCHIP_EXTRAS)$(ANYCHIP_TORCH)),)
+$(VENV)/.installed: anew
+endif
 
 # Two stamps, because a demo should not wait for what only the tests need.
 $(VENV)/.installed: $(SETUP)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from anychip_base.extras import how_to_install, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings
@@ -95,6 +96,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="anychip", description="Classifies and detects in images, on any accelerator PyTorch reaches."
     )
+    parser.add_argument("--version", action="version", version=f"anychip {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
@@ -165,7 +167,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
             except Exception as error:  # The code of another package must not end the others' commands.
                 print(f"anychip: the command {entry.name} of {entry.value} cannot be used: {error}", file=sys.stderr)
         if first in TOOLS and first not in commands.choices:
-            parser.exit(1, f"anychip: {first} is a command of the tools: pip install 'anychip[tools]'\n")
+            parser.exit(1, f"anychip: {first} is a command of the tools: {how_to_install('tools')}\n")
     return parser
 
 

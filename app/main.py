@@ -21,6 +21,7 @@ from typing import Any, cast
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from anychip_base.extras import how_to_install
 from app.access.access import check_exposure, check_secrets
 from app.access.tls import Tls
 from app.application import AdminFront, create_app
@@ -347,9 +348,9 @@ class _Ports:
         try:
             found = [entry.load() for entry in entry_points(group=TRANSPORT_GROUP, name="grpc")]
         except ImportError as error:
-            raise OSError(f"--grpc-port needs the packages of anychip[grpc]: {error}") from None
+            raise OSError(f"--grpc-port needs more packages ({error}): {how_to_install('grpc')}") from None
         if not found:
-            raise OSError("gRPC (--grpc-port) is a package of its own: pip install 'anychip[grpc]'")
+            raise OSError(f"gRPC (--grpc-port) is a package of its own: {how_to_install('grpc')}")
         public = self.server
         listening = found[0](settings, self.said, public.connections, public.hurry, public.tls, reuse_port=reuse_port)
         self._rpc_becomes = await self.rpc.enter_async_context(listening)

@@ -97,7 +97,7 @@ def _named(device: str) -> Choice:
         near = difflib.get_close_matches(name, ["auto", "all", *named], 1)
         hint = f"; did you mean {near[0]}?" if near else "."
         if name == "null":
-            raise BackendUnavailableError(simulated.MISSING)
+            raise simulated.missing()
         raise BackendUnavailableError(f"There is no device {device!r}; known are auto, {', '.join(named)}{hint}")
     found = _devices(named[name])
     ids = tuple(each.id for each in found)

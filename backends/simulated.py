@@ -11,10 +11,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from anychip_base.extras import how_to_install
 from backends.contract.errors import BackendUnavailableError
 
 VARIABLE = "ANYCHIP_SIMULATE"
-MISSING = "Simulated devices, and the one called null, are part of the tools: pip install 'anychip[tools]'."
+
+
+def missing() -> BackendUnavailableError:
+    """Says what is not installed."""
+    return BackendUnavailableError(
+        f"Simulated devices, and the one called null, are part of the tools: {how_to_install('tools')}."
+    )
 
 
 def simulates(device_type: str) -> bool:
@@ -39,4 +46,4 @@ def package() -> Any:
     """
     for entry in entry_points(group="anychip.simulation"):
         return entry.load()
-    raise BackendUnavailableError(MISSING)
+    raise missing()

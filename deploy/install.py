@@ -4,7 +4,7 @@ Owns: which torch build fits this machine and where it comes from; what is known
 backends/vendors/table.py. Must not need anything but the standard library and pip, must not load torch, and must not
 replace the torch that a vendor's image brings.
 
-    look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install anychip
+    look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install these sources
 
 Settings: ANYCHIP_TORCH = auto, cpu, cuda, rocm, ascend, registry (the registry's torch) or keep (the torch of the
 Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror;

@@ -289,13 +289,13 @@ def _progress(name: str, start: int, total: int | None) -> Iterator[Callable[[in
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=Console(stderr=True, markup=False), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(name, total=total, completed=start)
         yield lambda count: progress.advance(task, count)
 

@@ -19,7 +19,7 @@ class NetworkSettings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
     grpc_port: int = Field(
-        0, ge=0, le=65535, description="Port of the gRPC service, usually 8001 (needs anychip[grpc]); 0: there is none"
+        0, ge=0, le=65535, description="Port of the gRPC service, usually 8001 (needs the extra grpc); 0: there is none"
     )
     reuse_port: int = Field(
         0,

@@ -11,7 +11,7 @@ class ObservabilitySettings(BaseModel):
     """Metrics, traces and the log."""
 
     trace_endpoint: str = Field(
-        "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs anychip[traces]"
+        "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs OpenTelemetry"
     )
     trace_ratio: float = Field(
         0.01, ge=0, le=1, description="Share of requests to trace; those whose client traces them are traced anyway"

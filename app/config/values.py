@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
+from anychip_base.extras import how_to_install
+
 CLIENTS = ("image-client", "triton", "ultralytics")
 """Clients of other servers that are answered where `compat` names them."""
 PACKAGED = ("deepstack", "triton-metrics", "x-anylabeling")
@@ -71,7 +73,7 @@ def _known_clients(value: str) -> str:
     known = (*CLIENTS, *(entry.name for entry in entry_points(group=CLIENT_GROUP)))
     unknown = [name for name in split(value) if name not in known]
     if unknown:
-        hint = ": pip install 'anychip[compat]'" if unknown[0] in PACKAGED else ""
+        hint = f": {how_to_install('compat')}" if unknown[0] in PACKAGED else ""
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}{hint}")
     return value
 

@@ -4,7 +4,7 @@
              └────────────────────┴─link─► batch     one a batch, a trace of its own: it serves many requests
 
 Owns: when spans are made and what they say; everything OpenTelemetry is behind these two classes. Must not know HTTP
-beyond headers, nor models. Optional (`anychip[traces]`): without an endpoint and without a provider of the surrounding
+beyond headers, nor models. Optional (the extra `traces`): without an endpoint and without a provider of the surrounding
 program nothing is made. Spans of stages are made afterwards, from times that are measured anyway, and only for requests
 that are recorded.
 
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from anychip_base.extras import how_to_install
 from app.config import Settings
 from app.observability.metrics import version
 
@@ -79,7 +80,7 @@ def _exporting(endpoint: str, ratio: float) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        raise TracingError("traces need OpenTelemetry: pip install 'anychip[traces]'") from None
+        raise TracingError(f"traces need OpenTelemetry: {how_to_install('traces')}") from None
     ours = Resource({"service.name": "anychip", "service.version": version()})
     # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last and wins.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())

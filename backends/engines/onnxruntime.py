@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
@@ -155,7 +156,7 @@ class _OnnxRuntimeExecutable(Executable):
 
 
 def _runtime() -> Any:
-    runtime, *_ = (imported(package, "pip install 'anychip[onnx]'") for package in _PACKAGES)
+    runtime, *_ = (imported(package, how_to_install("onnx")) for package in _PACKAGES)
     runtime.disable_telemetry_events()  # Microsoft's builds for Windows report to Microsoft.
     return runtime
 

@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from anychip_base.extras import how_to_install
 from backends.contract.backend import (
     Array,
     CompileOptions,
@@ -58,7 +59,7 @@ class OpenVINOEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        openvino = imported("openvino", "pip install 'anychip[cpu]'")
+        openvino = imported("openvino", how_to_install("cpu"))
         core = openvino.Core()
         able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "bf16" and "BF16" not in able:
@@ -90,7 +91,7 @@ class OpenVINOEngine(Engine):
         return str(openvino.__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
-        nncf = version_of("nncf", "pip install 'anychip[cpu]'") if precision == "int8" else ""
+        nncf = version_of("nncf", how_to_install("cpu")) if precision == "int8" else ""
         return super().parts(network, precision, options, nncf, *more)
 
 

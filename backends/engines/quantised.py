@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Network, Pixels
 from backends.contract.errors import EngineRefusedError, first_line
@@ -29,7 +30,7 @@ _BATCH = 8  # Images at once to calibrate on.
 
 def version() -> str:
     """Of torchao. Raises EngineRefusedError where it is not installed."""
-    return version_of("torchao", "pip install 'anychip[inductor]'")
+    return version_of("torchao", how_to_install("inductor"))
 
 
 def quantised(network: Network, pixels: Pixels) -> nn.Module:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anychip_base.extras import how_to_install
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError
 from backends.engines.compiled import compiling, device_kind, digest_of, imported, with_own_folder
@@ -51,7 +52,7 @@ class TensorRTEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        torch_tensorrt = imported(self.package, "pip install 'anychip[cuda]'")
+        torch_tensorrt = imported(self.package, how_to_install("cuda"))
         in_int8 = precision == "int8"
         exporting: Callable[[], AbstractContextManager[Any]] = nullcontext
         with compiling("TensorRT", device):

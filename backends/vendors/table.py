@@ -228,7 +228,7 @@ ASCEND = Facts(
     device_type="npu",
     packages=("torch_npu",),
     without_torch="acl",
-    install="pip install 'anychip[ascend]', with torch-npu of torch's version, beside a CPU build of torch and CANN",
+    install="ANYCHIP_TORCH=ascend make install, in anychip's sources, beside CANN",
     constraints=NUMPY_1,
     device_files=("/dev/davinci[0-9]*",),
     pci_vendor="0x19e5",

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from anychip_base.extras import how_to_install
 from anychip_base.interpreter import python_command
 from models.contract.errors import WeightsError
 
 _CHILDREN = {f".{entry.name}": entry.value for entry in entry_points(group="anychip.finished")}
-_PACKAGES = {".om": "anychip[ascend]"}
-FINISHED = tuple(dict.fromkeys((*_PACKAGES, *_CHILDREN)))
+_EXTRAS = {".om": "ascend"}
+FINISHED = tuple(dict.fromkeys((*_EXTRAS, *_CHILDREN)))
 _TIME_LIMIT_S = 120.0
 
 
@@ -42,7 +43,7 @@ class Finished:
 def read_finished(file: Path) -> Finished:
     """What the runtime says of a file. Raises WeightsError."""
     if file.suffix not in _CHILDREN:
-        raise WeightsError(f"What reads {file.name} is not installed: pip install '{_PACKAGES[file.suffix]}'.")
+        raise WeightsError(f"What reads {file.name} is not installed: {how_to_install(_EXTRAS[file.suffix])}.")
     try:
         done = subprocess.run(
             python_command("-m", _CHILDREN[file.suffix], str(file)),

@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 
 GROUP = "anychip.libraries"
@@ -47,7 +48,7 @@ def builder() -> Any:
     """The module that builds networks of these libraries. Raises WeightsError where it is not installed."""
     for entry in entry_points(group=GROUP):
         return entry.load()
-    raise WeightsError("networks of timm and transformers are built by a package: pip install 'anychip[compat]'.")
+    raise WeightsError(f"networks of timm and transformers are built by a package: {how_to_install('compat')}.")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

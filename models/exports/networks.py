@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import TensorModel
@@ -88,7 +89,7 @@ class OnnxSessionGraph(Graph):
         try:
             import onnxruntime
         except ImportError as error:
-            raise WeightsError("ONNX files need ONNX Runtime: pip install 'anychip[onnx]'.") from error
+            raise WeightsError(f"ONNX files need ONNX Runtime: {how_to_install('onnx')}.") from error
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import models.onnx.layers
 import models.onnx.shapes  # noqa: F401  # Both register their operators.
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
@@ -232,7 +233,7 @@ def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
         read: Callable[[Path], OnnxFile] = entry.load()
         return read
     if suffix == ".xml":
-        raise WeightsError("files of OpenVINO are read by a package: pip install 'anychip[compat]'.")
+        raise WeightsError(f"files of OpenVINO are read by a package: {how_to_install('compat')}.")
     return read_onnx
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from anychip_base.extras import how_to_install
 from backends import (
     BACKENDS,
     Backend,
@@ -380,7 +381,7 @@ def test_openvino_without_bf16_kernels_gives_way_to_float32_and_auto_takes_the_n
 def test_eager_serves_where_openvino_is_not_installed(no_openvino: None) -> None:
     _, report = CpuBackend().load(Brightness(), DEVICE, "auto", "fp32", (1,))
     assert report.engine == "eager"
-    assert "anychip[cpu]" in report.refusals["openvino"]
+    assert how_to_install("cpu") in report.refusals["openvino"]
 
 
 def test_openvino_chosen_by_name_but_not_installed_says_how_to_get_it(no_openvino: None) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anychip_base.extras import how_to_install
 from app import cli
 from app.access import keys
 from app.cli import main
@@ -92,7 +93,7 @@ def test_a_command_of_a_package_that_is_not_here_names_it(command, monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         main([command])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == f"anychip: {command} is a command of the tools: pip install 'anychip[tools]'\n"
+    assert capsys.readouterr().err == f"anychip: {command} is a command of the tools: {how_to_install('tools')}\n"
 
 
 def test_the_tools_are_the_commands_that_their_package_brings():

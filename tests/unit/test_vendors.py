@@ -87,7 +87,7 @@ def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "installed", lambda package: False)
-    assert "anychip[ascend]" in AscendBackend().probe().reason
+    assert "ANYCHIP_TORCH=ascend make install" in AscendBackend().probe().reason
 
 
 def test_the_surroundings_win_over_what_a_backend_wants(tmp_path: Path) -> None:

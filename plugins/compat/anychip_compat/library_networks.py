@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.exports import library_files
 from models.weights.checkpoint import read, read_header
@@ -25,13 +26,13 @@ TIMM = "timm/"
 
 
 def library(name: str) -> Any:
-    """The imported library. Raises WeightsError, with the extra that brings it."""
+    """The imported library. Raises WeightsError, with what brings it."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # Nothing is downloaded, whatever a configuration asks for.
     try:
         found = importlib.import_module(name)
     except ImportError as error:
         raise WeightsError(
-            f"networks of {name} need that library: pip install 'anychip[{name}]' ({reason_of(error)})."
+            f"networks of {name} need that library: {how_to_install(name)} ({reason_of(error)})."
         ) from error
     if name == "transformers":
         found.logging.set_verbosity_error()

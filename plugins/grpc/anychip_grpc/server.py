@@ -1,6 +1,6 @@
 """The gRPC server: which methods it has, beside them health and reflection, and when it listens.
 
-Owns: registration, start and stop, and what a port answers before there is a service. Needs `anychip[grpc]`.
+Owns: registration, start and stop, and what a port answers before there is a service. Needs the extra `grpc`.
 """
 
 from __future__ import annotations

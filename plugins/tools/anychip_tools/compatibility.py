@@ -1,7 +1,7 @@
 """Which versions belong together: PyTorch, vendors' packages, their toolkits and drivers, as data.
 
-Owns: the rules, each with its source, and how they are asked of versions. Must import nothing but the standard library:
-`anychip doctor` asks it also where torch cannot be imported.
+Owns: the rules, each with its source, and how they are asked of versions. Must import nothing but the standard
+library and anychip_base: `anychip doctor` asks it also where torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from anychip_base.extras import how_to_install
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 
@@ -138,7 +140,8 @@ def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
     text = f"torch_tensorrt {bridge} and TensorRT {engine or 'not installed'}"
     if _parts(engine)[:2] == _parts(wanted):
         return VersionFinding("PASS", text)
-    return VersionFinding("FAIL", text, f"torch_tensorrt {bridge} wants TensorRT {wanted}: pip install 'anychip[cuda]'")
+    remedy = f"torch_tensorrt {bridge} wants TensorRT {wanted}: {how_to_install('cuda')}"
+    return VersionFinding("FAIL", text, remedy)
 
 
 def _dtk(versions: Mapping[str, str]) -> VersionFinding | None:

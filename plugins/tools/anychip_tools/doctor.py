@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 
+from anychip_base.extras import version
 from anychip_base.interpreter import python_command
 from anychip_tools import container, doctor_vendor, report
 from anychip_tools.compatibility import IMPORT_REMEDIES
@@ -115,13 +116,9 @@ def _packages(_: Settings) -> Check:
             importlib.import_module(module)
         except Exception as error:  # A C extension may raise anything.
             reason = _line(str(error)) or type(error).__name__
-            remedy = _remedy(reason) or "install again: make install, or pip install anychip"
+            remedy = _remedy(reason) or "install again: make clean install, in anychip's sources"
             return Check("packages", "FAIL", f"{module} cannot be imported: {reason}", remedy)
-    try:
-        version = importlib.metadata.version("anychip")
-    except importlib.metadata.PackageNotFoundError:
-        version = "that is not installed (run from its sources)"
-    return Check("packages", "PASS", f"anychip {version} and the {len(_MODULES)} packages it serves with")
+    return Check("packages", "PASS", f"anychip {version()} and the {len(_MODULES)} packages it serves with")
 
 
 def _torch(_: Settings) -> Check:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="write answers there: .jsonl, .csv, .parquet (needs anychip[parquet]), or .json for COCO",
+        help="write answers there: .jsonl, .csv, .parquet (needs pyarrow), or .json for COCO",
     )
     parser.add_argument("--resume", action="store_true", help="go on with an --output that was not finished")
     parser.add_argument("--overwrite", action="store_true", help="replace an --output that exists")

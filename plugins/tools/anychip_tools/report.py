@@ -28,8 +28,8 @@ Cell = str | int | float | None
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Progress]:
     """Bars on stderr while something takes long; none where stderr is no terminal, or it should be `quiet`."""
-    shown = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    shown = Console(stderr=True, markup=False)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
     ) as bars:
@@ -79,8 +79,12 @@ def text_of(cell: Cell) -> str:
 
 
 def console() -> Console:
-    """For tables on stdout. What is no terminal gets lines as long as they are, for programs to read."""
-    return Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False, highlight=False)
+    """For tables on stdout. What is no terminal gets lines as long as they are, for programs to read.
+
+    What is shown is shown as it is: paths and messages have brackets and colons, which rich takes for markup and emoji.
+    """
+    width = None if sys.stdout.isatty() else 200
+    return Console(width=width, soft_wrap=False, highlight=False, markup=False, emoji=False)
 
 
 def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:

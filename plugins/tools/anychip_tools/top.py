@@ -76,7 +76,7 @@ def run(parsed: argparse.Namespace) -> None:
         if parsed.json:
             print_json(before)
             return
-        console = Console()
+        console = Console(markup=False, emoji=False)
         if parsed.once:
             time.sleep(parsed.interval_s)
             console.print(screen(before, fetch_stats(client)))

@@ -1,6 +1,6 @@
 """Load over gRPC, by the Open Inference Protocol: closed and open loop as benchmark.load has them for HTTP.
 
-Owns: the calls and their times. Needs anychip[grpc].
+Owns: the calls and their times. Needs the extra grpc.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anychip_base.extras import how_to_install
 from anychip_tools.benchmark.endpoints import Tensor
 from anychip_tools.benchmark.load import Accepted, ClosedLoad, OpenLoad
 from app.arguments import CommandError
@@ -26,7 +27,7 @@ class RpcTarget:
 
             from anychip_grpc import messages
         except ImportError as error:
-            raise CommandError(f"gRPC needs anychip[grpc]: {error}") from None
+            raise CommandError(f"gRPC needs more packages ({error}): {how_to_install('grpc')}") from None
         self._grpc, self._messages = grpc, messages
         self._address, self._model = address, model
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()

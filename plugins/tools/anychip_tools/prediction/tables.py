@@ -12,6 +12,7 @@ from typing import IO, Any, Literal
 
 import orjson
 
+from anychip_base.extras import how_to_install
 from anychip_tools.prediction.outcomes import Line, read_lines
 from app.arguments import CommandError
 
@@ -41,7 +42,7 @@ def check_format(kind: Format) -> None:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
-            raise CommandError("Parquet needs pyarrow: pip install 'anychip[parquet]', or write .csv") from None
+            raise CommandError(f"Parquet needs pyarrow: {how_to_install('parquet')}; or write .csv") from None
 
 
 def rows(line: Line) -> Iterator[tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anychip_base.extras import how_to_install
 from anychip_tools.validation.difference import Difference, difference
 from anychip_tools.validation.traced import Layer, LayerTracingError
 from models import TensorModel, TensorSpec
@@ -33,7 +34,7 @@ class OnnxLayers:
             import onnx
             import onnxruntime
         except ImportError as error:
-            raise LayerTracingError("ONNX files are taken apart with onnx: pip install 'anychip[onnx]'") from error
+            raise LayerTracingError(f"ONNX files are taken apart with onnx: {how_to_install('onnx')}") from error
         assert model.weights_file is not None
         self._onnx, self._runtime = onnx, onnxruntime
         self._model, self._folder = model, folder

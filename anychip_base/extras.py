@@ -1,0 +1,60 @@
+"""What comes with an extra of this project, and how it is installed here.
+
+Owns: the sentence that a message ends with. Must not name a package of this project as one of a registry: it is on
+none, and anybody could take the name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+_PROJECT = "anychip"
+_PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def version() -> str:
+    """The version of the sources that run, or of the installation."""
+    if not _PYPROJECT.is_file():
+        return metadata.version(_PROJECT)
+    found = re.search(r'^version = "(.+)"$', _PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+@cache
+def how_to_install(extra: str) -> str:
+    """A command that installs what an extra needs, such as `pip install 'onnx>=1.16'`."""
+    try:
+        requirements = list(dict.fromkeys(_requirements(extra)))
+    except metadata.PackageNotFoundError:
+        requirements = []
+    if not requirements:
+        return f"ANYCHIP_EXTRAS={extra} make install, in anychip's sources"
+    beside = shutil.which("pip")
+    is_ours = beside is not None and os.path.dirname(beside) == os.path.dirname(sys.executable)
+    command = f"{'pip' if is_ours else f'{sys.executable} -m pip'} install {shlex.join(requirements)}"
+    return f"{command}, in anychip's sources" if any(each.startswith("./") for each in requirements) else command
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Packages of others, and folders of plug-ins in the sources."""
+    for line in metadata.requires(_PROJECT) or ():
+        requirement, _, marker = line.partition(";")
+        if not re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", marker):
+            continue
+        requirement = requirement.strip()
+        if plugin := re.fullmatch(rf"{_PROJECT}-(\w+)", requirement):
+            yield f"./plugins/{plugin[1]}"
+        elif own := re.fullmatch(rf"{_PROJECT}\[([\w,\s-]+)\]", requirement):
+            for each in re.split(r"\s*,\s*", own[1]):
+                yield from _requirements(each)
+        else:
+            yield requirement
