@@ -1,7 +1,7 @@
 """Writes files as the libraries of other people write them, and what these libraries answer: `PART FOLDER`.
 
-A process of its own, as it imports those libraries. `FOLDER/answers.json` has the answers by the file's name. All networks
-are small; those of Ultralytics and torchvision carry the sample weights, so that what they find is clear.
+A process of its own, as it imports those libraries. `FOLDER/answers.json` has the answers by the file's name. All
+networks are small; those of Ultralytics and torchvision carry the sample weights, so that what they find is clear.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def write_libraries(folder: Path) -> dict[str, Any]:
     answers: dict[str, Any] = {}
     picture = _picture(64)
     picture.save(folder / "small.png")
+    picture.resize((4000, 3000)).save(folder / "large.jpg")
     _write_own(folder, picture, answers)
     _write_questions(folder, answers)
     _write_torchvision(folder, answers)
@@ -152,6 +153,7 @@ def _write_torchvision(folder: Path, answers: dict[str, Any]) -> None:
 def _write_timm(folder: Path, answers: dict[str, Any]) -> None:
     """`convnext`: a folder of `timm.models.save_for_hf`, answered by `timm.data.create_transform`."""
     import timm
+
     from tests.support.library_folders import LABELS, timm_folder
 
     network = timm_folder("test_convnext", folder / "convnext")

@@ -1,4 +1,4 @@
-"""The installed command, as a user starts it: a bare environment, a folder of the user's own, and nothing of the other tests.
+"""The installed command, as a user starts it: a bare environment, a folder of the user's own, nothing of other tests.
 
 ANYCHIP_TEST_COMMAND names another `anychip` than the one beside this Python. Nothing here imports the product.
 """
@@ -84,10 +84,11 @@ class Anychip:
     command: Path
     home: Path
     prefix: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str | None] = field(default_factory=dict)
 
     def _bare(self) -> dict[str, str]:
-        return {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), **self.environment}
+        said = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), **self.environment}
+        return {name: text for name, text in said.items() if text is not None}
 
     def run(self, *arguments: str, cwd: Path, status: int = 0) -> str:
         """What a command says on both streams, after it ended with this status."""

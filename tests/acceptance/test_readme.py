@@ -1,7 +1,7 @@
 """Every block of README, run as it is printed, where its reader is: in a clone, with files of the reader's own.
 
-`best.onnx` is compared with `ultralytics.YOLO.predict`, `faces.pt` (Ultralytics' `best.pt`) too, `dogs.safetensors` with
-torchvision's resnet50, `bert.onnx` with PyTorch's own module.
+`best.onnx` is compared with `ultralytics.YOLO.predict`, `faces.pt` (Ultralytics' `best.pt`) too, `dogs.safetensors`
+with torchvision's resnet50, `bert.onnx` with PyTorch's own module.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def test_a_network_that_carries_its_own_graph(reader, clone, library_files):
         shutil.copy(library_files.folder / name, clone)
     expected = library_files.answers["bert.onnx"]
     words = expected["input_ids"]
-    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [len(words), len(words[0])], "data": sum(words, [])}
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [len(words), len(words[0])], "data": words}
     body = shlex.quote(json.dumps({"inputs": [tensor]}))
     with started(reader, GRAPH, clone) as (service, beside):
         asked = f"curl -fsS --json {body} {service.address}/v2/models/qa/infer"
