@@ -62,9 +62,10 @@ class Service:
     log: Path
     said: str
 
-    def ask(self, path: str, body: bytes | None = None, content_type: str = "image/jpeg") -> Any:
-        """What it answers, from JSON where it is that. Raises HTTPError."""
-        request = urllib.request.Request(self.address + path, body, {"Content-Type": content_type})
+    def ask(self, path: str, body: bytes | None = None) -> Any:
+        """What it answers a browser, or of an image; from JSON where it is that. Raises HTTPError."""
+        headers = {"Content-Type": "image/jpeg", "Accept": "application/json"} if body else {"Accept": "text/html, */*"}
+        request = urllib.request.Request(self.address + path, body, headers)
         # No proxy of the machine's.
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE_S) as answer:
             said = answer.read()
@@ -96,16 +97,17 @@ class Anychip:
 
     def completed(self, command: Sequence[str], *, cwd: Path, status: int = 0) -> str:
         """The same of any command line."""
-        done = self._done(command, cwd, status)
+        done = self.done(command, cwd, status)
         return done.stdout + done.stderr
 
     def predict(self, model: str, image: Path, *, cwd: Path) -> dict[str, Any]:
         """The prediction of one image by the command of that name, which says it in JSON."""
         command = [str(self.command), "predict", model, str(image), "--json", "--device", "cpu"]
-        found: dict[str, Any] = json.loads(self._done(command, cwd, 0).stdout)["predictions"][str(image)]
+        found: dict[str, Any] = json.loads(self.done(command, cwd, 0).stdout)["predictions"][str(image)]
         return found
 
-    def _done(self, command: Sequence[str], cwd: Path, status: int) -> subprocess.CompletedProcess[str]:
+    def done(self, command: Sequence[str], cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Any command line, after it ended with this status."""
         done = subprocess.run(
             [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, capture_output=True,
             text=True, timeout=PATIENCE_S, check=False,

@@ -128,12 +128,12 @@ def started(reader, line: str, folder: Path, *, ends_with=signal.SIGTERM, status
 def ask(beside, line: str, folder: Path):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed, which README asks with")
-    return json.loads(beside.completed(["sh", "-c", line], cwd=folder))
+    return json.loads(beside.done(["sh", "-c", line], folder).stdout)
 
 
 def test_make_demo_and_what_is_asked_of_it(reader, clone, same_classes):
     # Ctrl-C ends it; make says that it was interrupted.
-    with started(reader, DEMO, clone, ends_with=signal.SIGINT, status=None) as (service, beside):
+    with started(reader, DEMO, clone, ends_with=signal.SIGINT, status=None) as (_, beside):
         answer = ask(beside, ASK_HEART, clone)
         [printed] = [json.loads(block) for language, block in BLOCKS if language == "json"]
         assert answer.keys() == printed.keys()
@@ -148,8 +148,6 @@ def test_make_demo_and_what_is_asked_of_it(reader, clone, same_classes):
         said = beside.run("top", "--once", cwd=clone)
         assert "resnet50" in said
         assert "yolov8n" in said
-        page = beside.completed(["curl", "-fsS", f"{service.address}/"], cwd=clone)
-        assert "<html" in page
 
 
 def test_a_model_of_your_own(reader, clone, ultralytics_files, same_boxes):
