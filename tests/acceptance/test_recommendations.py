@@ -1,4 +1,4 @@
-"""What messages and pages tell to install is possible. Our packages are on no registry: anybody could take the names."""
+"""What messages and pages tell to install is possible. Our packages are on no registry: anybody may take the names."""
 
 from __future__ import annotations
 
