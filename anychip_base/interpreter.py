@@ -29,10 +29,7 @@ _ROOT = os.path.dirname(os.path.dirname(_FILE))
 
 
 class _Finder:
-    """Finds our packages beside this one, whatever else has their names.
-
-    An editable install has a finder as well, which Python asks last, after the folders of the path.
-    """
+    """Finds our packages beside this one, whatever else has their names."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -43,7 +40,7 @@ class _Finder:
 def settle() -> None:
     """Give this process the order of modules that its children have. For a process that is ours from its first line."""
     sys.path[:] = module_path()
-    _prefer_ours()
+    _prefer_installed()
 
 
 def module_path() -> list[str]:
@@ -68,14 +65,18 @@ def python_command(*words: str) -> list[str]:
     return [sys.executable, *options[1 : options.index("-c")], _FILE, "\n".join(module_path()), *words]
 
 
-def _prefer_ours() -> None:
+def _prefer_installed() -> None:
+    """Ask finders of editable installs, which know a few names each, before the path, which has the user's folders."""
+    if PathFinder in sys.meta_path:
+        place = sys.meta_path.index(PathFinder)
+        sys.meta_path[place:] = [*sys.meta_path[place + 1 :], PathFinder]
     if not any(type(each).__module__ == __name__ for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def _run(first: str, *words: str) -> None:
     """Be the child that `python_command` describes."""
-    _prefer_ours()
+    _prefer_installed()
     if first == "-c":
         code, *given = words
         sys.argv = ["-c", *given]

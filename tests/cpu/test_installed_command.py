@@ -72,14 +72,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["the current folder", "PYTHONPATH"])
-def environment(
-    request: pytest.FixtureRequest, hostile: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, str]]:
-    """Of the command. No child has imported one of these in the end."""
+@pytest.fixture
+def environment(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Of the command, which has this as its current folder and on PYTHONPATH. No child has imported one in the end."""
     bare = {"PATH": "/usr/bin:/bin", "HOME": str(hostile / "home"), "ANYCHIP_TRUST_EXPORTED": "true"}
-    if request.param == "PYTHONPATH":
-        bare["PYTHONPATH"] = str(hostile)
+    bare["PYTHONPATH"] = str(hostile)
     monkeypatch.chdir(hostile)
     yield bare
     mark = hostile / "imported.txt"

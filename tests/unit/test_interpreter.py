@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import zipfile
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,22 @@ def test_packages_of_our_names_elsewhere_are_not_ours(project: Path, monkeypatch
     assert all(spec is not None and Path(spec.origin).parent.parent == Path(interpreter._ROOT) for spec in found)
     assert sys.meta_path[0].find_spec("torch") is None
     interpreter.settle()
-    assert len(sys.meta_path) == 2
+    assert len(sys.meta_path) == 2, "it is idempotent"
+
+
+def test_editable_installs_come_before_the_users_folders(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Editable:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return PathFinder.find_spec(name, [str(project.parent)]) if name == "aside_library" else None
+
+    for folder in (project, project.parent):
+        (folder / "aside_library.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project)])
+    monkeypatch.setattr(sys, "meta_path", [PathFinder, Editable])
+    assert find_spec("aside_library").origin == str(project / "aside_library.py")
+    interpreter.settle()
+    assert find_spec("aside_library").origin == str(project.parent / "aside_library.py")
 
 
 def readable(path: Path) -> bool:

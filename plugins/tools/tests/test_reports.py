@@ -1,7 +1,9 @@
-"""The reports in docs/reports: as `anychip verify` wrote them, with nobody's names, and listed where people look."""
+"""The reports in docs/reports, as `anychip verify` wrote them, with nobody's names; and what is shown in a terminal."""
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from anychip_tools import report as shown
 from anychip_tools.verify.report import Finding, Part, VerifyReport
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -46,3 +49,40 @@ def test_every_report_has_its_row(path: Path, page: str) -> None:
     assert report.date in row
     assert passed
     assert "passed" in row or "通过" in row
+
+
+MESSAGE = "pip install 'anything[onnx]' :warning: [bold]net[/bold].onnx [/]"
+
+
+def test_what_is_shown_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich takes words in brackets for markup, and words between colons for emoji; [/] ends the command."""
+    console = shown.console()
+    console.print(MESSAGE)
+    console.print(shown.table(f"title {MESSAGE}", [f"column {MESSAGE}"], [[f"cell {MESSAGE}"]]))
+    printed = capsys.readouterr().out
+    assert [printed.count(f"{place}{MESSAGE}") for place in ("", "title ", "column ", "cell ")] == [4, 1, 1, 1]
+
+
+def test_a_task_beside_a_bar_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr("sys.stderr", output)
+    with shown.progress(quiet=True) as bars:
+        bars.add_task(MESSAGE, total=1)
+        bars.console.print(bars.get_renderable(), width=400)
+    assert MESSAGE.replace(":warning:", "⚠") in output.getvalue() or MESSAGE in output.getvalue()
+
+
+ROOT = DOCS.parent
+
+
+def test_nothing_of_the_product_lets_rich_read_markup() -> None:
+    rooms = [*(ROOT / name for name in ("app", "backends", "models")), *ROOT.glob("plugins/*/anychip_*")]
+    made = [
+        (path.name, ast.unparse(node))
+        for room in rooms
+        for path in room.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Console", "TextColumn")
+    ]
+    assert len(made) >= 6
+    assert [text for text in made if "markup=False" not in text[1]] == []
