@@ -57,7 +57,7 @@ def test_tests_of_faults_without_a_service_measure_their_own_loop(name):
 
 
 def test_every_test_module_is_in_a_room():
-    rooms = {"unit", "virtual", "cpu", "simulated", "service", "deploy"}
+    rooms = {"acceptance", "unit", "virtual", "cpu", "simulated", "service", "deploy"}
     assert [
         path for path in TESTS.rglob("test_*.py") if path.parent.parent != TESTS or path.parent.name not in rooms
     ] == []

@@ -1,0 +1,263 @@
+"""The installed command, as a user starts it: a bare environment, a folder of the user's own, nothing of other tests.
+
+ANYCHIP_TEST_COMMAND names another `anychip` than the one beside this Python. Nothing here imports the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILDER = Path(__file__).with_name("build_files.py")
+PATIENCE_S = 200
+"""Only what hangs takes as long: no test asks how long something took."""
+
+
+def _descendants(pid: int) -> list[tuple[int, str]]:
+    """Processes below one, each with the time of its start, as numbers are given again."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                _, _, rest = (entry / "stat").read_text().rpartition(")")
+                fields = rest.split()
+                parents.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += [each for each, _ in below]
+    return found
+
+
+def _alive(process: tuple[int, str]) -> bool:
+    try:
+        _, _, rest = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")
+    except OSError:
+        return False
+    fields = rest.split()
+    return fields[19] == process[1] and fields[0] not in "ZX"
+
+
+@dataclass
+class Service:
+    """A service that was started and is ready."""
+
+    process: subprocess.Popen[str]
+    address: str
+    log: Path
+    said: str
+
+    def ask(self, path: str, body: bytes | None = None) -> Any:
+        """What it answers a browser, or of an image; from JSON where it is that. Raises HTTPError."""
+        headers = {"Content-Type": "image/jpeg", "Accept": "application/json"} if body else {"Accept": "text/html, */*"}
+        request = urllib.request.Request(self.address + path, body, headers)
+        # No proxy of the machine's.
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=PATIENCE_S) as answer:
+            said = answer.read()
+            return json.loads(said) if "json" in answer.headers.get("Content-Type", "") else said
+
+    def classes(self, model: str, image: Path) -> list[dict[str, Any]]:
+        """The classes of one image."""
+        [prediction] = self.ask(f"/v1/models/{model}:predict", image.read_bytes())["predictions"]
+        found: list[dict[str, Any]] = prediction["classes"]
+        return found
+
+
+@dataclass(frozen=True)
+class Anychip:
+    """An `anychip` command. `home` is its user's; `prefix` starts it in surroundings of their own."""
+
+    command: Path
+    home: Path
+    prefix: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+
+    def _bare(self) -> dict[str, str]:
+        said = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), **self.environment}
+        return {name: text for name, text in said.items() if text is not None}
+
+    def run(self, *arguments: str, cwd: Path, status: int = 0) -> str:
+        """What a command says on both streams, after it ended with this status."""
+        return self.completed([str(self.command), *arguments], cwd=cwd, status=status)
+
+    def completed(self, command: Sequence[str], *, cwd: Path, status: int = 0) -> str:
+        """The same of any command line."""
+        done = self.done(command, cwd, status)
+        return done.stdout + done.stderr
+
+    def predict(self, model: str, image: Path, *, cwd: Path) -> dict[str, Any]:
+        """The prediction of one image by the command of that name, which says it in JSON."""
+        command = [str(self.command), "predict", model, str(image), "--json", "--device", "cpu"]
+        found: dict[str, Any] = json.loads(self.done(command, cwd, 0).stdout)["predictions"][str(image)]
+        return found
+
+    def done(self, command: Sequence[str], cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Any command line, after it ended with this status."""
+        done = subprocess.run(
+            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    @contextlib.contextmanager
+    def serving(self, *arguments: str, cwd: Path) -> Iterator[Service]:
+        """A service of these arguments, ended as init systems end it: it must go with status 0, and all of it."""
+        with self.started([str(self.command), *arguments], cwd=cwd) as service:
+            yield service
+
+    @contextlib.contextmanager
+    def started(
+        self, command: Sequence[str], *, cwd: Path, ends_with: signal.Signals = signal.SIGTERM, status: int | None = 0
+    ) -> Iterator[Service]:
+        """The same of any command line that begins a service."""
+        log = self.home / "service.log"
+        with log.open("w") as errors, subprocess.Popen(
+            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=errors, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                service = Service(process, *_ready(process, log))
+                yield service
+                of_it = _descendants(process.pid)
+                # As a terminal does it: Ctrl-C reaches all of the group, SIGTERM the process alone.
+                if ends_with is signal.SIGINT:
+                    os.killpg(process.pid, ends_with)
+                else:
+                    process.send_signal(ends_with)
+                ended = process.wait(PATIENCE_S)
+                assert status is None or ended == status, f"status {ended}\n{log.read_text()}"
+                assert of_it
+                assert [each for each in of_it if _alive(each)] == []
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ready(process: subprocess.Popen[str], log: Path) -> tuple[str, Path, str]:
+    assert process.stdout is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if found := re.search(r"(?: at |^Open )(http://[\w.:]+)", line):
+            return found[1], log, said
+    raise AssertionError(f"it ended with {process.wait(PATIENCE_S)} before it was ready\n{said}{log.read_text()}")
+
+
+@pytest.fixture(scope="session")
+def command() -> Path:
+    """The installed command that is under test."""
+    found = Path(os.environ.get("ANYCHIP_TEST_COMMAND") or Path(sys.executable).with_name("anychip")).absolute()
+    assert found.is_file(), f"{found} is not there: make install first, or name it in ANYCHIP_TEST_COMMAND"
+    return found
+
+
+@pytest.fixture
+def anychip(command: Path, tmp_path: Path) -> Anychip:
+    """That command for a user who has never used it."""
+    (tmp_path / "home").mkdir()
+    return Anychip(command, tmp_path / "home")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """An empty current folder."""
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a library wrote, and what it answers itself, by the file's name."""
+
+    folder: Path
+    answers: Mapping[str, Any]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Make a folder once for all processes of the tests: the first that asks does, others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder = base / name
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / ".made").exists():
+                folder.mkdir()  # Where it failed before, this fails at once.
+                make(folder)
+                (folder / ".made").touch()
+        return folder
+
+    return made
+
+
+def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
+    def make(folder: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "YOLO_CONFIG_DIR": str(folder)}
+        done = subprocess.run(
+            [sys.executable, BUILDER, part, folder], env=environment, capture_output=True, text=True,
+            timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    folder = once(part, make)
+    return Built(folder, json.loads((folder / "answers.json").read_text()))
+
+
+@pytest.fixture(scope="session")
+def ultralytics_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
+    """`best.pt`, `best.onnx`, `street.jpg`."""
+    pytest.importorskip("ultralytics", reason="ultralytics is not installed, which writes these files")
+    return _built("ultralytics", once)
+
+
+@pytest.fixture(scope="session")
+def library_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
+    """Everything else that `build_files.py` writes."""
+    pytest.importorskip("timm", reason="timm is not installed, which writes these files")
+    return _built("libraries", once)
+
+
+@pytest.fixture(scope="session")
+def same_classes() -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], None]:
+    """Assert that the first class is the library's, and that scores are near: engines compute in bfloat16, too."""
+
+    def check(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> None:
+        assert mine[0]["label"] == theirs[0]["label"]
+        expected = {each["label"]: each["score"] for each in theirs}
+        for each in mine:
+            assert each["score"] == pytest.approx(expected[each["label"]], abs=0.03)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def same_boxes() -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], None]:
+    """Assert that the same objects, each of a kind of its own, were found at the same places."""
+
+    def check(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> None:
+        assert sorted(each["label"] for each in mine) == sorted(each["label"] for each in theirs)
+        for their in theirs:
+            [found] = [each for each in mine if each["label"] == their["label"]]
+            assert found["score"] == pytest.approx(their["score"], abs=0.03)
+            assert [found["box"][side] for side in ("x1", "y1", "x2", "y2")] == pytest.approx(their["box"], abs=2)
+
+    return check

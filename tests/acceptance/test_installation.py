@@ -1,0 +1,111 @@
+"""Wheels, as `python -m build` makes them, in an environment of their own: for its user, and for another.
+
+The editable form, `make install`, is what all other tests here run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+BROUGHT = re.findall(
+    r'"anychip-(\w+)"', re.search(r"^BROUGHT = \((.*)\)", (ROOT / "deploy" / "install.py").read_text(), re.M)[1]
+)
+PACKAGES = re.findall(r'"(\w+)\*"', re.search(r"^include = \[(.*)\]", PYPROJECT, re.M)[1])
+LARGE = "models/sample/resnet50.safetensors"
+"""Takes half a minute to compress twice: an empty file stands for it, and the demo here leaves its network out."""
+
+
+def made(*command: str | Path, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def wheels(once):
+    """Built in a copy of the sources, and installed; torch and other people's packages are shared with this Python."""
+    pytest.importorskip("build", reason="build is not installed: make .venv/.developer")
+
+    def make(folder: Path) -> None:
+        sources = folder / "sources"
+        left_out = shutil.ignore_patterns(
+            ".*", "__pycache__", "*.egg-info", "build", "dist", "tests", "docs", Path(LARGE).name
+        )
+        shutil.copytree(ROOT, sources, ignore=left_out, symlinks=True)
+        (sources / LARGE).touch()
+        build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist")
+        made(*build, ".", cwd=sources)
+        for name in BROUGHT:
+            made(*build, "--wheel", f"plugins/{name}", cwd=sources)
+        made(sys.executable, "-m", "venv", "--without-pip", "environment", cwd=folder)
+        python = folder / "environment" / "bin" / "python"
+        install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps")
+        made(*install, *sorted((folder / "dist").glob("*.whl")), cwd=folder)
+        [packages] = (folder / "environment" / "lib").glob("python*/site-packages")
+        # Files .pth in a folder that is named in one are not read: the editable installs beside stay out of sight.
+        shared = [each for each in sys.path if each.endswith(("site-packages", "dist-packages"))]
+        (packages / "shared.pth").write_text("\n".join(shared))
+
+    return once("wheels", make)
+
+
+@pytest.fixture
+def wheel_command(anychip, wheels):
+    return replace(anychip, command=wheels / "environment" / "bin" / "anychip")
+
+
+def test_the_wheel_has_every_file_of_the_packages(wheels):
+    [wheel] = (wheels / "dist").glob("anychip-*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sources = wheels / "sources"
+    there = {
+        str(file.relative_to(sources))
+        for package in PACKAGES
+        for file in (sources / package).rglob("*")
+        if file.is_file()
+    }
+    assert packed == there
+
+
+def test_a_wheel_reads_a_file(wheel_command, empty, library_files, same_classes):
+    script = "import app; print(app.__file__)"
+    python = wheel_command.command.with_name("python")
+    where = wheel_command.completed([str(python), "-c", script], cwd=empty)
+    assert Path(where.strip()).is_relative_to(python.parent.parent)
+    found = wheel_command.predict(
+        f"mine={library_files.folder}/mine.onnx", library_files.folder / "small.png", cwd=empty
+    )
+    same_classes(found["classes"], library_files.answers["mine.onnx"])
+
+
+def test_another_user_without_a_home_serves_the_demo(wheel_command, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    # It reads all files, as those of users who install for everybody can be read, and writes none.
+    may = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
+    may += (
+        "--inh-caps=-all,+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+        "--bounding-set=-all,+dac_read_search",
+    )
+    nobody = replace(wheel_command, prefix=may, environment={"HOME": None})
+    refused = subprocess.run([*may, "touch", wheel_command.command], capture_output=True, text=True, check=False)
+    if "Permission denied" not in refused.stderr:
+        pytest.skip(f"no user can be made here who reads and does not write: {refused.stderr}")
+    with nobody.serving("demo", "--models", "yolov8n", "--port", "0", cwd=Path("/")) as service:
+        page = service.ask("/").decode()
+        [script, *_] = re.findall(r'src="(/?[\w./-]+\.js)', page)
+        assert service.ask(f"/{script.lstrip('/')}")
+        image = (ROOT / "models" / "sample" / "images" / "detect_1.jpg").read_bytes()
+        [prediction] = service.ask("/v1/models/yolov8n:predict", image)["predictions"]
+    assert "star" in {each["label"] for each in prediction["detections"]}
