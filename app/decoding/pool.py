@@ -24,7 +24,9 @@ from app.decoding.waiting import (
     DecodeFailedError,
     DecodeQueue,
     DecodeQueueFullError,
+    DecodeTooLateError,
     ImageLimits,
+    MeanOfLate,
     Outcome,
     PendingImage,
 )
@@ -45,7 +47,6 @@ answers several small ones at once: to be woken up for each costs this process m
 _MOST_DEATHS = 3
 """Decoders that may be killed from outside under one image, before the image is taken for the cause: the system's
 out-of-memory killer comes from outside, too."""
-_MEAN_RATE = 0.05
 _CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
 """So many times the mean, or so long, an image may take. In the rest of it something stood still (a paused container, a
 stopped process), and that is held against no model."""
@@ -85,7 +86,7 @@ class Decoders:
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
         self._large_pixels = 0
-        self._image_s = self._image_bytes = 0.0  # Of an image, the mean of late.
+        self._image_s, self._image_bytes = MeanOfLate(), MeanOfLate()
         self._flushing = False
         self._rejecting: set[asyncio.Task[None]] = set()
 
@@ -102,7 +103,19 @@ class Decoders:
     @property
     def seconds_an_image(self) -> float:
         """What an image takes of all decoders together, of late."""
-        return self._image_s / self._replicas.count
+        return self._image_s.value / self._replicas.count
+
+    def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float:
+        """Seconds until a decoder is expected to begin the last of `images` that a client may send now.
+
+        `priority_s`: how much earlier than now they stand. What decoders have in hand, but for one image each, is before
+        them in any case. Where nothing waits this is 0 for one image: what an image takes itself is not in it.
+        """
+        queue, count = self._queue, self._replicas.count
+        in_hand_s = max(0, queue.held - queue.waiting - count) * self._image_s.value
+        now_s = clock.monotonic()
+        behind_s = self._turns.would_be_behind_s(client, now_s, self.seconds_an_image, queue.waiting)
+        return (in_hand_s + queue.work_before_s(model, now_s + behind_s - priority_s, images)) / count
 
     @property
     def up(self) -> int:
@@ -126,8 +139,8 @@ class Decoders:
         """Decode an image; its `ended` is called once, perhaps before this returns.
 
         Images of one `client` stand behind each other. `again`: it was here before, and no limit on what waits counts.
-        What `ended` hears if not the placement: DecodeQueueFullError, InvalidImageError, ImageTooLargeError,
-        DecodeFailedError.
+        What `ended` hears if not the placement: DecodeQueueFullError, DecodeTooLateError, InvalidImageError,
+        ImageTooLargeError, DecodeFailedError.
         """
         if image.kind is Kind.PIXELS:
             image.pixels = image.width * image.height
@@ -181,9 +194,17 @@ class Decoders:
                     self._queue.push(image)
                     break
                 decoder = idle
+            if self._queue.waiting and self._is_hopeless(decoder, image, now_s):
+                self._end(image, DecodeTooLateError())
+                continue
             self._give_to(decoder, image, now_s)
         for decoder in self._replicas.decoders.values():
             decoder.flush()
+
+    def _is_hopeless(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> bool:
+        """Whether its pixels would come too late: it makes room for others, where there are any."""
+        ahead_s = len(decoder.sent) * self._image_s.value
+        return now_s + ahead_s + self._queue.image_s(image.model) > image.needed_s
 
     def _has_room(self, image: PendingImage) -> bool:
         """Whether a large image may be decoded now: one decoder stays free of them, and their memory is bounded. One
@@ -196,7 +217,8 @@ class Decoders:
     def _next_decoder(self) -> DecoderProcess | None:
         """The decoder with the fewest bytes ahead of it among those that may have another image."""
         best = None
-        ahead_bytes = self._image_bytes * _AHEAD_S / self._image_s if self._image_s else 0.0
+        image_s = self._image_s.value
+        ahead_bytes = self._image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
         for decoder in self._replicas.ready:
             if not decoder.is_reserved and (best is None or decoder.bytes < best.bytes):
                 images = len(decoder.sent)
@@ -234,10 +256,10 @@ class Decoders:
         """Raises KeyError for a job that this decoder does not have."""
         image = decoder.answered(answer.token)
         now_s = clock.monotonic()
-        credible_s = max(_CREDIBLE * self._image_s, _ALWAYS_CREDIBLE_S)
+        credible_s = max(_CREDIBLE * self._image_s.value, _ALWAYS_CREDIBLE_S)
         taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
-        self._image_s += _MEAN_RATE * (taken_s - self._image_s)
-        self._image_bytes += _MEAN_RATE * (len(image.body) - self._image_bytes)
+        self._image_s.learn(taken_s)
+        self._image_bytes.learn(len(image.body))
         self._queue.took(image.model, taken_s)
         decoder.heard_s = now_s
         self._returned(image)

@@ -1,6 +1,6 @@
 """Images that wait to be decoded, in the order in which they are decoded, and what can become of one.
 
-Owns: an image's record, one heap a model, the bound on what waits, and the turns between models and between clients.
+Owns: an image's record, one line a model, what images take and how long they would wait, the bound on what waits, and the turns between models and between clients.
 Pure logic: no processes, no asyncio, no clock. Must not know what is in an image.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
@@ -11,7 +11,8 @@ Large images wait apart, so that they never stand before small ones when no deco
 
 from __future__ import annotations
 
-import heapq
+import math
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -22,10 +23,30 @@ from models import Placement
 Encoded = bytes | bytearray | memoryview
 
 _CLIENTS = 1000
+_MEAN_RATE = 0.05
+
+
+class MeanOfLate:
+    """A mean in which what came of late counts most; of the first ones it is the plain mean."""
+
+    __slots__ = ("_rate", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._rate = 1.0
+
+    def learn(self, value: float) -> None:
+        """Move the mean towards this."""
+        self.value += self._rate * (value - self.value)
+        self._rate = max(_MEAN_RATE, self._rate / (1 + self._rate))  # 1, 1/2, 1/3, …
 
 
 class DecodeFailedError(Exception):
     """The image could not be decoded for a reason that lies here; the message is for the log."""
+
+
+class DecodeTooLateError(Exception):
+    """The image was not decoded, as its pixels would have come too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +75,8 @@ class PendingImage:
 
     Its slot belongs to the decoders until `ended` is called, exactly once: then no decoder can write to it any more.
     Of REGIONS, `tail` names them with their slots (`messages.pack_regions`), and these are filled; of these `width` is
-    the number, of PIXELS (uint8 [height, width, 3]) `width` and `height` are the size.
+    the number, of PIXELS (uint8 [height, width, 3]) `width` and `height` are the size. `needed_s`: pixels that come
+    after it are of no use.
     """
 
     model: int
@@ -66,6 +88,7 @@ class PendingImage:
     width: int = 0
     height: int = 0
     tail: bytes = b""
+    needed_s: float = math.inf
     wanted: int = 1
     """How many still wait for it."""
     pixels: int = 0
@@ -73,6 +96,8 @@ class PendingImage:
     """It may run only where a large one may."""
     queued: bool = False
     """It waits for a decoder."""
+    order: int = 0
+    """Decides between equal ranks."""
     deaths: int = 0
     """Of decoders that had it; from the first on it is its decoder's only image."""
     sent_s: float = 0.0
@@ -83,17 +108,19 @@ class DecodeQueueFullError(Exception):
 
 
 class _Waiting:
-    """What waits of one model: small and large apart; entries that were discarded leave when they come up."""
+    """What waits of one model, small and large images apart, and what an image of it takes of a decoder.
+
+    Sorted, not heaps: how many images go before another one is then known at once.
+    """
 
     def __init__(self) -> None:
-        self.heaps: tuple[list[tuple[float, int, PendingImage]], ...] = ([], [])
+        self.lines: tuple[list[tuple[float, int, PendingImage]], ...] = ([], [])
         self.served_s = 0.0
+        self.image_s = MeanOfLate()
 
     def first(self, *, large: bool) -> PendingImage | None:
-        heap = self.heaps[large]
-        while heap and not heap[0][2].queued:
-            heapq.heappop(heap)
-        return heap[0][2] if heap else None
+        line = self.lines[large]
+        return line[0][2] if line else None
 
 
 class ClientTurns:
@@ -111,12 +138,16 @@ class ClientTurns:
 
         At most what the `waiting` images take: what a client has sent in vain is not held against it.
         """
-        behind_s = min(max(0.0, self._next_s.get(client, 0.0) - now_s), waiting * image_s)
+        behind_s = self.would_be_behind_s(client, now_s, image_s, waiting)
         self._next_s[client] = now_s + behind_s + image_s
         if len(self._next_s) > self._most:  # Addresses are the clients': what no longer matters must not stay.
             self._next_s = {name: next_s for name, next_s in self._next_s.items() if next_s > now_s}
             self._most = max(_CLIENTS, 2 * len(self._next_s))
         return behind_s
+
+    def would_be_behind_s(self, client: str, now_s: float, image_s: float, waiting: int) -> float:
+        """As `behind_s`, of an image that may come."""
+        return min(max(0.0, self._next_s.get(client, 0.0) - now_s), waiting * image_s)
 
 
 class DecodeQueue:
@@ -130,7 +161,7 @@ class DecodeQueue:
         self._order = count()
         self._clock_s = 0.0
         self.waiting = 0
-        """Images in the heaps."""
+        """Images that no decoder has."""
         self.held = 0
         """Images waiting or with a decoder."""
         self.held_large = 0
@@ -160,9 +191,9 @@ class DecodeQueue:
         waiting = self._models[image.model]
         if not self._waits(waiting):
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
-        image.queued = True
+        image.queued, image.order = True, next(self._order)
         self.waiting += 1
-        heapq.heappush(waiting.heaps[image.large], (image.rank_s, next(self._order), image))
+        insort(waiting.lines[image.large], (image.rank_s, image.order, image))
 
     def discard(self, image: PendingImage) -> bool:
         """Take a waiting image out; False when it does not wait (any more)."""
@@ -170,6 +201,8 @@ class DecodeQueue:
             return False
         image.queued = False
         self.waiting -= 1
+        line = self._models[image.model].lines[image.large]
+        del line[bisect_left(line, (image.rank_s, image.order))]
         return True
 
     def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
@@ -187,12 +220,34 @@ class DecodeQueue:
         self._clock_s = max(self._clock_s, best[0])
         image = best[1]
         self.discard(image)
-        heapq.heappop(self._models[image.model].heaps[image.large])
         return image
 
     def took(self, model: int, seconds: float) -> None:
         """Decoding an image of the model has taken so long."""
-        self._models[model].served_s += seconds
+        waiting = self._models[model]
+        waiting.served_s += seconds
+        waiting.image_s.learn(seconds)
+
+    def image_s(self, model: int) -> float:
+        """What an image of the model takes of a decoder, of late."""
+        return self._models[model].image_s.value
+
+    def work_before_s(self, model: int, rank_s: float, images: int) -> float:
+        """What decoders have to do before the last of `images` more, the first of which has this rank, is begun.
+
+        Large images are left out: they wait for each other, and small ones do not wait for them.
+        """
+        own = self._models[model]
+        own_s = (bisect_left(own.lines[False], (rank_s,)) + images - 1) * own.image_s.value
+        if len(own.lines[False]) == self.waiting:
+            return own_s
+        work_s = own_s
+        for other in self._models:
+            if other is not own and (line := other.lines[False]):
+                # Models take turns: of another one no more goes before it than of its own, and one image.
+                other_s = other.image_s.value
+                work_s += min(len(line) * other_s, own_s + other_s)
+        return work_s
 
     def _waits(self, waiting: _Waiting) -> bool:
         return waiting.first(large=False) is not None or waiting.first(large=True) is not None

@@ -21,7 +21,7 @@ that a second loss shows which one it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Generic
 
@@ -72,8 +72,10 @@ class Scheduler(Generic[T]):
         self._ids = count(1)
         self._order = count()
 
-    def check(self, model: str, images: int, deadline_s: float, priority: int, now: float) -> float | None:
-        """Whether `images` more could be taken.
+    def check(
+        self, model: str, images: int, deadline_s: float, priority: int, now: float, ready_s: float = 0.0
+    ) -> float | None:
+        """Whether `images` more could be taken. `ready_s`: how long the last one waits before it can be enqueued.
 
         Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
         no worker. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
@@ -81,15 +83,23 @@ class Scheduler(Generic[T]):
         queue = self.queues[model]
         queue.check_room(model, images)
         serving = self._serving[model]
-        last_s, least_s = expected_s(queue, serving, model, priority=priority, images=images, now=now)
+        last_s, least_s = expected_s(
+            queue, serving, model, priority=priority, images=images, now=now, ready_s=ready_s
+        )
         within_s = (1 - WAY_BACK) * (deadline_s - now)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
         return last_s
 
-    def reserve(self, reservation: Reservation, now: float, checked: Checked | None = None) -> None:
+    def reserve(
+        self,
+        reservation: Reservation,
+        now: float,
+        checked: Checked | None = None,
+        ready_s: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
         """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them,
-        as long as that stands.
+        as long as that stands; `ready_s`: how long the last of so many images waits before it can be enqueued.
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
@@ -99,10 +109,13 @@ class Scheduler(Generic[T]):
             queue.check_room(model, images)
             first_s = checked.expected_s
         else:
-            first_s = self.check(model, images, deadline_s, priority, now)
+            first_s = self.check(model, images, deadline_s, priority, now, ready_s(images))
         self._clients.asked(reservation.client, now)
         if images > 1:
-            first_s, _ = expected_s(queue, self._serving[model], model, priority=priority, images=1, now=now)
+            serving, first_ready_s = self._serving[model], ready_s(1)
+            first_s, _ = expected_s(
+                queue, serving, model, priority=priority, images=1, now=now, ready_s=first_ready_s
+            )
         reservation.admitted_s, reservation.expected_s = now, first_s
         queue.begin(reservation)
 
@@ -139,6 +152,11 @@ class Scheduler(Generic[T]):
             return False
         self.queues[item.reservation.model].take(item)
         return True
+
+    def batch_s(self, model: str, now: float) -> float:
+        """Seconds expected of the model's next batch, were a worker free; 0 without one."""
+        usual = round(self.queues[model].usual)
+        return min([latencies.best_s(usual, now) for _, latencies in self._serving[model]], default=0.0)
 
     def drain_time_s(self, model: str) -> float:
         """Seconds until what waits and runs now is done, over all workers of the model; infinite without one."""

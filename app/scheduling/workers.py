@@ -149,10 +149,13 @@ PROBE_BATCHES = 16
 
 
 def expected_s(
-    queue: Queue[T], workers: Serving[T], model: str, *, priority: int, images: int, now: float
+    queue: Queue[T], workers: Serving[T], model: str, *, priority: int, images: int, now: float, ready_s: float = 0.0
 ) -> tuple[float | None, float]:
-    """Seconds until the last of `images` is answered: by the queue alone (None without a worker), and plus recent
+    """Seconds until the last of `images` is answered: by what waits alone (None without a worker), and plus recent
     lateness; admission uses the second.
+
+    `ready_s`: how long it waits before it can come into the queue. What is ahead comes there sooner, and is computed
+    meanwhile: so the longer one of the two waits counts, not both.
     """
     ahead = queue.ahead_of(priority)
     if not workers:
@@ -165,18 +168,21 @@ def expected_s(
             all_s = own_s = min([latencies.best_s(images, now) for latencies in idle])
             if images > 1:
                 all_s = last_s([WorkerTimeline(latencies, 0.0, 1, now) for latencies in idle], images, images)
-            return all_s, max(0.0, all_s - own_s) + min([latencies.least_s for latencies in idle])
+            return ready_s + all_s, ready_s + max(0.0, all_s - own_s) + min([latencies.least_s for latencies in idle])
     if len(workers) == 1:
         [(worker, latencies)] = workers
         full = latencies.ceiling(now)
         batches, rest = divmod(ahead + images - 1, full)  # Full ones go first; the last image is in the one after them.
         filled = round(queue.usual) if rest + 1 < queue.usual else rest + 1
-        by_queue_s = worker.wait_s(now) + latencies.best_s(filled, now)
+        own_s = latencies.best_s(filled, now)
+        by_queue_s = worker.wait_s(now) + own_s
         if batches:
             by_queue_s += batches * latencies.of(full) * worker.sharing(model)
     else:
+        own_s = min([latencies.best_s(round(queue.usual), now) for _, latencies in workers])
         first_s = _next_s(queue, workers, ahead + images, now)
         by_queue_s = _last_s(queue, workers, model, ahead + images, now) if first_s is None else first_s
+    by_queue_s = max(by_queue_s, ready_s + own_s)
     return by_queue_s, by_queue_s + queue.lateness_of(priority).seconds
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,12 +18,12 @@ import numpy as np
 from app import clock
 from app.decoder.messages import Kind, pack_regions
 from app.decoding.pool import Decoders
-from app.decoding.waiting import DecodeQueueFullError, Outcome, PendingImage
+from app.decoding.waiting import DecodeQueueFullError, DecodeTooLateError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
 from app.fleet.submission import NOWHERE, ModelPool, Submission
 from app.images.header import ImageError
 from app.images.passing import plain_header, write_file
-from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured
+from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured, too_late
 from app.processes.arena import Arena
 from app.scheduling.queue import ENDED
 from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
@@ -52,12 +53,18 @@ class Filling:
         # By the model's number, with the object that it was for: after a load that is another.
         self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
-    def fill(self, items: Sequence[Submission], content: Content) -> None:
-        """Fill the slots of items: of one, or of as many as there are regions."""
+    def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float:
+        """How long the last of so many images of a request that comes now is expected to wait for a decoder."""
+        if self._decoders is None or pool.passes_files or not isinstance(pool.model, PixelModel):
+            return 0.0
+        return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)
+
+    def fill(self, items: Sequence[Submission], content: Content, needed_s: float) -> None:
+        """Fill the slots of items: of one, or of as many as there are regions. `needed_s`: after it is too late."""
         item = items[0]
         try:
             if isinstance(content, (bytes, bytearray, memoryview)):
-                self._image(item, content)
+                self._image(item, content, needed_s)
             elif isinstance(content, TensorRow):
                 self._pack(item, content)
             elif isinstance(content, Frame) and (content.placed or not self._reads_pixels):
@@ -66,9 +73,10 @@ class Filling:
                     self._arena.slot(item.pool.index, item.slot)[:] = pixels.reshape(-1).view(np.uint8)
                 self._filled(item, Placement(content.width, content.height))
             elif isinstance(content, Frame):
-                self._decode(item, content.pixels.tobytes(), Kind.PIXELS, content.width, content.height)
+                pixels = content.pixels.tobytes()
+                self._decode(item, pixels, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
             else:
-                self._decode_regions(items, content)
+                self._decode_regions(items, content, needed_s)
         except ServiceError as error:
             for each in items:
                 self._filled(each, error)
@@ -82,7 +90,7 @@ class Filling:
         if item.image is not None and self._decoders is not None:
             self._decoders.drop(item.image)
 
-    def _image(self, item: Submission, image: Encoded) -> None:
+    def _image(self, item: Submission, image: Encoded, needed_s: float) -> None:
         lease = item.terms.client_lease
         if self._decoders is None:
             self._filled(item, Placement(*measured(image, lease, self._max_image_pixels)))
@@ -90,7 +98,7 @@ class Filling:
         if lease is not None and lease.counts_pixels:  # Else no header is read for it.
             measured(image, lease, self._max_image_pixels)
         if not (item.pool.passes_files and self._passed(item, image)):
-            self._decode(item, image, Kind.ENCODED)
+            self._decode(item, image, Kind.ENCODED, needed_s=needed_s)
 
     def _passed(self, item: Submission, image: Encoded) -> bool:
         """Put the file itself into the slot, where a device sees of it what a decoder would have made of it.
@@ -133,6 +141,7 @@ class Filling:
         width: int = 0,
         height: int = 0,
         *,
+        needed_s: float = math.inf,
         rank_s: float | None = None,
     ) -> None:
         """By a decoder process, in the order in which a queue would take the images; `rank_s`: of one that was there
@@ -146,10 +155,10 @@ class Filling:
             item.image = None
             self._filled(item, _said([item], outcome))
 
-        item.image = PendingImage(item.pool.index, rank, image, ended, kind, item.slot, width, height)
+        item.image = PendingImage(item.pool.index, rank, image, ended, kind, item.slot, width, height, b"", needed_s)
         self._decoders.decode(item.image, client=item.terms.client, again=again)
 
-    def _decode_regions(self, items: Sequence[Submission], content: Regions) -> None:
+    def _decode_regions(self, items: Sequence[Submission], content: Regions, needed_s: float) -> None:
         """Regions of one image, each into the slot of an item, all or none."""
         first, model, regions = items[0], items[0].pool.model, content.regions
         assert isinstance(model, PixelModel)
@@ -174,6 +183,7 @@ class Filling:
             first.slot,
             len(items),
             tail=pack_regions([item.slot for item in items], regions),
+            needed_s=needed_s,
             wanted=len(items),
         )
         for item in items:
@@ -219,6 +229,9 @@ def client_error(pool: ModelPool, error: Exception) -> ServiceError:
     if isinstance(error, DecodeQueueFullError):
         pool.metrics.rejected["decode_queue_full"].inc()
         return ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1)
+    if isinstance(error, DecodeTooLateError):
+        pool.metrics.expired["decode"].inc()
+        return too_late()
     if isinstance(error, ImageError):
         return image_refusal(error)
     log.error("an image could not be decoded: %s", error)

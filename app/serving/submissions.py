@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 from prometheus_client import Counter
@@ -65,7 +66,8 @@ class Submissions(Link):
         self._fleet.refuse_unless_served(name)
         self._fleet.residents.ask(name, terms.deadline_s)
         try:
-            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s)
+            ready_s = self._filling.wait_s(self._fleet.models[name], terms, 1)
+            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s, ready_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
         terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)
@@ -83,9 +85,10 @@ class Submissions(Link):
             self._fleet.residents.ask(name, terms.deadline_s)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
-        room = _OwnRoom(self, self._fleet.models[name], terms, count)
+        pool = self._fleet.models[name]
+        room = _OwnRoom(self, pool, terms, count)
         try:
-            self._fleet.scheduler.reserve(room, now_s, checked)
+            self._fleet.scheduler.reserve(room, now_s, checked, partial(self._filling.wait_s, pool, terms))
         except NeverRoomError as error:
             raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:
@@ -105,7 +108,7 @@ class Submissions(Link):
             items.append(item)
             self._under_way[token] = item
         room.tokens += tokens
-        self._filling.fill(items, content)
+        self._filling.fill(items, content, terms.deadline_s - self._fleet.scheduler.batch_s(pool.model.name, now_s))
 
     def cancel(self, token: int) -> None:  # noqa: D102
         item = self._under_way.get(token)
