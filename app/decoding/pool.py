@@ -20,7 +20,6 @@ from app import clock
 from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
 from app.decoding.process import DecoderProcess, Loss, Replicas
 from app.decoding.waiting import (
-    ClientTurns,
     DecodeFailedError,
     DecodeQueue,
     DecodeQueueFullError,
@@ -82,7 +81,6 @@ class Decoders:
             ready=self._flush_soon,
         )
         self._queue: DecodeQueue = DecodeQueue(len(plan.models), limits.queue)
-        self._turns = ClientTurns()
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
         self._large_pixels = 0
@@ -114,8 +112,8 @@ class Decoders:
         queue, count = self._queue, self._replicas.count
         in_hand_s = max(0, queue.held - queue.waiting - count) * self._image_s.value
         now_s = clock.monotonic()
-        behind_s = self._turns.would_be_behind_s(client, now_s, self.seconds_an_image, queue.waiting)
-        return (in_hand_s + queue.work_before_s(model, now_s + behind_s - priority_s, images)) / count
+        turn_s = queue.turn_s(client, now_s, self.seconds_an_image)
+        return (in_hand_s + queue.work_before_s(model, turn_s - priority_s, images)) / count
 
     @property
     def up(self) -> int:
@@ -155,8 +153,9 @@ class Decoders:
             except DecodeQueueFullError as error:
                 self._end(image, error)
                 return
-        behind_s = self._turns.behind_s(client, clock.monotonic(), self.seconds_an_image, self._queue.waiting)
-        image.rank_s += behind_s
+        now_s = clock.monotonic()
+        image.client, image.turn_s = client, self._queue.turn_s(client, now_s, self.seconds_an_image)
+        image.rank_s += image.turn_s - now_s
         self._queue.push(image)
         self._flush_soon()
 

@@ -5,7 +5,9 @@ Pure logic: no processes, no asyncio, no clock. Must not know what is in an imag
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
 furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
-the time it came, later for the images of a client that has others waiting, earlier by its priority.
+the client's turn, earlier by its priority. Clients share the decoders, too: an image's turn is when it comes, or as much
+later as its client, served in turns with all others, would wait for what it has there already. So one that sends little
+goes before what waits of one that sends much, and nothing that comes later overtakes an image once its turn has passed.
 Large images wait apart, so that they never stand before small ones when no decoder may take a large one.
 """
 
@@ -22,7 +24,7 @@ from models import Placement
 
 Encoded = bytes | bytearray | memoryview
 
-_CLIENTS = 1000
+_NOTHING_WAITS = 0, 0.0
 _MEAN_RATE = 0.05
 
 
@@ -71,7 +73,8 @@ Outcome = Placement | Exception
 
 @dataclass(eq=False, slots=True)
 class PendingImage:
-    """An image on its way through the decoders. The least `rank_s` goes first (`time.monotonic()`).
+    """An image on its way through the decoders. The least `rank_s` goes first (`clock.monotonic()`); `turn_s` is what
+    comes of its `client` in it.
 
     Its slot belongs to the decoders until `ended` is called, exactly once: then no decoder can write to it any more.
     Of REGIONS, `tail` names them with their slots (`messages.pack_regions`), and these are filled; of these `width` is
@@ -89,6 +92,8 @@ class PendingImage:
     height: int = 0
     tail: bytes = b""
     needed_s: float = math.inf
+    client: str = ""
+    turn_s: float = 0.0
     wanted: int = 1
     """How many still wait for it."""
     pixels: int = 0
@@ -123,33 +128,6 @@ class _Waiting:
         return line[0][2] if line else None
 
 
-class ClientTurns:
-    """How far behind its time an image waits because its client has sent others: start-time fair queueing of clients.
-
-    A client that sends more than its share stands behind itself, not before those that send less.
-    """
-
-    def __init__(self) -> None:
-        self._next_s: dict[str, float] = {}
-        self._most = _CLIENTS
-
-    def behind_s(self, client: str, now_s: float, image_s: float, waiting: int) -> float:
-        """Seconds to add to the rank of an image that has come now. `image_s`: what an image takes of all decoders.
-
-        At most what the `waiting` images take: what a client has sent in vain is not held against it.
-        """
-        behind_s = self.would_be_behind_s(client, now_s, image_s, waiting)
-        self._next_s[client] = now_s + behind_s + image_s
-        if len(self._next_s) > self._most:  # Addresses are the clients': what no longer matters must not stay.
-            self._next_s = {name: next_s for name, next_s in self._next_s.items() if next_s > now_s}
-            self._most = max(_CLIENTS, 2 * len(self._next_s))
-        return behind_s
-
-    def would_be_behind_s(self, client: str, now_s: float, image_s: float, waiting: int) -> float:
-        """As `behind_s`, of an image that may come."""
-        return min(max(0.0, self._next_s.get(client, 0.0) - now_s), waiting * image_s)
-
-
 class DecodeQueue:
     """Not thread-safe: one thread (the event loop) calls it."""
 
@@ -159,6 +137,7 @@ class DecodeQueue:
         self._limit = limit
         self._large_limit = max(1, limit // 8)
         self._order = count()
+        self._clients: dict[str, tuple[int, float]] = {}  # Images that wait, and the turn of the last one.
         self._clock_s = 0.0
         self.waiting = 0
         """Images that no decoder has."""
@@ -193,6 +172,8 @@ class DecodeQueue:
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
         image.queued, image.order = True, next(self._order)
         self.waiting += 1
+        own, last_s = self._clients.get(image.client, _NOTHING_WAITS)
+        self._clients[image.client] = own + 1, max(last_s, image.turn_s)
         insort(waiting.lines[image.large], (image.rank_s, image.order, image))
 
     def discard(self, image: PendingImage) -> bool:
@@ -201,6 +182,9 @@ class DecodeQueue:
             return False
         image.queued = False
         self.waiting -= 1
+        own, last_s = self._clients.pop(image.client)
+        if own > 1:  # Addresses are the clients': what waits no more must not stay.
+            self._clients[image.client] = own - 1, last_s
         line = self._models[image.model].lines[image.large]
         del line[bisect_left(line, (image.rank_s, image.order))]
         return True
@@ -228,6 +212,14 @@ class DecodeQueue:
         waiting.served_s += seconds
         waiting.image_s.learn(seconds)
 
+    def turn_s(self, client: str, now_s: float, image_s: float) -> float:
+        """When it would be the turn of an image that comes now, were all clients that wait served in turns.
+
+        `image_s`: what an image takes of all decoders. Never later than all that waits takes.
+        """
+        own, last_s = self._clients.get(client, _NOTHING_WAITS)
+        return max(now_s + min(own * len(self._clients), self.waiting) * image_s, last_s) if own else now_s
+
     def image_s(self, model: int) -> float:
         """What an image of the model takes of a decoder, of late."""
         return self._models[model].image_s.value
@@ -238,7 +230,7 @@ class DecodeQueue:
         Large images are left out: they wait for each other, and small ones do not wait for them.
         """
         own = self._models[model]
-        own_s = (bisect_left(own.lines[False], (rank_s,)) + images - 1) * own.image_s.value
+        own_s = (bisect_left(own.lines[False], (rank_s, math.inf)) + images - 1) * own.image_s.value
         if len(own.lines[False]) == self.waiting:
             return own_s
         work_s = own_s

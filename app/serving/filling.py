@@ -59,7 +59,7 @@ class Filling:
             return 0.0
         return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)
 
-    def fill(self, items: Sequence[Submission], content: Content, needed_s: float) -> None:
+    def fill(self, items: Sequence[Submission], content: Content, needed_s: float = math.inf) -> None:
         """Fill the slots of items: of one, or of as many as there are regions. `needed_s`: after it is too late."""
         item = items[0]
         try:

@@ -13,7 +13,7 @@ from app.decoder.messages import Decoded, DecodePlan, Status
 from app.decoding import pool
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import Loss
-from app.decoding.waiting import DecodeFailedError, ImageLimits, PendingImage
+from app.decoding.waiting import DecodeFailedError, DecodeTooLateError, ImageLimits, PendingImage
 from app.images.header import InvalidImageError
 from app.processes.arena import Arena
 from models import Placement
@@ -133,6 +133,56 @@ async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
         assert all([await task for task in asked])
 
 
+def pending(body=SMALL, needed_s=float("inf")):
+    """An image that keeps what became of it."""
+    outcomes = []
+    return PendingImage(0, 0.0, body, lambda _, outcome: outcomes.append(outcome), needed_s=needed_s), outcomes
+
+
+async def test_what_would_come_too_late_is_not_decoded_where_others_wait(clock):
+    async with decoding() as decoders:
+        await settled(decoders, clock, SMALL, 0.01)
+        for _ in range(4):
+            decoders.decode(pending()[0])
+        in_time, late = pending(needed_s=clock.now_s + 0.05), pending(needed_s=clock.now_s + 0.015)
+        last, last_late = pending(), pending(needed_s=clock.now_s)
+        for image, _ in (late, in_time, last):
+            decoders.decode(image)
+        await turns()
+        assert [type(each) for each in late[1]] == []  # Nothing is decided before its turn.
+        answer(decoders, clock, 0.005)
+        await turns()
+        assert [type(each) for each in late[1]] == [DecodeTooLateError]
+        assert in_time[1] == last[1] == []
+        answer(decoders, clock, 0.005)
+        await turns()
+        assert [type(each) for each in (*in_time[1], *last[1])] == [Placement] * 2
+        decoders.decode(last_late[0])  # Nothing else waits: it is given a try.
+        await turns()
+        answer(decoders, clock, 0.005)
+        assert [type(each) for each in last_late[1]] == [Placement]
+        assert decoders.held == 0
+
+
+async def test_an_image_is_expected_to_wait_for_what_is_before_it(clock):
+    async with decoding() as decoders:
+        assert decoders.wait_s(0, 0.0, "a") == 0.0
+        await settled(decoders, clock, SMALL, 0.01)
+        assert decoders.wait_s(0, 0.0, "a") == 0.0  # What it takes itself is not in it.
+        assert decoders.wait_s(0, 0.0, "a", 5) == pytest.approx(4 * 0.01 / 2, rel=0.1)
+        for number in range(24):
+            decoders.decode(PendingImage(0, clock.now_s, SMALL), client="a" if number % 2 else "b")
+        await turns()
+        # Each decoder works on one and has one in front of it; 20 wait.
+        assert decoders.wait_s(0, 0.0, "a") == pytest.approx((2 + 20) * 0.01 / 2, rel=0.1)
+        assert decoders.wait_s(0, 50.0, "a") == pytest.approx(2 * 0.01 / 2, rel=0.1)
+        clock.now_s += 0.01
+        assert decoders.wait_s(0, 0.0, "c") < 0.5 * decoders.wait_s(0, 0.0, "a")
+        for _ in range(12):
+            answer(decoders, clock, 0.01)
+            await turns()
+
+
 async def answered_models(decoders, clock, image_s, pauses):
     """Of which model each image was, in the order of the answers. Each decoder answers one image after the other, and
     stands still for `pauses[n]` in its nth round.
@@ -162,7 +212,8 @@ async def answered_models(decoders, clock, image_s, pauses):
 def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_images(pauses):
     async def run(clock):
         async with decoding(models=2) as decoders:
-            decoders._image_s = 0.02
+            for _ in range(100):
+                decoders._image_s.learn(0.02)
             return await answered_models(decoders, clock, 0.02, [*pauses, *[0.0] * 40])
 
     with pytest.MonkeyPatch.context() as patched:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoding.waiting import ClientTurns, DecodeQueue, DecodeQueueFullError, PendingImage
+from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, MeanOfLate, PendingImage
 
 
 def waiting(model, name, rank_s, large=False):
@@ -50,39 +50,82 @@ def test_models_share_by_the_seconds_their_images_take():
     assert order.count(1) == 15
 
 
-def arrived(turns, clients, *, image_s=0.01, apart_s=0.0):
-    """Entries of these clients, one after the other."""
+def arrived(queue, clients, *, image_s=0.01, apart_s=0.0):
+    """Entries of these clients, which came one after the other; the body is which one it was."""
     entries = []
     for number, client in enumerate(clients):
-        now_s = 100 + number * apart_s
-        behind_s = turns.behind_s(client, now_s, image_s, len(entries))
-        entries.append(waiting(0, client, now_s + behind_s))
+        entry = waiting(0, number, 0.0)
+        entry.client, now_s = client, 100 + number * apart_s
+        entry.rank_s = entry.turn_s = queue.turn_s(client, now_s, image_s)
+        queue.admit()
+        queue.push(entry)
+        entries.append(entry)
     return entries
 
 
 def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
-    entries = arrived(ClientTurns(), ["many"] * 50 + ["few"] * 2, apart_s=0.001)
-    order = [entry.body for entry in drained(filled(entries))]
+    queue = DecodeQueue(1, 1000)
+    arrived(queue, ["many"] * 50 + ["few"] * 2, apart_s=0.001)
+    order = [entry.client for entry in drained(queue)]
     assert order.index("few") < 10
     assert order[:20].count("few") == 2
     assert order.count("many") == 50
 
 
+def test_one_that_sends_little_goes_first_however_much_others_have_waiting():
+    queue = DecodeQueue(1, 1000)
+    arrived(queue, ["a", "b", "c"] * 30, apart_s=0.005)
+    few = waiting(0, "few", queue.turn_s("few", 100.45, 0.01))
+    queue.admit()
+    queue.push(few)
+    # Of each of the others what would have had its turn by now, were they served in turns.
+    assert drained(queue).index(few) <= 45
+
+
 def test_the_images_of_one_client_keep_their_order():
-    entries = arrived(ClientTurns(), ["one"] * 30)
-    for number, entry in enumerate(entries):
-        entry.body = number
-    assert [entry.body for entry in drained(filled(entries))] == list(range(30))
+    queue = DecodeQueue(1, 1000)
+    entries = arrived(queue, ["one"] * 30)
+    for _ in range(20):
+        assert queue.pop() is entries.pop(0)
+    entries += arrived(queue, ["one"] * 5)  # Fewer wait, and yet none goes before those.
+    assert drained(queue) == entries
 
 
-def test_what_a_client_sent_in_vain_is_not_held_against_it_and_clients_are_forgotten():
-    turns = ClientTurns()
-    for number in range(10_000):
-        turns.behind_s("hopeless", 100 + number * 1e-4, 0.01, 5)
-    assert turns.behind_s("hopeless", 101.0, 0.01, 5) <= 0.05
-    for number in range(10_000):
-        turns.behind_s(f"client {number}", 200 + number, 0.01, 0)
-    assert len(turns._next_s) <= 2000
+def test_a_turn_is_no_later_than_all_that_waits_takes_and_clients_are_forgotten():
+    queue = DecodeQueue(1, 10**6)
+    arrived(queue, [f"client {number}" for number in range(50)])
+    arrived(queue, ["much"] * 50)
+    assert queue.turn_s("much", 100.0, 0.01) == pytest.approx(101.0)
+    assert queue.turn_s("nothing", 100.0, 0.01) == 100.0
+    drained(queue)
+    assert queue._clients == {}
+
+
+def test_what_is_before_an_image_is_what_goes_before_it():
+    """Of its own model by their ranks, of others as much as of its own and an image; equal ranks in their order."""
+    queue = filled([waiting(0, number, rank) for number, rank in enumerate((1.0, 2.0, 2.0, 3.0))], models=3)
+    for model, image_s in enumerate((0.01, 0.1, 1.0)):
+        queue.took(model, image_s)
+    assert queue.work_before_s(0, 0.5, 1) == 0.0
+    assert queue.work_before_s(0, 2.0, 1) == pytest.approx(3 * 0.01)
+    assert queue.work_before_s(0, 2.0, 4) == pytest.approx(6 * 0.01)
+    assert queue.work_before_s(1, 2.0, 1) == pytest.approx(0.01)
+    for number in range(20):
+        queue.admit()
+        queue.push(waiting(1, number, 2.0))
+    assert queue.work_before_s(0, 2.0, 1) == pytest.approx(3 * 0.01 + 3 * 0.01 + 0.1)
+    assert queue.work_before_s(1, 2.0, 1) == pytest.approx(20 * 0.1 + 4 * 0.01)
+    assert queue.work_before_s(2, 2.0, 1) == pytest.approx(0.01 + 0.1)
+
+
+def test_a_mean_of_late_is_at_first_the_plain_mean_and_then_follows():
+    mean = MeanOfLate()
+    for value in (1.0, 2.0, 6.0):
+        mean.learn(value)
+    assert mean.value == pytest.approx(3.0)
+    for _ in range(100):
+        mean.learn(10.0)
+    assert mean.value == pytest.approx(10.0, rel=0.01)
 
 
 def test_a_model_that_was_idle_has_earned_no_credit():

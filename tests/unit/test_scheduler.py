@@ -304,6 +304,18 @@ def test_what_waits_and_what_runs_counts_against_a_deadline():
     scheduler.check("m", 1, enough(0.51), 0, 0.005)
 
 
+def test_the_longer_wait_counts_the_one_for_the_queue_or_the_one_in_it():
+    """What is ahead is computed while an image waits to be decoded."""
+    scheduler = make(ladder={1: 0.1})
+    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.7) == pytest.approx(0.8)
+    put(scheduler, 4)
+    dispatch(scheduler)
+    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.2) == pytest.approx(0.5)
+    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.7) == pytest.approx(0.8)
+    with pytest.raises(DeadlineUnreachableError):
+        scheduler.check("m", 1, enough(0.79), 0, 0.0, ready_s=0.7)
+
+
 def test_what_was_found_a_moment_ago_is_not_looked_for_again():
     scheduler = make({"m": 10}, ladder={1: 0.1})
     found = Checked("m", enough(0.15), 0, 0.0, scheduler.check("m", 1, enough(0.15), 0, 0.0))
