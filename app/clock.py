@@ -2,8 +2,8 @@
 
 Owns: which clock that is. A call costs as much as `time.monotonic()`, which it is in every process but a test in
 virtual time: that puts its loop's own clock here, so that what is measured and what a timer waits for are one time.
-Not `loop.time()`: uvloop counts that in whole milliseconds. Real time stay: the watchdog, what processes of workers and
-decoders measure, time stamps.
+Not `loop.time()`: uvloop counts that in whole milliseconds. What processes of workers and decoders measure, and time
+stamps, are real time always.
 """
 
 from __future__ import annotations

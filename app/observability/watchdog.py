@@ -19,6 +19,8 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
+from app import clock
+
 log = logging.getLogger("anychip.watchdog")
 
 _TICK_S = 0.05
@@ -47,6 +49,7 @@ class LoopWatchdog:
         with contextlib.suppress(OSError):  # Not every kernel counts what a thread waits for a processor.
             self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._arm()
+        self._woken_s = clock.monotonic()
         self._thread.start()
 
     def forget(self) -> None:
@@ -69,11 +72,11 @@ class LoopWatchdog:
 
     def _arm(self) -> None:
         self._waited_s, self._busy_s, self._wakes_before = self._waited(), time.process_time(), self._wakes
-        self._armed_s = time.monotonic()
+        self._armed_s = clock.monotonic()
         self._timer = self._loop.call_later(_TICK_S, self._tick)
 
     def _tick(self) -> None:
-        late_s = time.monotonic() - self._armed_s - _TICK_S
+        late_s = clock.monotonic() - self._armed_s - _TICK_S
         stall_s = late_s - (self._waited() - self._waited_s)
         if stall_s > self.longest_s and not self._was_stopped(late_s):
             self.longest_s = stall_s
@@ -97,18 +100,21 @@ class LoopWatchdog:
 
     def _watch(self) -> None:
         """The thread. It hears of a call that holds the interpreter's lock when that is over, and still sees where."""
-        woken_s = time.monotonic()
         while not self._stop.wait(_WATCH_S):
-            before_s, woken_s = woken_s, time.monotonic()
-            self._wakes += 1
-            still_s = woken_s - self._armed_s - _TICK_S
-            if still_s < self._report_s or self._reported:
-                continue
-            if woken_s - before_s > self._report_s and self._was_stopped(still_s):
-                continue
-            self._reported = True
-            frame = sys._current_frames().get(self._ident)
-            log.warning("the event loop has stood still for %.1f s, in:\n%s", still_s, _stack(frame))
+            self._look()
+
+    def _look(self) -> None:
+        """Say so where the loop stands still."""
+        before_s, self._woken_s = self._woken_s, clock.monotonic()
+        self._wakes += 1
+        still_s = self._woken_s - self._armed_s - _TICK_S
+        if still_s < self._report_s or self._reported:
+            return
+        if self._woken_s - before_s > self._report_s and self._was_stopped(still_s):
+            return
+        self._reported = True
+        frame = sys._current_frames().get(self._ident)
+        log.warning("the event loop has stood still for %.1f s, in:\n%s", still_s, _stack(frame))
 
 
 def _stack(frame: FrameType | None) -> str:

@@ -1,10 +1,12 @@
-"""Decoders and workers in the event loop of their service: so many virtual milliseconds an image, or a batch.
+"""Decode and compute in the event loop of the service, in place of processes: so many virtual seconds an image or batch.
 
     Decoders ─► Replicas ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
     Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker
 
-Owns: the other ends of these socket pairs, which read and write the real messages. All of the server is as it is: what
-is put in its place are the two calls that make a process, `app.fleet.process.spawn` and `ForkServer.fork`.
+Owns: the other ends of these socket pairs, which read and write the real messages. All of the server is as it is: put
+in their place are the two names by which processes are made, `app.fleet.process.spawn` and
+`app.decoding.process.ForkServer`. As parameters they would pass through five constructors that have no other use for
+them.
 """
 
 from __future__ import annotations
@@ -48,20 +50,20 @@ FIRST_PID = 1 << 30
 
 
 class Child:
-    """As app.processes.fork_server.Child."""
+    """Stand for a process: as app.processes.fork_server.Child."""
 
     def __init__(self, pid: int, killed: Callable[[], None]) -> None:
         self.pid, self.kill = pid, killed
         self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def ends_within(self, limit_s: float) -> bool:
-        """Whether it has ended within this time."""
+        """Wait for its end, at most for so long; return whether it has ended."""
         await asyncio.wait((self.exited,), timeout=limit_s)
         return self.exited.done()
 
 
 class Process:
-    """Does one thing after the other, each for so long, on a clock of its own: a loop that is late makes it no slower.
+    """Do one thing after the other, each for so long, on a clock of its own: a loop that is late makes it no slower.
 
     `busy_s`: how long it has worked.
     """
@@ -76,14 +78,14 @@ class Process:
         self._paused_s = 0.0
 
     def takes_s(self, work: Any) -> float:
-        """How long this takes."""
+        """Return how long this takes."""
         raise NotImplementedError
 
     def begun(self, work: Any) -> None:
-        """It begins to work on this."""
+        """Note that it begins to work on this."""
 
     def ended(self, work: Any) -> None:
-        """It is done."""
+        """Say that it is done."""
         raise NotImplementedError
 
     def add(self, work: Any) -> None:
@@ -116,7 +118,7 @@ class Process:
             self._timer = self.loop.call_at(timer.when() + seconds, self._done, work)
 
     def end(self) -> None:
-        """As if killed."""
+        """End, as if killed."""
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
@@ -125,7 +127,7 @@ class Process:
 
 
 class Decoder(Process):
-    """Has decoded an image after `image_s(job)`; its slot holds what it held."""
+    """Decode an image in `image_s(job)`; its slot holds what it held."""
 
     def __init__(self, pid: int, connection: int, inbox: int, image_s: Callable[[Job], float]) -> None:
         super().__init__(pid)
@@ -167,7 +169,7 @@ class Decoder(Process):
 
 
 class Worker(Process):
-    """Has computed a batch after `batch_s(run)`; each result is a single zero."""
+    """Compute a batch in `batch_s(run)`; each result is a single zero."""
 
     def __init__(self, pid: int, end: socket.socket, batch_s: Callable[[Run], float], latency_s: Mapping[int, float]):
         super().__init__(pid)
@@ -231,8 +233,9 @@ class Worker(Process):
 
 @dataclass
 class Processes:
-    """What there is in place of processes. `image_s`: of a job; `batch_s`: of a run; `latency_s`: what a worker says
-    of batch sizes.
+    """Make and keep what there is in place of processes.
+
+    `image_s`: of a job; `batch_s`: of a run; `latency_s`: what a worker says of batch sizes when it begins.
     """
 
     image_s: Callable[[Job], float]
@@ -241,22 +244,34 @@ class Processes:
     decoders: list[Decoder] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
 
+    def decode(self, image_s: Callable[[Job], float]) -> None:
+        """Let images take so long from now on."""
+        self.image_s = image_s
+        for decoder in self.decoders:
+            decoder.image_s = image_s
+
+    def compute(self, batch_s: Callable[[Run], float]) -> None:
+        """Let batches take so long from now on."""
+        self.batch_s = batch_s
+        for worker in self.workers:
+            worker.batch_s = batch_s
+
     def _pid(self) -> int:
         return FIRST_PID + len(self.decoders) + len(self.workers)
 
     async def spawn(self, name: str, *, forks: bool) -> Spawned:
-        """As app.fleet.spawn.spawn."""
+        """Make a worker, as app.fleet.spawn.spawn does."""
         ours, theirs = socket_pair()
         worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
         self.workers.append(worker)
         return Spawned(worker.child, ours, {})  # type: ignore[arg-type]
 
     def fork_server(self, begin: object) -> _ForkServer:
-        """In place of app.processes.fork_server.ForkServer."""
+        """Make what stands for app.processes.fork_server.ForkServer."""
         return _ForkServer(self)
 
     def parts(self, name: str) -> Sequence[Process]:
-        """Of "worker", of "decoders", else all of them."""
+        """Return those of "worker", of "decoders", else all of them."""
         parts: dict[str, Sequence[Process]] = {"worker": self.workers, "decoders": self.decoders}
         return parts.get(name, [*self.workers, *self.decoders])
 
@@ -279,7 +294,7 @@ class _ForkServer:
 
 @contextlib.contextmanager
 def in_place_of_processes(processes: Processes) -> Iterator[None]:
-    """Services that are started in this context have these."""
+    """Give these to services that are started in this context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fleet_process, "spawn", processes.spawn)
         patched.setattr(decoding_process, "ForkServer", processes.fork_server)

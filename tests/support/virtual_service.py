@@ -1,4 +1,4 @@
-"""A whole service, owner and ingress, in virtual time; clients call the ingress as a transport does, without one.
+"""Serve in virtual time, owner and ingress; clients call the ingress as a transport does, without one.
 
     async with serving(decode_s=0.01, batch_s=0.008) as service:
         outcome = await service.ask(timeout_s=0.25)
@@ -36,7 +36,7 @@ _SCOPE = {"method": "POST", "path": "/", "headers": (), "client": ("127.0.0.1", 
 
 
 class Outcome(NamedTuple):
-    """What a request got: "OK" or an error's code, when it was sent and when it was answered (`clock.monotonic()`)."""
+    """Tell what a request got: "OK" or an error's code, when it was sent and when it was answered (`clock.monotonic()`)."""
 
     code: str
     sent_s: float
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the answer took."""
+        """Return how long the answer took."""
         return self.came_s - self.sent_s
 
 
@@ -72,7 +72,7 @@ OPTIONS = Options()
 
 
 class VirtualService:
-    """`outcomes`: of all that was asked, in the order of the answers."""
+    """Ask a service. `outcomes`: of all that was asked, in the order of the answers."""
 
     def __init__(self, service: Service, processes: Processes) -> None:
         self.service, self.processes = service, processes
@@ -88,7 +88,7 @@ class VirtualService:
         upload_s: float = 0.0,
         client: str = "127.0.0.1",
     ) -> Outcome:
-        """One image of a client, whose bytes take `upload_s` to come."""
+        """Ask for one image of a client, whose bytes take `upload_s` to come."""
         with RequestContext(self.service.link, dict(_SCOPE)) as context:
             context.caller = Caller(client, CallerLimits(priority=HIGHEST_PRIORITY))
             try:
@@ -101,7 +101,7 @@ class VirtualService:
         return outcome
 
     async def pause(self, part: str, seconds: float) -> None:
-        """A part stands still ("worker", "decoders", or "service": these and this loop); returns when it goes on."""
+        """Let a part stand still ("worker", "decoders", or "service": these and this loop); return when it goes on."""
         for process in self.processes.parts(part):
             process.pause(seconds)
         if part == "service":
@@ -111,7 +111,7 @@ class VirtualService:
             await asyncio.sleep(seconds)
 
     def counted(self, name: str, **labels: str) -> float:
-        """The sum of a metric's series that have these labels."""
+        """Return the sum of a metric's series that have these labels."""
         families = [*self.service.metrics.registry.collect()]
         assert name.removesuffix("_total") in {family.name for family in families}, f"there is no {name}"
         samples = [sample for family in families for sample in family.samples if sample.name == name]
@@ -136,7 +136,7 @@ def _opened(models: tuple[str, ...], folder: str) -> tuple[Settings, Sequence[An
 async def serving(
     folder: Any, *, decode_s: float, batch_s: Mapping[int, float], models: Sequence[str] = (MODEL,), **settings: Any
 ) -> AsyncIterator[VirtualService]:
-    """`decode_s`: what an image takes of a decoder, of which there are two; `batch_s`: by batch size."""
+    """Start a service. `decode_s`: what an image takes of each of two decoders; `batch_s`: by batch size."""
     processes = Processes(lambda _: decode_s, lambda run: batch_s[run.batch_size], batch_s)
     base, opened, choice = _opened(tuple(models), str(folder))
     with in_place_of_processes(processes):

@@ -22,6 +22,7 @@ from app import clock
 BEGINS_S = 1000.0
 """Not 0: there are fields in which 0 is "not yet"."""
 _STUCK_S = 5.0
+_PATIENCE_S = 0.02
 
 
 class StuckError(Exception):
@@ -29,41 +30,48 @@ class StuckError(Exception):
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Waits for no timer: it says how long it would have waited."""
+    """Wait for no timer, and say how long it would have been."""
 
     jumped: Callable[[float], None]
+    patience_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As a selector's."""
+        """Return what is ready; where nothing is, jump to the next timer."""
         ready = super().select(0)
+        if not ready and timeout and self.patience_s:
+            ready = super().select(self.patience_s)
         if ready or timeout is None:
             if not ready and not (ready := super().select(_STUCK_S)):
-                raise StuckError
+                raise StuckError("nothing is ready, and no timer runs")
             return sorted(ready, key=lambda each: each[0].fd)
         self.jumped(timeout)
         return ready
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """`turns`: how often it has looked for what is ready."""
+    """Run callbacks as asyncio's own loop does, without waiting for their times."""
 
     def __init__(self, begins_s: float = BEGINS_S) -> None:
-        selector = _Jumping()
+        self._jumping = selector = _Jumping()
         selector.jumped = self.stand_still
         super().__init__(selector)
         self._clock_resolution = 1e-9
         self._now_s = begins_s
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return virtual seconds."""
         return self._now_s
 
+    def hear_the_network(self) -> None:
+        """Look for so much real time before each jump: what is sent through the network may take a moment to come."""
+        self._jumping.patience_s = _PATIENCE_S
+
     def stand_still(self, seconds: float) -> None:
-        """So much time passes, and nothing runs in it: as if the process were stopped."""
+        """Let so much time pass in which nothing runs: as if the process were stopped."""
         self._now_s += max(0.0, seconds)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Here, at once: no thread says when it is done."""
+        """Run it here, at once: no thread says when it is done."""
         done = self.create_future()
         try:
             done.set_result(function(*given))
@@ -74,7 +82,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextlib.contextmanager
 def as_clock(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """The app's clock is the loop's as long as the context lasts."""
+    """Put the loop's clock in the place of the app's as long as the context lasts."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(clock, "monotonic", loop.time)
         yield

@@ -13,7 +13,7 @@ from tests.support.virtual_time import VirtualLoop, as_clock
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """One, which no test's name has to say."""
+    """Return one, which no test's name has to say."""
     return {"virtual": VirtualLoop}
 
 

@@ -8,7 +8,6 @@ thread does it, and for the stream only while a client listens.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from math import isfinite
 
@@ -19,6 +18,7 @@ from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from app import clock
 from app.access.access import Caller
 from app.errors import ServiceError
 from app.http.edge import BIND
@@ -28,7 +28,7 @@ from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEM
 
 INTERVAL_S = 0.5
 MAX_LISTENERS = 16
-_STARTED_S = time.monotonic()
+_STARTED_S = clock.monotonic()
 
 router = APIRouter(tags=["status"])
 
@@ -178,7 +178,7 @@ def snapshot(link: Link) -> Snapshot:
     workers = ask.workers()
     return Snapshot(
         version=version(),
-        uptime_s=round(time.monotonic() - _STARTED_S, 3),
+        uptime_s=round(clock.monotonic() - _STARTED_S, 3),
         ready=not ask.why_not(),
         simulated=link.simulated,
         models=[_model(samples, name, ready=ask.state(name)[0].is_ready) for name in link.models],

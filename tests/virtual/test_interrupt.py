@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 
 import pytest
 
+from app import clock
 from app.errors import ClientLeftError, ServiceError
 from app.http.call import AsgiRequest
 from app.ingress import interrupt
@@ -40,12 +40,12 @@ def others():
 
 
 async def test_what_ends_in_time_is_left_alone():
-    with interrupted_at(time.monotonic() + 1000):
+    with interrupted_at(clock.monotonic() + 1000):
         await asyncio.sleep(0)
 
 
 async def test_what_lasts_longer_is_interrupted():
-    with pytest.raises(ServiceError) as raised, interrupted_at(time.monotonic() + 0.01):
+    with pytest.raises(ServiceError) as raised, interrupted_at(clock.monotonic() + 0.01):
         await asyncio.Event().wait()
     assert raised.value.code == "DEADLINE_EXCEEDED"
     await asyncio.sleep(0)  # The task itself is not cancelled any more.
@@ -55,7 +55,7 @@ async def test_a_body_that_stops_is_interrupted_long_before_its_deadline(monkeyp
     monkeypatch.setattr(interrupt, "_FREE_S", 0.01)
 
     async def work():
-        with interrupted_at(time.monotonic() + 1000) as limit:
+        with interrupted_at(clock.monotonic() + 1000) as limit:
             limit.least_bytes_per_s = 1_000_000
             limit.arrived(1000)
             await asyncio.Event().wait()
@@ -67,10 +67,10 @@ async def test_a_body_that_stops_is_interrupted_long_before_its_deadline(monkeyp
 
 async def test_a_body_that_could_not_be_read_while_the_server_was_stopped_is_not_too_slow(monkeypatch):
     monkeypatch.setattr(interrupt, "_FREE_S", 0.05)
-    with interrupted_at(time.monotonic() + 1000) as limit:
+    with interrupted_at(clock.monotonic() + 1000) as limit:
         limit.least_bytes_per_s = 1_000_000
         limit.arrived(1000)
-        time.sleep(0.4)  # noqa: ASYNC251 - As SIGSTOP and SIGCONT would.
+        asyncio.get_running_loop().stand_still(0.4)  # As SIGSTOP and SIGCONT would.
         await asyncio.sleep(0.01)
         limit.arrived_wholly()
 
@@ -80,7 +80,7 @@ async def test_a_body_that_comes_on_and_on_too_slowly_is_interrupted(monkeypatch
     monkeypatch.setattr(interrupt, "_STOOD_STILL_S", 0.01)
 
     async def trickle():
-        with interrupted_at(time.monotonic() + 1000) as limit:
+        with interrupted_at(clock.monotonic() + 1000) as limit:
             limit.least_bytes_per_s = 1000
             for size in range(1, 1000):
                 limit.arrived(size)
@@ -95,7 +95,7 @@ async def test_a_body_that_is_there_has_its_deadline(monkeypatch):
     monkeypatch.setattr(interrupt, "_FREE_S", 0.0)
 
     async def work():
-        with interrupted_at(time.monotonic() + 0.05) as limit:
+        with interrupted_at(clock.monotonic() + 0.05) as limit:
             limit.least_bytes_per_s = 1_000_000
             limit.arrived(1000)
             limit.arrived_wholly()
@@ -108,7 +108,7 @@ async def test_a_body_that_is_there_has_its_deadline(monkeypatch):
 
 async def test_a_cancellation_from_elsewhere_stays_one():
     async def work():
-        with interrupted_at(time.monotonic() + 1000):
+        with interrupted_at(clock.monotonic() + 1000):
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(work())
@@ -119,7 +119,7 @@ async def test_a_cancellation_from_elsewhere_stays_one():
 
 
 async def test_an_error_inside_is_not_changed():
-    with pytest.raises(ZeroDivisionError), interrupted_at(time.monotonic() + 1000):
+    with pytest.raises(ZeroDivisionError), interrupted_at(clock.monotonic() + 1000):
         raise ZeroDivisionError
 
 

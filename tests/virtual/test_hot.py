@@ -80,6 +80,7 @@ async def general(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
+    asyncio.get_running_loop().hear_the_network()
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     link = SimpleNamespace(

@@ -1,0 +1,137 @@
+"""The watchdog of the event loop: what it takes for a stall, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from app.observability import watchdog as watchdog_module
+from app.observability.watchdog import LoopWatchdog
+
+TICK_S = watchdog_module._TICK_S
+REPORT_S = 0.3
+
+
+class Watchdog(LoopWatchdog):
+    """Its thread looks when `stand_still` says so. `computed_s`, `waited_s`: what the process has computed so far, and
+    what the loop's thread has waited for a processor.
+    """
+
+    computed_s = waited_s = 0.0
+
+    def __init__(self):
+        self.heard = []
+        super().__init__(REPORT_S, self.heard.append)
+
+    def _watch(self):
+        pass
+
+    def _waited(self):
+        return self.waited_s
+
+    def stand_still(self, seconds, looks=0, computed_s=0.0, waited_s=0.0):
+        """The loop does, for so long; other threads go on, in which the watchdog looks so often."""
+        for _ in range(looks):
+            asyncio.get_running_loop().stand_still(seconds / looks)
+            self._look()
+        if not looks:
+            asyncio.get_running_loop().stand_still(seconds)
+        self.computed_s += computed_s
+        self.waited_s += waited_s
+
+
+@pytest.fixture
+async def watchdog(monkeypatch):
+    made = Watchdog()
+    monkeypatch.setattr(watchdog_module, "time", SimpleNamespace(process_time=lambda: made.computed_s))
+    made.start()
+    yield made
+    made.close()
+    made.close()
+
+
+async def test_a_loop_that_runs_has_no_stall(watchdog, caplog):
+    for _ in range(40):
+        await asyncio.sleep(0.25)
+        watchdog._look()
+    assert watchdog.longest_s == pytest.approx(0.0)
+    assert not caplog.records
+
+
+async def test_a_call_that_blocks_is_a_stall_and_reported_once_while_it_lasts(watchdog, caplog):
+    caplog.set_level(logging.WARNING, "anychip.watchdog")
+    await asyncio.sleep(TICK_S / 2)
+    watchdog.stand_still(2.0, looks=8)
+    [record] = caplog.records
+    assert "has stood still for 0.5 s" in record.getMessage()
+    assert "watchdog.stand_still(2.0, looks=8)" in record.getMessage()
+    await asyncio.sleep(TICK_S)
+    assert watchdog.longest_s == watchdog.heard[-1] == pytest.approx(2.0 - TICK_S / 2)
+    assert [each.getMessage() for each in caplog.records[1:]] == ["the event loop goes on after 2.0 s"]
+    watchdog.stand_still(1.0, looks=4)
+    await asyncio.sleep(TICK_S)
+    assert len(caplog.records) == 4
+    assert len(watchdog.heard) == 1, "that one was no longer"
+
+
+async def test_time_in_which_the_process_was_stopped_is_no_stall(watchdog, caplog):
+    """No thread wakes in it, and nothing is computed."""
+    watchdog.stand_still(1.5)
+    watchdog._look()
+    await asyncio.sleep(TICK_S)
+    assert watchdog.longest_s == pytest.approx(0.0)
+    assert not caplog.records
+
+
+async def test_a_call_that_computes_and_lets_no_thread_look_is_a_stall(watchdog, caplog):
+    watchdog.stand_still(1.5, computed_s=1.5)
+    watchdog._look()
+    await asyncio.sleep(TICK_S)
+    assert watchdog.longest_s == pytest.approx(1.5 - TICK_S)
+    assert "has stood still for 1.4 s" in caplog.records[0].getMessage()
+
+
+async def test_what_the_loop_waited_for_a_processor_is_no_stall(watchdog):
+    watchdog.stand_still(0.2, waited_s=0.15)
+    await asyncio.sleep(TICK_S)
+    assert watchdog.longest_s == pytest.approx(0.2 - 0.15 - TICK_S, abs=1e-6)
+
+
+async def test_what_was_before_can_be_forgotten(watchdog):
+    watchdog.stand_still(0.2)
+    await asyncio.sleep(TICK_S)
+    assert watchdog.longest_s > 0.1
+    watchdog.stand_still(0.2)
+    watchdog.forget()
+    assert watchdog.longest_s == watchdog.heard[-1] == 0.0
+    await asyncio.sleep(0.1)
+    assert watchdog.longest_s == pytest.approx(0.0)
+
+
+def test_its_thread_says_where_a_loop_stands_while_it_does(caplog):
+    """For real: the loop blocks until it is heard."""
+    caplog.set_level(logging.WARNING, "anychip.watchdog")
+    heard = threading.Event()
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            heard.set()
+
+    async def block():
+        watchdog = LoopWatchdog(REPORT_S)
+        watchdog.start()
+        assert heard.wait(60)
+        await asyncio.sleep(2 * TICK_S)
+        watchdog.close()
+
+    handler = Heard()
+    watchdog_module.log.addHandler(handler)
+    try:
+        asyncio.run(block())
+    finally:
+        watchdog_module.log.removeHandler(handler)
+    assert "heard.wait(60)" in caplog.records[0].getMessage()
