@@ -103,13 +103,16 @@ class Decoders:
         """What an image takes of all decoders together, of late."""
         return self._image_s.value / self._replicas.count
 
-    def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float:
-        """Seconds until a decoder is expected to begin the last of `images` that a client may send now.
+    def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
+        """Seconds until a decoder is expected to begin the last of `images` that a client may send now; None before it is
+        known how long an image of the model takes.
 
         `priority_s`: how much earlier than now they stand. What decoders have in hand, but for one image each, is before
         them in any case. Where nothing waits this is 0 for one image: what an image takes itself is not in it.
         """
         queue, count = self._queue, self._replicas.count
+        if not queue.image_s(model):
+            return None
         in_hand_s = max(0, queue.held - queue.waiting - count) * self._image_s.value
         now_s = clock.monotonic()
         turn_s = queue.turn_s(client, now_s, self.seconds_an_image)

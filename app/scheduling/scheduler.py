@@ -73,30 +73,31 @@ class Scheduler(Generic[T]):
         self._order = count()
 
     def check(
-        self, model: str, images: int, deadline_s: float, priority: int, now: float, ready_s: float = 0.0
+        self, model: str, images: int, deadline_s: float, priority: int, now: float, ready_s: float | None = 0.0
     ) -> float | None:
-        """Whether `images` more could be taken. `ready_s`: how long the last one waits before it can be enqueued.
+        """Whether `images` more could be taken. `ready_s`: how long the last one waits before it can be enqueued; None
+        while nothing is known of that.
 
         Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
-        no worker. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
+        no worker, or that is not known. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         queue = self.queues[model]
         queue.check_room(model, images)
         serving = self._serving[model]
         last_s, least_s = expected_s(
-            queue, serving, model, priority=priority, images=images, now=now, ready_s=ready_s
+            queue, serving, model, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
         )
         within_s = (1 - WAY_BACK) * (deadline_s - now)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
-        return last_s
+        return None if ready_s is None else last_s
 
     def reserve(
         self,
         reservation: Reservation,
         now: float,
         checked: Checked | None = None,
-        ready_s: Callable[[int], float] = lambda _: 0.0,
+        ready_s: Callable[[int], float | None] = lambda _: 0.0,
     ) -> None:
         """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them,
         as long as that stands; `ready_s`: how long the last of so many images waits before it can be enqueued.
@@ -114,8 +115,9 @@ class Scheduler(Generic[T]):
         if images > 1:
             serving, first_ready_s = self._serving[model], ready_s(1)
             first_s, _ = expected_s(
-                queue, serving, model, priority=priority, images=1, now=now, ready_s=first_ready_s
+                queue, serving, model, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
             )
+            first_s = None if first_ready_s is None else first_s
         reservation.admitted_s, reservation.expected_s = now, first_s
         queue.begin(reservation)
 

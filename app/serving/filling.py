@@ -53,8 +53,10 @@ class Filling:
         # By the model's number, with the object that it was for: after a load that is another.
         self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
-    def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float:
-        """How long the last of so many images of a request that comes now is expected to wait for a decoder."""
+    def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float | None:
+        """How long the last of so many images of a request that comes now is expected to wait for a decoder; None while
+        nothing is known of that.
+        """
         if self._decoders is None or pool.passes_files or not isinstance(pool.model, PixelModel):
             return 0.0
         return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)

@@ -97,6 +97,27 @@ MUTATIONS = (
         "test_decode_pool.py::test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_images",
     ),
     Mutation(
+        "what would come too late is decoded all the same",
+        "app/decoding/pool.py",
+        "if self._queue.waiting and self._is_hopeless(decoder, image, now_s):",
+        "if False:",
+        "test_decode_pool.py::test_what_would_come_too_late_is_not_decoded_where_others_wait",
+    ),
+    Mutation(
+        "admission expects no wait for a decoder",
+        "app/serving/submissions.py",
+        "self._filling.wait_s(self._fleet.models[name], terms, 1)",
+        "0.0",
+        "test_overload.py::test_at_three_times_the_load_all_that_can_be_answered_is",
+    ),
+    Mutation(
+        "a client that asks much goes before those that ask little",
+        "app/decoding/waiting.py",
+        "if own else now_s",
+        "if own and False else now_s",
+        "test_decode_queue.py::test_a_client_that_sends_much_stands_behind_itself_and_not_before_others",
+    ),
+    Mutation(
         "a task that was interrupted counts as cancelled for ever",
         "app/ingress/interrupt.py",
         "        task.uncancel()\n",
@@ -389,12 +410,19 @@ def _copy(folder: Path) -> None:
             shutil.copy2(ROOT / part, folder / part)
 
 
+def _path(copy: Path, test: str) -> str:
+    """Where a test lies, of whichever room it is."""
+    file, *names = test.split("::")
+    [path] = (copy / "tests").glob(f"*/{file}")
+    return "::".join([str(path.relative_to(copy)), *names])
+
+
 def _first_failure(copy: Path, tests: Sequence[str]) -> str:
-    """The first of these tests of the unit room that fails in a copy of the tree; empty where all pass.
+    """The first of these tests that fails in a copy of the tree; empty where all pass.
 
     Raises RuntimeError where they cannot be run, TimeoutExpired.
     """
-    paths = [f"tests/unit/{each}" for each in tests]
+    paths = [_path(copy, each) for each in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *paths]
     ran = subprocess.run(
         [*command, f"--timeout={_TEST_LIMIT_S}"],

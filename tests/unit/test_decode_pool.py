@@ -166,7 +166,7 @@ async def test_what_would_come_too_late_is_not_decoded_where_others_wait(clock):
 
 async def test_an_image_is_expected_to_wait_for_what_is_before_it(clock):
     async with decoding() as decoders:
-        assert decoders.wait_s(0, 0.0, "a") == 0.0
+        assert decoders.wait_s(0, 0.0, "a") is None
         await settled(decoders, clock, SMALL, 0.01)
         assert decoders.wait_s(0, 0.0, "a") == 0.0  # What it takes itself is not in it.
         assert decoders.wait_s(0, 0.0, "a", 5) == pytest.approx(4 * 0.01 / 2, rel=0.1)

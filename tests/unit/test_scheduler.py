@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from app.scheduling import workers as sharing
 from app.scheduling.batching import BatchLatencies
-from app.scheduling.queue import Checked, DeadlineUnreachableError, LostBatches, NeverRoomError, QueueFullError
+from app.scheduling.queue import (
+    Checked,
+    DeadlineUnreachableError,
+    LostBatches,
+    NeverRoomError,
+    QueueFullError,
+    Reservation,
+)
 from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
 from tests.support.queueing import enqueue, requeue, reserve
 
@@ -314,6 +321,18 @@ def test_the_longer_wait_counts_the_one_for_the_queue_or_the_one_in_it():
     assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.7) == pytest.approx(0.8)
     with pytest.raises(DeadlineUnreachableError):
         scheduler.check("m", 1, enough(0.79), 0, 0.0, ready_s=0.7)
+
+
+def test_an_answer_whose_wait_was_not_known_teaches_no_lateness():
+    scheduler = make(ladder={1: 0.1})
+    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=None) is None
+    reservation = Reservation("m", 2, 0, NEVER)
+    scheduler.reserve(reservation, 0.0, ready_s=lambda _: None)
+    assert reservation.expected_s is None
+    enqueue(scheduler, reservation, None, 5.0)
+    [batch] = dispatch(scheduler, now=5.0)
+    scheduler.finish("w", batch.id, 5.1)
+    assert scheduler.queues["m"].lateness.seconds == 0.0
 
 
 def test_what_was_found_a_moment_ago_is_not_looked_for_again():

@@ -190,7 +190,7 @@ async def test_deadlines_of_all_lengths_are_kept_or_refused_at_once(folder, by):
 
 @EITHER
 async def test_of_a_crowd_that_comes_at_once_as_many_are_let_in_as_can_be_answered(folder, by):
-    """A hundred, each second. How long an image takes is known after the first crowd, and how late answers are."""
+    """A hundred, each second. How long an image takes is known after the first crowd."""
     async with served(folder, by) as service:
         answered = []
         for _ in range(10):
@@ -198,7 +198,7 @@ async def test_of_a_crowd_that_comes_at_once_as_many_are_let_in_as_can_be_answer
             await asyncio.sleep(1.0)
             answered.append(sum([(await each).code == "OK" for each in asked]))
         possible = 0.96 * DEADLINE_S * by.per_s
-        assert all(0.8 * possible <= each <= possible for each in answered[3:]), answered
+        assert all(0.7 * possible <= each <= possible for each in answered[1:]), answered
         assert sum(decoder.images for decoder in service.processes.decoders) <= sum(answered) / 0.95
 
 
