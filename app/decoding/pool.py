@@ -104,11 +104,12 @@ class Decoders:
         return self._image_s.value / self._replicas.count
 
     def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
-        """Seconds until a decoder is expected to begin the last of `images` that a client may send now; None before it is
-        known how long an image of the model takes.
+        """Seconds until a decoder is expected to begin the last of `images` that a client may send now.
 
-        `priority_s`: how much earlier than now they stand. What decoders have in hand, but for one image each, is before
-        them in any case. Where nothing waits this is 0 for one image: what an image takes itself is not in it.
+        None before it is known how long an image of the model takes.
+
+        `priority_s`: how much earlier than now they stand. What decoders have in hand, but for one image each, is
+        before them in any case. Where nothing waits it is 0 for one image: what that takes itself is not in it.
         """
         queue, count = self._queue, self._replicas.count
         if not queue.image_s(model):

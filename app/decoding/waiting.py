@@ -1,13 +1,14 @@
 """Images that wait to be decoded, in the order in which they are decoded, and what can become of one.
 
-Owns: an image's record, one line a model, what images take and how long they would wait, the bound on what waits, and the turns between models and between clients.
+Owns: an image's record, one line a model, what images take and how long they would wait, the bound on what waits, and
+the turns between models and between clients.
 Pure logic: no processes, no asyncio, no clock. Must not know what is in an image.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
 furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
-the client's turn, earlier by its priority. Clients share the decoders, too: an image's turn is when it comes, or as much
-later as its client, served in turns with all others, would wait for what it has there already. So one that sends little
-goes before what waits of one that sends much, and nothing that comes later overtakes an image once its turn has passed.
+its client's turn, earlier by its priority. Clients share the decoders, too: an image's turn is when it comes, or as
+much later as its client, served in turns with all others, would wait for what it has there already. So one that sends
+little goes before what waits of one that sends much, and what comes later overtakes no image whose turn has passed.
 Large images wait apart, so that they never stand before small ones when no decoder may take a large one.
 """
 

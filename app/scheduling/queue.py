@@ -56,7 +56,8 @@ class Reservation:
 
     `client`: whose request it is, "" where that is not known. The scheduler fills the rest when it lets the request in:
     `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
-    included; None where the model had no worker, or it was not known how long its images wait before. `interruptions`: of the model's work until then.
+    included; None where the model had no worker, or where it was not known how long its images wait to be decoded.
+    `interruptions`: of the model's work until then.
     `behind`: how many requests its client had under way; `first_s`: the rank of the first image that came into the
     queue; `alone`: nothing else of the model was under way.
     """

@@ -73,7 +73,7 @@ class Scheduler(Generic[T]):
         self._order = count()
 
     def check(
-        self, model: str, images: int, deadline_s: float, priority: int, now: float, ready_s: float | None = 0.0
+        self, model: str, images: int, deadline_s: float, priority: int, now: float, *, ready_s: float | None = 0.0
     ) -> float | None:
         """Whether `images` more could be taken. `ready_s`: how long the last one waits before it can be enqueued; None
         while nothing is known of that.
@@ -110,7 +110,7 @@ class Scheduler(Generic[T]):
             queue.check_room(model, images)
             first_s = checked.expected_s
         else:
-            first_s = self.check(model, images, deadline_s, priority, now, ready_s(images))
+            first_s = self.check(model, images, deadline_s, priority, now, ready_s=ready_s(images))
         self._clients.asked(reservation.client, now)
         if images > 1:
             serving, first_ready_s = self._serving[model], ready_s(1)

@@ -67,7 +67,7 @@ class Submissions(Link):
         self._fleet.residents.ask(name, terms.deadline_s)
         try:
             ready_s = self._filling.wait_s(self._fleet.models[name], terms, 1)
-            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s, ready_s)
+            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s, ready_s=ready_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
         terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)

@@ -1,4 +1,4 @@
-"""Decode and compute in the event loop of the service, in place of processes: so many virtual seconds an image or batch.
+"""Decode and compute in the event loop of the service, in place of processes: in so many virtual seconds.
 
     Decoders ─► Replicas ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
     Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker

@@ -36,7 +36,7 @@ _SCOPE = {"method": "POST", "path": "/", "headers": (), "client": ("127.0.0.1", 
 
 
 class Outcome(NamedTuple):
-    """Tell what a request got: "OK" or an error's code, when it was sent and when it was answered (`clock.monotonic()`)."""
+    """Tell what a request got ("OK" or an error's code), when it was sent and when answered (`clock.monotonic()`)."""
 
     code: str
     sent_s: float
