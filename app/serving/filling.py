@@ -75,8 +75,8 @@ class Filling:
                     self._arena.slot(item.pool.index, item.slot)[:] = pixels.reshape(-1).view(np.uint8)
                 self._filled(item, Placement(content.width, content.height))
             elif isinstance(content, Frame):
-                pixels = content.pixels.tobytes()
-                self._decode(item, pixels, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
+                data = content.pixels.tobytes()
+                self._decode(item, data, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
             else:
                 self._decode_regions(items, content, needed_s)
         except ServiceError as error:
