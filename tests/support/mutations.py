@@ -442,13 +442,12 @@ def _first_failure(copy: Path, tests: Sequence[str]) -> str:
 def _found_by(mutation: Mutation, copy: Path) -> str:
     """The test that fails with the fault, which is taken out again; empty where none does."""
     path = copy / mutation.file
-    text = planted(mutation, copy)
-    path.unlink()  # What was compiled of it is known by its time of change, which is another then.
-    path.write_text(text)
+    before, text = path.read_text(), planted(mutation, copy)
+    path.write_text(text)  # What was compiled of it is known by its time of change, which is another then.
     try:
         return _first_failure(copy, [mutation.test])
     finally:
-        shutil.copy2(ROOT / mutation.file, path)
+        path.write_text(before)
 
 
 def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
