@@ -114,8 +114,6 @@ MAKE_TEST = {
             "tests/service/test_rpc.py",
             "tests/service/test_torchserve.py",
             "tests/service/test_access.py",
-            "tests/service/test_open_inference_tensors.py",
-            "tests/service/test_api_description.py",
         ),
     ),
     "stories": Suite("twelve stories of faults", FAULT_STORIES),
@@ -160,6 +158,11 @@ REPRESENTATIVES = tuple(
 """Of the networks of two libraries."""
 
 BY_PATH = {
+    "protocols": Suite(
+        "the API as it is described, and tensors in and out",
+        ("tests/service/test_open_inference_tensors.py", "tests/service/test_api_description.py"),
+        at_a_time=2,
+    ),
     "faults": Suite(
         "everything that can go wrong beside a request: workers, queues, hand-overs, limits, ends",
         tuple(
@@ -422,21 +425,21 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/ingress_main.py", ("ingress",)),
     ("app/converter_main.py", ("ingress",)),
     ("app/access/", ("ingress", "connections")),
-    ("app/compat/", ("clients",)),
+    ("app/compat/", ("protocols", "clients")),
     ("app/config/", ("deployment", "faults")),
     ("app/decoder/", ("processes", "simulated")),
     ("app/decoding/", ("processes", "faults")),
     ("app/fleet/", ("faults", "simulated")),
-    ("app/http/*.py", ("ingress", "connections", "clients")),
-    ("app/http/routes/", ("ingress", "connections", "clients")),
+    ("app/http/*.py", ("protocols", "ingress", "connections", "clients")),
+    ("app/http/routes/", ("protocols", "ingress", "connections", "clients")),
     ("app/http/playground/", ("browser",)),
     ("app/images/", ("processes", "tools", "arm")),
-    ("app/ingress/", ("ingress", "connections", "faults")),
+    ("app/ingress/", ("protocols", "ingress", "connections", "faults")),
     ("app/ingress/cascade*", ("serving", "ocr")),
     ("app/observability/", ("observability", "prometheus")),
     ("app/precision/", ("networks", "engines", "simulated")),
     ("app/processes/", ("processes", "faults", "ingress")),
-    ("app/protocols/", ("ingress", "clients")),
+    ("app/protocols/", ("protocols", "ingress", "clients")),
     ("app/scheduling/", ("faults",)),
     ("app/serving/", ("faults", "serving")),
     ("app/serving/cascades.py", ("serving", "ocr")),
@@ -445,7 +448,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("models/*.py", ("networks", "models", "engines")),
     ("models/confinement.py", ("processes", "engines")),
     ("models/contract/", ("networks", "models", "engines", "serving")),
-    ("models/exports/", ("networks", "models", "engines", "libraries", "ocr")),
+    ("models/exports/", ("protocols", "networks", "models", "engines", "libraries", "ocr")),
     ("models/onnx/", ("networks", "models", "engines", "ocr")),
     (
         "models/sample/",
@@ -479,7 +482,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # What is not for everybody
     ("plugins/ascend/", ("networks", "simulated", "vendors")),
     ("plugins/compat/", ("clients", "libraries", "models")),
-    ("plugins/grpc/", ("ingress", "connections", "clients")),
+    ("plugins/grpc/", ("protocols", "ingress", "connections", "clients")),
     ("plugins/hosting/", ("deployment",)),
     ("plugins/ocr/", ("ocr",)),
     ("plugins/tools/", ("tools",)),
