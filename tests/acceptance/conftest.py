@@ -23,7 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILDER = Path(__file__).with_name("build_files.py")
-PATIENCE_S = 200
+PATIENCE_S = 600
 """Only what hangs takes as long: no test asks how long something took."""
 
 
@@ -108,12 +108,17 @@ class Anychip:
 
     def done(self, command: Sequence[str], cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Any command line, after it ended with this status."""
-        done = subprocess.run(
-            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
-        return done
+        with subprocess.Popen(
+            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                said, errors = process.communicate(timeout=PATIENCE_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # What hangs leaves nothing behind.
+        assert process.returncode == status, f"status {process.returncode}\n{said}{errors}"
+        return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
     @contextlib.contextmanager
     def serving(self, *arguments: str, cwd: Path) -> Iterator[Service]:
