@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import re
@@ -214,7 +215,11 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return made
 
 
-def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
+def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path], *needs: str) -> Built:
+    for name in needs:
+        if importlib.util.find_spec(name) is None:  # Importing it here would take seconds of each process.
+            pytest.skip(f"{name} is not installed, which writes these files")
+
     def make(folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "YOLO_CONFIG_DIR": str(folder)}
         done = subprocess.run(
@@ -230,15 +235,13 @@ def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path]) -> Bu
 @pytest.fixture(scope="session")
 def ultralytics_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
     """`best.pt`, `best.onnx`, `street.jpg`."""
-    pytest.importorskip("ultralytics", reason="ultralytics is not installed, which writes these files")
-    return _built("ultralytics", once)
+    return _built("ultralytics", once, "ultralytics")
 
 
 @pytest.fixture(scope="session")
 def library_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
     """Everything else that `build_files.py` writes."""
-    pytest.importorskip("timm", reason="timm is not installed, which writes these files")
-    return _built("libraries", once)
+    return _built("libraries", once, "timm", "transformers")
 
 
 @pytest.fixture(scope="session")
