@@ -94,17 +94,17 @@ def _scores(logits: torch.Tensor, labels: list[str]) -> list[dict[str, Any]]:
 def _write_own(folder: Path, picture: Image.Image, answers: dict[str, Any]) -> None:
     torch.manual_seed(3)
     labels = ["cat", "dog", "fox"]
-    network = nn.Sequential(
+    network: nn.Module = nn.Sequential(
         nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3)
     ).eval()
     with torch.no_grad():
-        network[-1].weight.mul_(20)
+        network.get_parameter("4.weight").mul_(20)
     pixels = (torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 - torch.tensor(MEAN)[:, None, None]) / (
         torch.tensor(STD)[:, None, None]
     )
     answer = _scores(network(pixels[None]), labels)
     example = torch.rand(2, 3, 64, 64)
-    torch.onnx.export(network, example[:1], str(folder / "mine.onnx"), dynamo=False)
+    torch.onnx.export(network, (example[:1],), str(folder / "mine.onnx"), dynamo=False)
     batch = {0: torch.export.Dim("batch", min=1, max=64)}
     torch.export.save(torch.export.export(network, (example,), dynamic_shapes=(batch,)), folder / "graph.pt2")
     torch.jit.save(torch.jit.trace(network, example), str(folder / "script.ts"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import re
@@ -23,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILDER = Path(__file__).with_name("build_files.py")
-PATIENCE_S = 200
+PATIENCE_S = 600
 """Only what hangs takes as long: no test asks how long something took."""
 
 
@@ -108,12 +109,17 @@ class Anychip:
 
     def done(self, command: Sequence[str], cwd: Path, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Any command line, after it ended with this status."""
-        done = subprocess.run(
-            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PATIENCE_S, check=False,
-        )  # fmt: skip
-        assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
-        return done
+        with subprocess.Popen(
+            [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                said, errors = process.communicate(timeout=PATIENCE_S)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # What hangs leaves nothing behind.
+        assert process.returncode == status, f"status {process.returncode}\n{said}{errors}"
+        return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
     @contextlib.contextmanager
     def serving(self, *arguments: str, cwd: Path) -> Iterator[Service]:
@@ -209,7 +215,11 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return made
 
 
-def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
+def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path], *needs: str) -> Built:
+    for name in needs:
+        if importlib.util.find_spec(name) is None:  # Importing it here would take seconds of each process.
+            pytest.skip(f"{name} is not installed, which writes these files")
+
     def make(folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "YOLO_CONFIG_DIR": str(folder)}
         done = subprocess.run(
@@ -225,15 +235,13 @@ def _built(part: str, once: Callable[[str, Callable[[Path], None]], Path]) -> Bu
 @pytest.fixture(scope="session")
 def ultralytics_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
     """`best.pt`, `best.onnx`, `street.jpg`."""
-    pytest.importorskip("ultralytics", reason="ultralytics is not installed, which writes these files")
-    return _built("ultralytics", once)
+    return _built("ultralytics", once, "ultralytics")
 
 
 @pytest.fixture(scope="session")
 def library_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
     """Everything else that `build_files.py` writes."""
-    pytest.importorskip("timm", reason="timm is not installed, which writes these files")
-    return _built("libraries", once)
+    return _built("libraries", once, "timm", "transformers")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,7 +116,7 @@ def clone(tmp_path: Path, command: Path) -> Path:
 
 
 @contextlib.contextmanager
-def started(reader, line: str, folder: Path, *, ends_with=signal.SIGTERM, status=0) -> Iterator:
+def started(reader, line, folder, *, ends_with=signal.SIGTERM, status=0):
     """The service of a line of README. What asks it does so within its network."""
     with reader.started(["sh", "-c", f"exec {line}"], cwd=folder, ends_with=ends_with, status=status) as service:
         assert service.address == "http://127.0.0.1:8000"
@@ -125,7 +124,7 @@ def started(reader, line: str, folder: Path, *, ends_with=signal.SIGTERM, status
         yield service, replace(reader, prefix=inside)
 
 
-def ask(beside, line: str, folder: Path):
+def ask(beside, line, folder):
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed, which README asks with")
     return json.loads(beside.done(["sh", "-c", line], folder).stdout)
