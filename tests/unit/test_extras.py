@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -29,10 +31,10 @@ OURS = re.compile(r"anychip(-(ascend|compat|grpc|hosting|ocr|tools))?")
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installation of its own, beside a pip of the same environment."""
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
-    monkeypatch.setattr(extras.shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
     extras.how_to_install.cache_clear()
     yield
     extras.how_to_install.cache_clear()
@@ -57,7 +59,7 @@ def test_a_command_names_packages_of_others_and_folders_of_ours(asked, extra, co
 
 
 def test_the_pip_of_another_environment_is_not_named(asked, monkeypatch):
-    monkeypatch.setattr(extras.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert extras.how_to_install("dev") == f"{sys.executable} -m pip install grafana"
 
 
