@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-_PARTS = ("app", "models", "backends", "plugins", "tests", "benchmarks", "deploy", "docs", "pyproject.toml", "Makefile")
+_NO_PARTS = ("build", "*.egg-info", "__pycache__", ".*")
 _AT_A_TIME = 2
 _TEST_LIMIT_S, _LIMIT_S = 120, 600
 """Of one test, which without the fault takes seconds; of all that one fault runs."""
@@ -403,11 +403,7 @@ def planted(mutation: Mutation, root: Path) -> str:
 
 def _copy(folder: Path) -> None:
     """Make a folder a copy of the tree."""
-    for part in _PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(ROOT / part, folder / part)
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*_NO_PARTS), dirs_exist_ok=True)
 
 
 def _path(copy: Path, test: str) -> str:
