@@ -177,7 +177,6 @@ BY_PATH = {
                 "stalls",
                 "handover",
                 "shutdown",
-                "pauses",
                 "decode_overload",
             )
         ),
@@ -190,7 +189,6 @@ BY_PATH = {
             "tests/simulated/test_fork_server.py",
             "tests/cpu/test_confinement.py",
             "tests/cpu/test_arena_between_processes.py",
-            "tests/cpu/test_watchdog_stopped.py",
             "tests/cpu/test_imports.py",
         ),
     ),
@@ -346,6 +344,7 @@ BY_PATH = {
     "install": Suite(
         "environments that the set-up makes and that are kept beside clones, and how suites run",
         (
+            "tests/cpu/test_installed_command.py",
             "tests/cpu/test_install_environments.py",
             "tests/cpu/test_install_index.py",
             "tests/cpu/test_kept_environments.py",
@@ -406,20 +405,44 @@ NIGHTLY = {
 SUITES = {**MAKE_TEST, **BY_PATH, **NIGHTLY}
 
 CHECK_LEAVES_OUT = (
+    "tests/virtual",
     *COMPUTING,
     *(
         f"tests/unit/test_{name}.py"
-        for name in ("pauses", "scheduler", "residency", "images", "cli", "telemetry", "fuzz", "geometry")
+        for name in (
+            "pauses",
+            "scheduler",
+            "residency",
+            "images",
+            "cli",
+            "telemetry",
+            "fuzz",
+            "geometry",
+            "device_decoding",
+            "vendors",
+            "link_messages",
+            "install",
+            "metrics",
+            "wire",
+            "weights",
+            "guard",
+            "arena",
+            "instances",
+            "latency",
+            "model_archive",
+            "sbom",
+            "decode_queue",
+        )
     ),
 )
-"""Of UNIT, what takes more than two seconds of a processor: `make check` is for while one works."""
+"""Of UNIT, what takes more than a second of a processor: `make check` is for while one works."""
 
 SERVICE = ("faults", "ingress", "connections")
 """Of what requests pass on their way."""
 
 PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The service
-    ("anychip_base/", ("processes", "faults", "tools")),
+    ("anychip_base/", ("install", "processes", "faults", "tools")),
     ("app/*.py", SERVICE),
     ("app/cards.py", ("ingress", "tools")),
     ("app/ingress_main.py", ("ingress",)),
