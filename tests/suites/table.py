@@ -177,7 +177,6 @@ BY_PATH = {
                 "stalls",
                 "handover",
                 "shutdown",
-                "pauses",
                 "decode_overload",
             )
         ),
@@ -190,7 +189,6 @@ BY_PATH = {
             "tests/simulated/test_fork_server.py",
             "tests/cpu/test_confinement.py",
             "tests/cpu/test_arena_between_processes.py",
-            "tests/cpu/test_watchdog_stopped.py",
             "tests/cpu/test_imports.py",
         ),
     ),
