@@ -409,7 +409,7 @@ def _copy(folder: Path) -> None:
 def _path(copy: Path, test: str) -> str:
     """Where a test lies, of whichever room it is."""
     file, *names = test.split("::")
-    [path] = (copy / "tests").glob(f"*/{file}")
+    path = next(path for room in ("unit", "virtual") if (path := copy / "tests" / room / file).exists())
     return "::".join([str(path.relative_to(copy)), *names])
 
 
