@@ -12,7 +12,6 @@ import contextlib
 import json
 import random
 import socket
-import time
 
 import httpx
 import pytest
@@ -145,11 +144,9 @@ def test_an_upload_that_stops_ends_and_its_bytes_are_given_back(service):
         for connection in held:
             connection.sendall(f"{head}x-timeout-ms: 1e9\r\n\r\n".encode() + bytes(100_000))
             connection.settimeout(WAIT_S)
-        began_s = time.monotonic()
         for connection in held:
-            # The deadline was cut to five seconds, which is before the rate is looked at.
-            assert connection.recv(100).startswith((b"HTTP/1.1 504", b"HTTP/1.1 408"))
-        assert time.monotonic() - began_s < 20
+            # The deadline was cut to five seconds: else it were the rate, which is looked at later.
+            assert connection.recv(100).startswith(b"HTTP/1.1 504")
 
 
 def test_a_deadline_is_at_most_what_is_configured(service):
