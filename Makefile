@@ -52,14 +52,14 @@ PHASES = status=$(NO_TESTS); \
 	    [ $$code = $(NO_TESTS) ] || status=$$code; \
 	    [ $$code = 0 ] || [ $$code = $(NO_TESTS) ]; \
 	};
-ELSEWHERE := not soak and not deploy and not interop
+ELSEWHERE := not soak and not nightly and not deploy and not interop
 
 # First the unit room by itself, as packages that other rooms import change torch and logging for everybody; then what may
 # share the processors; then, two at a time, what mostly waits and measures for how long; then, one by one, what needs the
 # machine to itself.
 test: lint  ## everything that a change must pass, e.g. make test ARGS="-k scheduler"
 	@$(PHASES) \
-	$(if $(PATHS),,phase $(PARALLEL) -m "not soak" $(UNIT) $(ARGS) &&) \
+	$(if $(PATHS),,phase $(PARALLEL) -m "not soak and not nightly" $(UNIT) $(ARGS) &&) \
 	phase $(SHARED) -m "not paired and not alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
 	phase $(PAIR) -m "paired and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS) && \
 	phase -m "alone and $(ELSEWHERE)" $(if $(PATHS),,$(OTHERS)) $(ARGS); \
@@ -67,8 +67,8 @@ test: lint  ## everything that a change must pass, e.g. make test ARGS="-k sched
 
 test-interop: $(VENV)/.developer  ## with vendors' packages, other people's exporters, clients, compilers, a browser, Prometheus
 	@$(PHASES) \
-	phase $(SHARED) -m "interop and not alone and not soak" $(ARGS) && \
-	phase -m "interop and alone and not soak" $(ARGS); \
+	phase $(SHARED) -m "interop and not alone and not soak and not nightly" $(ARGS) && \
+	phase -m "interop and alone and not soak and not nightly" $(ARGS); \
 	exit $$status
 
 soak: lint  ## the long tests: leaks and load for an hour

@@ -282,6 +282,7 @@ def test_vectors_maps_and_values_are_shown(browser, of_tasks):
 
 @pytest.mark.soak  # It wants the whole machine, and rather long.
 @pytest.mark.alone
+@pytest.mark.nightly
 def test_the_first_answer_is_there_within_a_second_of_the_drop(browser, tmp_path):
     # The quick engine, so that no compiler runs beside the first answer.
     options = ("--models", "yolov8n", "--weights", "sample", "--engine", "eager")
