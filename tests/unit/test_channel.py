@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -48,12 +47,10 @@ def test_messages_of_any_size_arrive_whole_and_in_order(messages, small):
         assert pair.drain() == messages
 
 
-def test_a_message_larger_than_the_socket_takes_no_time_while_nobody_reads():
+def test_a_message_larger_than_the_socket_waits_for_no_reader():
     with Pair() as pair:
-        started_s = time.monotonic()
         pair.ours.send(bytes(3_000_000))
-        assert time.monotonic() - started_s < 0.1
-        assert pair.ours.waiting
+        assert pair.ours.waiting  # It has come back, though nobody has read.
         assert [len(message) for message in pair.drain()] == [3_000_000]
         assert not pair.ours.waiting
 
