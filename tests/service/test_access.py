@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import queue
-import time
 from pathlib import Path
 
 import grpc
@@ -26,6 +25,7 @@ from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.null_service import MODEL, PREDICT, serving
 from tests.support.service_process import free_port
+from tests.support.work import until
 
 CALLERS = ("nobody", "wrong", "infer", "admin")
 BINDS = ("public", "admin")
@@ -193,17 +193,13 @@ def test_a_key_that_is_taken_back_stops_on_connections_that_are_open(guarded, ke
     sent = {"Authorization": f"Bearer {keys.add(keys_file, 'short', 'infer')}"}
     connection = http.client.HTTPConnection(service.url.removeprefix("http://"), timeout=WAIT_S)
 
-    def wait_for(status):
-        ends_s = time.monotonic() + WAIT_S
-        while time.monotonic() < ends_s:
-            connection.request("POST", PREDICT, GREY, {**JPEG, **sent})
-            answer = connection.getresponse()
-            answer.read()
-            if answer.status == status:
-                return
-        raise AssertionError(f"never {status}")
+    def status():
+        connection.request("POST", PREDICT, GREY, {**JPEG, **sent})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
 
-    wait_for(200)  # The file is looked at once a second.
+    until(lambda: status() == 200)  # The file is looked at once a second.
     opened, messages = connection.sock, queue.Queue()
     messages.put(image_request(GREY))
     metadata = (("authorization", sent["Authorization"]),)
@@ -217,16 +213,14 @@ def test_a_key_that_is_taken_back_stops_on_connections_that_are_open(guarded, ke
         stream = method(channel, "ModelStreamInfer")(iter(messages.get, None), timeout=WAIT_S, metadata=metadata)
         assert not next(stream).error_message
         keys_file.write_text(others)
-        wait_for(401)
+        until(lambda: status() == 401)
         assert connection.sock is opened
         messages.put(image_request(GREY))
         with pytest.raises(grpc.RpcError) as refused:
             next(stream)
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         messages.put(None)
-        ends_s = time.monotonic() + WAIT_S
-        for _ in lines:  # What was sent before; then the stream ends.
-            assert time.monotonic() < ends_s
+        list(lines)  # What was sent before; then the stream ends.
 
 
 @pytest.mark.parametrize(
@@ -273,14 +267,14 @@ def test_other_spellings_lead_nowhere(guarded, path):
 
 async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
     path = f"/v2/repository/models/{MODEL}/load"
-    with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 2}) as service:
+    with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 1}) as service:
         async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S) as client:
             answers = await asyncio.gather(*(client.post(path) for _ in range(6)))
             codes = [answer.status_code for answer in answers]
             assert sorted(codes) == [200, *[429] * 5]
             assert all("another" in each.json()["error"] for each in answers if each.status_code == 429)
-            assert (await client.post(path)).status_code == 200
-            too_soon = await client.post(path)
+            while (too_soon := await client.post(path)).status_code == 200:
+                pass  # The one before took more than a minute.
             assert too_soon.status_code == 429
             assert 0 < int(too_soon.headers["retry-after"]) <= 60
         assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403
