@@ -72,10 +72,10 @@ class Service:
             said = answer.read()
             return json.loads(said) if "json" in answer.headers.get("Content-Type", "") else said
 
-    def classes(self, model: str, image: Path) -> list[dict[str, Any]]:
-        """The classes of one image."""
+    def predict(self, model: str, image: Path) -> dict[str, Any]:
+        """The prediction of one image."""
         [prediction] = self.ask(f"/v1/models/{model}:predict", image.read_bytes())["predictions"]
-        found: list[dict[str, Any]] = prediction["classes"]
+        found: dict[str, Any] = prediction
         return found
 
 

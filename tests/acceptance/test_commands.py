@@ -25,10 +25,11 @@ def test_bench_measures_a_file(anychip, empty, library_files):
 
 def test_validate_compares_a_file_with_float32(anychip, empty, library_files):
     model = f"mine={library_files.folder}/mine.onnx"
-    said = anychip.run("validate", model, "--device", "cpu", "--limit", "2", "--precisions", "fp32", cwd=empty)
+    said = anychip.run(
+        "validate", model, "--device", "cpu", "--limit", "2", "--precisions", "fp32", "--no-layers", cwd=empty
+    )
     assert "against float32 on the CPU" in said
     assert re.search(r"^\w+ +fp32 +agrees ", said, re.MULTILINE), said
-    assert "layer by layer in fp32" in said
 
 
 def test_a_port_in_use_is_said_before_a_model_is_read(anychip, empty):

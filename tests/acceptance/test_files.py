@@ -1,7 +1,8 @@
-"""From the file that a library wrote to its own answer, by one command, in a folder whose own modules are none of ours.
+"""From files that libraries wrote to their own answers, by one command, in a folder whose own modules are none of ours.
 
 Compared with: `ultralytics.YOLO.predict` (`best.pt`; `best.onnx` in test_readme.py), timm's network and transform, the
 network and image processor of transformers, and PyTorch's own module (`.pt2`, `.ts`; `.onnx` in test_surroundings.py).
+Several files are one service, as each start takes seconds: what is wrong with one is said with its name.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_best_pt_of_ultralytics(anychip, project, ultralytics_files, same_boxes):
-    built = ultralytics_files
-    found = anychip.predict(f"cars={built.folder}/best.pt", built.folder / "street.jpg", cwd=project)
-    same_boxes(found["detections"], built.answers["best.pt"])
+def test_best_pt_of_ultralytics_and_graphs_as_pytorch_saves_them(
+    anychip, project, ultralytics_files, library_files, same_boxes, same_classes
+):
+    theirs, own = ultralytics_files, library_files
+    digests = {
+        name: hashlib.sha256((own.folder / name).read_bytes()).hexdigest() for name in ("graph.pt2", "script.ts")
+    }
+    graphs = [f"{name.partition('.')[0]}={own.folder}/{name}@sha256:{digest}" for name, digest in digests.items()]
+    models = ",".join((f"cars={theirs.folder}/best.pt", *graphs))
+    with anychip.serving("serve", "--models", models, "--device", "cpu", "--port", "0", cwd=project) as service:
+        same_boxes(service.predict("cars", theirs.folder / "street.jpg")["detections"], theirs.answers["best.pt"])
+        for name in digests:
+            found = service.predict(name.partition(".")[0], own.folder / "small.png")
+            same_classes(found["classes"], own.answers[name])
 
 
-@pytest.mark.parametrize("name", ["convnext", "vit"])
-def test_a_folder_of_timm_and_of_hugging_face(anychip, project, library_files, same_classes, name):
+def test_folders_of_timm_and_hugging_face(anychip, project, library_files, same_classes):
     built = library_files
-    found = anychip.predict(f"dogs={built.folder}/{name}", built.folder / "small.png", cwd=project)
-    same_classes(found["classes"], built.answers[name])
-
-
-@pytest.mark.parametrize("name", ["graph.pt2", "script.ts"])
-def test_a_network_of_ones_own_as_pytorch_saves_it(anychip, project, library_files, same_classes, name):
-    built = library_files
-    digest = hashlib.sha256((built.folder / name).read_bytes()).hexdigest()
-    model = f"mine={built.folder}/{name}@sha256:{digest}"
-    found = anychip.predict(model, built.folder / "small.png", cwd=project)
-    same_classes(found["classes"], built.answers[name])
+    models = f"dogs={built.folder}/convnext,street={built.folder}/vit"
+    with anychip.serving("serve", "--models", models, "--device", "cpu", "--port", "0", cwd=project) as service:
+        for model, name in (("dogs", "convnext"), ("street", "vit")):
+            found = service.predict(model, built.folder / "small.png")
+            same_classes(found["classes"], built.answers[name])

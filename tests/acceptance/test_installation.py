@@ -24,7 +24,7 @@ BROUGHT = re.findall(
 )
 PACKAGES = re.findall(r'"(\w+)\*"', *re.findall(r"^include = .*", PYPROJECT, re.M))
 LARGE = "models/sample/resnet50.safetensors"
-"""Takes half a minute to compress twice: an empty file stands for it, and the demo here leaves its network out."""
+"""Takes half a minute to compress twice: an empty file stands for it. The demo runs in test_readme.py."""
 
 
 def made(*command: str | Path, cwd: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_wheel_reads_a_file(wheel_command, empty, library_files, same_classes)
     same_classes(found["classes"], library_files.answers["mine.onnx"])
 
 
-def test_another_user_without_a_home_serves_the_demo(wheel_command, tmp_path):
+def test_another_user_without_a_home_serves_a_file_and_the_page(wheel_command, library_files, same_classes):
     if os.geteuid() != 0:
         pytest.skip("only root can become another user")
     # It reads all files, as those of users who install for everybody can be read, and writes none.
@@ -104,10 +104,10 @@ def test_another_user_without_a_home_serves_the_demo(wheel_command, tmp_path):
     refused = subprocess.run([*may, "touch", wheel_command.command], capture_output=True, text=True, check=False)
     if "Permission denied" not in refused.stderr:
         pytest.skip(f"no user can be made here who reads and does not write: {refused.stderr}")
-    with nobody.serving("demo", "--models", "yolov8n", "--port", "0", cwd=Path("/")) as service:
+    model = f"mine={library_files.folder}/mine.onnx"
+    with nobody.serving("serve", "--models", model, "--port", "0", cwd=Path("/")) as service:
         page = service.ask("/").decode()
         [script, *_] = re.findall(r'src="(/?[\w./-]+\.js)', page)
         assert service.ask(f"/{script.lstrip('/')}")
-        image = (ROOT / "models" / "sample" / "images" / "detect_1.jpg").read_bytes()
-        [prediction] = service.ask("/v1/models/yolov8n:predict", image)["predictions"]
-    assert "star" in {each["label"] for each in prediction["detections"]}
+        found = service.predict("mine", library_files.folder / "small.png")
+    same_classes(found["classes"], library_files.answers["mine.onnx"])

@@ -38,9 +38,9 @@ def test_a_container_with_little_shared_memory_few_files_and_a_cache_that_is_rea
     built = library_files
     container = replace(anychip, prefix=prefix)
     with container.serving("serve", "--models", f"mine={built.folder}/mine.onnx", "--port", "0", cwd=empty) as service:
-        same_classes(service.classes("mine", built.folder / "small.png"), built.answers["mine.onnx"])
+        same_classes(service.predict("mine", built.folder / "small.png")["classes"], built.answers["mine.onnx"])
         with ThreadPoolExecutor(16) as clients:
-            answers = list(clients.map(lambda _: service.classes("mine", built.folder / "large.jpg"), range(16)))
+            answers = list(clients.map(lambda _: service.predict("mine", built.folder / "large.jpg"), range(16)))
         assert answers == [answers[0]] * 16
 
 
