@@ -18,11 +18,11 @@ from typing import Any
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
+from models.contract.regular import read_regular
 
 GROUP = "anychip.libraries"
 """Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-_MAX_BYTES = 16 << 20
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
 _TASKS = {
     "ForImageClassification": "classify",
@@ -179,12 +179,11 @@ def _pair(size: Mapping[str, int]) -> tuple[int, int]:
 
 def _json(file: Path) -> dict[str, Any]:
     """The object in a file; empty where there is no file. Raises WeightsError."""
-    if not file.is_file():
+    content = read_regular(file)
+    if content is None:
         return {}
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ValueError("it is too large")
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} cannot be read as JSON: {str(error)[:200]}.") from error
     return found if isinstance(found, dict) else {}
