@@ -22,7 +22,7 @@ from models.contract.errors import ModelError, UnknownModelError, WeightsError, 
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
 from models.exports.files import names_beside, names_within
-from models.exports.library_files import CONFIG, config_of, is_timm, library_of
+from models.exports.library_files import CONFIG, class_of, config_of, is_timm, library_of
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.weights.opened import copied, looked_at
 from models.yolo import model as yolo
@@ -245,7 +245,7 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
         raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors.")
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]
-    return f"transformers/{(config.get('architectures') or [config['model_type']])[0]}", files[0]
+    return f"transformers/{class_of(config) or config['model_type']}", files[0]
 
 
 def _onnx_in(folder: Path) -> tuple[str, Path] | None:

@@ -139,8 +139,14 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     implied = library_files.stated_in(file.parent, config) if config else {}
     implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
+    try:
+        by_folder = Sidecar.model_validate(implied) if implied else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise WeightsError(f"{library_files.CONFIG} has a value that makes no sense: {where}.") from error
     if given is None:
-        return Sidecar.model_validate(implied) if implied else None
+        return by_folder
     if given.task == "tensors" or not implied:
         return given
     own = given.model_dump(exclude_none=True)
