@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from models.contract.errors import WeightsError
+from models.contract.plain_yaml import read_yaml
+from models.contract.regular import read_regular
 from models.contract.resize import Centre, Colour, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
@@ -137,8 +139,14 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     implied = library_files.stated_in(file.parent, config) if config else {}
     implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
+    try:
+        by_folder = Sidecar.model_validate(implied) if implied else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise WeightsError(f"{library_files.CONFIG} has a value that makes no sense: {where}.") from error
     if given is None:
-        return Sidecar.model_validate(implied) if implied else None
+        return by_folder
     if given.task == "tensors" or not implied:
         return given
     own = given.model_dump(exclude_none=True)
@@ -150,12 +158,13 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
     """What the file's owner has written beside it, or behind its name."""
     beside = file.with_name(f"{file.stem}.json")
-    if not stated and not beside.is_file():
+    found = None if stated else read_regular(beside)
+    if not stated and found is None:
         return None
     try:
-        text = beside.read_text(encoding="utf-8-sig") if not stated else ""
+        text = (found or b"").decode("utf-8-sig")
         content = json.loads(text) if text else {name: _json(value) for name, value in parse_qsl(stated)}
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
         return None  # Labels, or of another purpose.
@@ -198,25 +207,15 @@ def script_metadata(file: Path) -> dict[str, Any]:
 def yaml_metadata(file: Path) -> dict[str, Any]:
     """What Ultralytics writes into `metadata.yaml` beside a network of OpenVINO, YOLOv5 into `best.yaml`; else empty.
 
-    Raises ValueError, with a sentence, for what cannot be read.
+    Raises ValueError, with a sentence, for what cannot be read, WeightsError for what is no file of the folder.
     """
-    import yaml  # Here, in the process that tries a file: the server reads none.
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Without aliases: a few lines of them stand for more than any memory holds."""
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                raise yaml.YAMLError("it has aliases")
-            return super().compose_node(parent, index)
-
     for beside in (file.with_name("metadata.yaml"), file.with_suffix(".yaml")):
-        if beside.is_file() and beside.stat().st_size <= _MAX_TEXT:
+        content = read_regular(beside, _MAX_TEXT)
+        if content is not None:
             try:
-                found = yaml.load(beside.read_bytes(), Loader)
-            except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-                line = str(error).splitlines()[0][:200]
-                raise ValueError(f"{beside.name} beside it cannot be read as YAML: {line}") from error
+                found = read_yaml(content)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{beside.name} beside it cannot be read as YAML: {str(error)[:200]}") from error
             return found if isinstance(found, dict) else {}
     return {}
 

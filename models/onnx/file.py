@@ -7,6 +7,7 @@ are there, subgraphs are read one deep, and weights outside the file must lie in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from models.contract.errors import WeightsError
 from models.contract.model import Array
+from models.contract.regular import open_regular
 
 MAX_FILE_BYTES = 4 << 30
 MAX_NODES = 200_000
@@ -346,16 +348,19 @@ class _Reader:
 
     def _external(self, places: dict[str, str]) -> memoryview:
         """Weights in a file beside this one: never outside its directory."""
-        folder = self._path.parent.resolve()
-        file = (folder / places.get("location", "")).resolve()
-        if not file.is_file() or folder not in file.parents:
-            raise _InvalidError(f"keeps its weights in {places.get('location', '')!r}, which is not beside it")
-        offset = int(places.get("offset", "0"))
-        size = file.stat().st_size
-        length = int(places.get("length", str(size - offset)))
-        if not (0 <= offset <= size and 0 <= length <= size - offset):
-            raise _InvalidError(f"keeps weights in {file.name} that are not there")
-        with file.open("rb") as stream:
+        file = self._path.parent / places.get("location", "")
+        try:
+            descriptor = open_regular(file, self._path.parent)
+        except (OSError, WeightsError):
+            raise _InvalidError(
+                f"keeps its weights in {places.get('location', '')!r}, which is not beside it"
+            ) from None
+        with open(descriptor, "rb") as stream:
+            offset = int(places.get("offset", "0"))
+            size = os.fstat(descriptor).st_size
+            length = int(places.get("length", str(size - offset)))
+            if not (0 <= offset <= size and 0 <= length <= size - offset):
+                raise _InvalidError(f"keeps weights in {file.name} that are not there")
             stream.seek(offset)
             return memoryview(stream.read(length))
 

@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.contract.regular import read_regular
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -74,15 +75,15 @@ def labels_beside(path: Path) -> tuple[str, ...] | None:
     label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
     """
     for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
-        file = path.with_name(name)
-        if not file.is_file():
+        content = read_regular(path.with_name(name))
+        if content is None:
             continue
         try:
-            text = file.read_text(encoding="utf-8-sig")
-            if file.suffix == ".txt":
+            text = content.decode("utf-8-sig")
+            if name.endswith(".txt"):
                 return tuple(line.strip() for line in text.strip().splitlines())
             labels = _label_tuple(json.loads(text))
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"{name}, the labels beside {path.name}, cannot be read: {error}.") from error
         if labels is not None:
             return labels
