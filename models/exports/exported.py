@@ -174,7 +174,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})
     if found.keypoints is not None:
         options["keypoints"] = found.keypoints
-    if sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
+    if found.task == "classify":
+        options["scores"] = "sigmoid" if found.how.each else "softmax"
+    elif sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
         options["scores"] = sidecar.scores
     known = AdaptedFile(
         resize,
@@ -185,6 +187,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
     )
+    for note in found.notes:
+        log.warning("%s: %s: %s.", name, file.name, note)
     made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,

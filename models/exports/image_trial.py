@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
@@ -21,12 +23,13 @@ from models.contract.task_adapter import Takes, task_class
 from models.exports import library_files
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
 from models.onnx.file import OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart, read_graph
 from models.onnx.operators import as_tensor
 from models.onnx.torchvision_detectors import as_detector
+from models.sample import IMAGES
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
 
@@ -34,6 +37,8 @@ _IMAGES = 2  # The least that shows whether an image's outputs depend on its nei
 _AGREEMENT = 1e-3  # Of the largest number of an output.
 _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
+_PICTURES = 4
+_FAR = 40.0  # Times a normalised picture: logits grow with it, and probabilities stay.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
 Run = Callable[[Tensor], list[Tensor]]
@@ -123,12 +128,15 @@ def _tried(
     if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     core, tail = load_parts(str(file), architecture, False)
+    whole: list[bool] = []  # Of each output, whether it is of whole numbers.
 
     def run(pixels: Tensor) -> list[Tensor]:
         try:
             with torch.inference_mode():
                 values = core(pixels[0] if is_single else pixels)
-                return [as_tensor(each).float() for each in (values if tail is None else tail(*values))]
+                found = [as_tensor(each) for each in (values if tail is None else tail(*values))]
+                whole[:] = [not each.is_floating_point() for each in found]
+                return [each.float() for each in found]
         except WeightsError:
             raise
         except Exception as error:  # Whatever a graph that does not fit its input provokes.
@@ -137,7 +145,11 @@ def _tried(
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator)
     outputs = run(pixels[:stated_batch])
-    how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
+    how, notes = interpret(about, [[1, *output.shape[1:]] for output in outputs], size), ()
+    if about.task == "segment_semantic" and _is_class_map(outputs[0], whole[0]):
+        how = replace(how, class_map=True)
+    if how.takes == "classes":
+        how, notes = _scored(about, how, run, size, stated_batch)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
         if onnx is not None and not is_open:
@@ -146,7 +158,8 @@ def _tried(
             core.free_batch = tail.free_batch = freed = True
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
-    return _as_tried(about, how, size, batch, freed, [(1, *output.shape[1:]) for output in outputs])
+    shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
+    return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes)
 
 
 def _of_finished(
@@ -166,7 +179,7 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
     freed: bool,
     shapes: Sequence[Sequence[int]],
 ) -> TriedImages:
-    imagenet = _is_imagenet(about)
+    mean, std = _normalisation(about)
     return TriedImages(
         about.task,
         how,
@@ -174,14 +187,61 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
         batch,
         freed,
         resize_of(about, how),
-        about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0)),
-        about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0)),
+        mean,
+        std,
         about.keypoints,
         about.exporter,
         about.licence,
         about.labels or tuple(f"class {number}" for number in range(how.classes)),
         tuple(map(tuple, shapes)),
     )
+
+
+def _scored(
+    about: Description, how: Interpretation, run: Run, size: tuple[int, int], stated_batch: int
+) -> tuple[Interpretation, tuple[str, ...]]:
+    """How a classifier's scores are read, by what it makes of pictures and of what is far from any.
+
+    Raises ValueError.
+    """
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
+    pictures = (_pictures(size) - mean) / std
+    seen = _of_all(run, pictures, stated_batch)
+    if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
+        far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), stated_batch)
+        seen = torch.cat((seen, far[far.isfinite().all(1)]))
+    found, note = scored(how, about.scores, seen)
+    return found, (note,) if note else ()
+
+
+def _is_class_map(output: Tensor, is_whole: bool) -> bool:
+    """Whether an output [n, 1, h, w] has the number of each pixel's class, and not the scores of one."""
+    if output.ndim != 4 or output.shape[1] != 1:
+        return False
+    return is_whole or (bool((output == output.round()).all()) and bool(output.max() > 1))
+
+
+def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
+    """The first output for each image, [n, numbers], in batches of the stated size."""
+    count = len(pixels)
+    rows = [torch.arange(first, first + batch) % count for first in range(0, count, batch)]
+    return torch.cat([run(pixels[each])[0].flatten(1) for each in rows])[:count]
+
+
+def _pictures(size: tuple[int, int]) -> Tensor:
+    """Of those that come with anychip, float32 [n, 3, height, width] in 0 to 1."""
+    found = []
+    for file in sorted(IMAGES.glob("*.jpg"))[:_PICTURES]:
+        with Image.open(file) as image:
+            array = np.array(image.convert("RGB").resize((size[1], size[0]), Image.Resampling.BILINEAR))
+        found.append(torch.from_numpy(array).permute(2, 0, 1).float() / 255)
+    return torch.stack(found)
+
+
+def _normalisation(about: Description) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    imagenet = _is_imagenet(about)
+    mean = about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0))
+    return mean, about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0))
 
 
 def example(file: Path) -> str:

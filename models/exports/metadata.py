@@ -25,6 +25,10 @@ from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
 
 Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "softmax", "yolox", "torchvision", "classes"]
+Scores = Literal["logits", "probabilities", "sigmoid"]
+"""Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
+own, whether the sigmoid is left to do or not.
+"""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -99,7 +103,7 @@ class Sidecar(Preprocessing):
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
@@ -118,7 +122,7 @@ class Description(BaseModel):
     size: tuple[int, int] | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
     end_to_end: bool = False
