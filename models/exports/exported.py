@@ -32,7 +32,7 @@ from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
 from models.exports.finished import FINISHED, read_finished
-from models.exports.metadata import Sidecar, read_sidecar
+from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
 from models.weights.checkpoint import labels_beside
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
 def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None, architecture: str = "") -> Model:
     from models.exports.images import Export, ExportedImages
 
-    stated = sidecar or Sidecar.model_validate(found.implied)
+    stated = sidecar or sidecar_of(found.implied, file.name)
     if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
         stated = stated.model_copy(update={"resize_by": "pillow"})
     try:

@@ -24,8 +24,8 @@ from models.exports import library_files
 from models.exports.answers import TriedImages
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
-from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
-from models.onnx.file import OnnxFile, read_onnx
+from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
+from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart, read_graph
 from models.onnx.operators import as_tensor
 from models.onnx.torchvision_detectors import as_detector
@@ -62,6 +62,8 @@ def tried(  # noqa: PLR0917
     if form == "onnx":
         try:
             onnx = read_onnx(file)
+        except DamagedError:
+            raise
         except WeightsError:
             if sidecar is None:  # It may still be one of tensors, which others read.
                 return None
@@ -87,7 +89,9 @@ def tried(  # noqa: PLR0917
     elif detector is not None:
         onnx, metadata = detector, {"task": "detect", **metadata}
     try:
-        about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels, takes)
+        about = description(
+            metadata, None if sidecar is None else sidecar_of(sidecar, "what its library says"), labels, takes
+        )
         if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:

@@ -142,13 +142,24 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
     if given is None:
-        return Sidecar.model_validate(implied) if implied else None
+        return sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
     if given.task == "tensors" or not implied:
         return given
     own = given.model_dump(exclude_none=True)
     if own.keys() & {"resize", "resize_to", "crop"}:
         implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
-    return Sidecar.model_validate({**implied, **own})
+    return sidecar_of({**implied, **own}, f"{library_files.CONFIG} and {file.stem}.json beside {file.name}")
+
+
+def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
+    """These keys. Raises WeightsError with one sentence, which `where` begins."""
+    try:
+        return Sidecar.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(each) for each in first["loc"][:1])
+        given = json.dumps(content.get(at), default=str)[:100]
+        raise WeightsError(f"{where}: {at} is {given}: {first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
@@ -163,19 +174,14 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
         return None  # Labels, or of another purpose.
-    try:
-        sidecar = Sidecar.model_validate(content)
-        useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
-        if useless:
-            raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
-        if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
-            known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
-        return sidecar
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WeightsError(f"{beside.name} beside {file.name}: {where}: {first['msg']}.") from error
+    sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
+    useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
+    if useless:
+        raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
+    if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
+        known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
+        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
+    return sidecar
 
 
 def _json(text: str) -> Any:
