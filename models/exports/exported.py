@@ -201,7 +201,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         known,
         found.mean,
         found.std,
-        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence),
+        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence, found.entry),
     )
 
 

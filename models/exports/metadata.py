@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Colour, Interpolation, Resize, ResizeHow, Whole
@@ -54,6 +54,14 @@ class Preprocessing(BaseModel):
     antialias: bool | None = None
     pad: Colour | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _of_each(cls, value: Any) -> Any:
+        """One number for all three channels, as networks of one channel have it."""
+        if isinstance(value, int | float):
+            value = [value]
+        return (*value,) * 3 if isinstance(value, list | tuple) and len(value) == 1 else value
 
     def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
         """How images come into an input of this size; `usual`: where nobody says. Raises ValueError for keys that have
