@@ -91,7 +91,7 @@ def interpret(about: Description, shapes: Shapes, size: Size) -> Interpretation:
         return Interpretation("outputs", "raw", 0)
     if about.takes == "classes":
         return _read_classes(about, shapes, seen)
-    stated = about.layout or ""
+    stated = about.layout or _suppressed(about, shapes)
     read = LAYOUTS[stated].read if stated in LAYOUTS else _read
     return read(about, shapes, size, seen)
 
@@ -170,6 +170,28 @@ def _read_torchvision(about: Description, shapes: Shapes, size: Size, seen: str)
     return Interpretation("boxes", "torchvision", len(about.labels or ()), 0, True)
 
 
+def _suppressed(about: Description, shapes: Shapes) -> str:
+    """The layout of a detector that has done its own suppression, by its outputs; "" where they are none of those."""
+    if about.takes != "boxes":
+        return ""
+    lengths = [tuple(shape[1:]) for shape in shapes]
+    if len(lengths) == 2 and len(lengths[0]) == 2 and lengths[0][1] == 5 and lengths[1] == lengths[0][:1]:
+        return "mmdeploy"
+    is_counted = len(lengths) == 4 and len(lengths[1]) == 2 and lengths[0] == (1,) and lengths[1][1] == 4
+    return "end2end" if is_counted and lengths[2] == lengths[3] == lengths[1][:1] else ""
+
+
+def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
+    """Boxes, scores and classes, of mmdeploy in two outputs, of YOLOv7 each in its own, their number in front."""
+    found = _suppressed(about, shapes)
+    if found == "" or found != (about.layout or found):
+        raise ValueError(
+            "networks that suppress for themselves are for detect, with outputs [n, k, 5] and [n, k] (mmdeploy) or "
+            f"[n, 1], [n, k, 4], [n, k] and [n, k] (end2end), not {seen}"
+        )
+    return Interpretation("boxes", found, len(about.labels or ()), 0, True, int(found == "end2end"))
+
+
 def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     lengths = [list(shape[1:]) for shape in shapes]
     if about.takes != "boxes" or len(lengths) != 3 or [lengths[0], [*lengths[0], 4], lengths[0]] != lengths:
@@ -210,7 +232,8 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     name = about.layout or _layout(about, (first, second), extras, anchors)
     if name not in LAYOUTS:
         raise ValueError(
-            f"the layout of its outputs is not known ({seen}): state it in its sidecar, for example yolov8"
+            f'the layout of its outputs is not known ({seen}): state it in its sidecar, "layout": one of '
+            f"{', '.join(LAYOUTS)}"
         )
     if name == "rows" or (name == "rtdetr" and second == 6 + extras):
         if second != 6 + extras:
@@ -338,6 +361,18 @@ def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
     return _scaled(boxes, size), scores, classes.gather(1, places), None
 
 
+def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
+    found, classes = outputs
+    return found[..., :4], found[..., 4], classes, None
+
+
+def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
+    """What lies behind the stated number of boxes is none."""
+    count, boxes, scores, classes = outputs
+    there = torch.arange(scores.shape[1], device=scores.device) < count
+    return boxes, torch.where(there, scores, torch.zeros_like(scores)), classes, None
+
+
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
     """All boxes of an image -> the best `MOST_DETECTIONS`, followed by some of score 0."""
     boxes, scores, given = outputs
@@ -386,5 +421,7 @@ LAYOUTS: Mapping[str, _Layout] = {
     "rfdetr": _Layout(_read_queries, _rfdetr, "stretch"),
     "softmax": _Layout(_read_queries, _softmax, "stretch"),
     "torchvision": _Layout(_read_torchvision, _torchvision),
+    "mmdeploy": _Layout(_read_suppressed, _mmdeploy, "top-left"),
+    "end2end": _Layout(_read_suppressed, _end2end),
 }
 """Of networks that find objects."""

@@ -24,7 +24,20 @@ from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
 
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "softmax", "yolox", "torchvision", "classes"]
+Layout = Literal[
+    "yolov5",
+    "yolov8",
+    "rows",
+    "rtdetr",
+    "detr",
+    "rfdetr",
+    "softmax",
+    "yolox",
+    "torchvision",
+    "mmdeploy",
+    "end2end",
+    "classes",
+]
 Scores = Literal["logits", "probabilities", "sigmoid"]
 """Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
 own, whether the sigmoid is left to do or not.
