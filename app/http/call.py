@@ -140,7 +140,7 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
     async with _form(content_type, body, max_images + 1) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
-            unnamed = [name for name, part in parts if len(part) > _LEAST_IMAGE_BYTES]
+            unnamed = [name for name, part in parts if isinstance(part, str) and len(part) > _LEAST_IMAGE_BYTES]
             if unnamed:
                 raise invalid_request(
                     f"the part {unnamed[0][:64]!r} of the multipart body has no filename, so that it is no file; "

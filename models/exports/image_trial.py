@@ -172,7 +172,8 @@ def _tried(
             entry = USUAL
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
-    how, notes = interpret(about, [[1, *output.shape[1:]] for output in outputs], size), ()
+    how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
+    notes: tuple[str, ...] = ()
     if about.task == "segment_semantic" and _is_class_map(outputs[0], integers[0]):
         how = replace(how, class_map=True)
     if how.takes == "classes":
@@ -271,8 +272,9 @@ def _normalised(about: Description, entry: Entry) -> Description:
     """With the mean and the deviation that the network's input wants where nobody else can know them."""
     if entry.levels:
         return about.model_copy(update={"mean": (0.0,) * 3, "std": (1 / 255,) * 3})
-    if entry.channels == 1 and about.mean is None and about.std is None:
-        return about.model_copy(update={"mean": (0.0,) * 3, "std": (1.0,) * 3})
+    if entry.channels == 1:  # Of three means the mean, as timm has it.
+        mean, std = about.mean or (0.0,) * 3, about.std or (1.0,) * 3
+        return about.model_copy(update={"mean": (sum(mean) / 3,) * 3, "std": (sum(std) / 3,) * 3})
     return about
 
 

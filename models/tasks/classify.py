@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from models.contract.measures import Limits, divided, in_deviations, scale_error
+from models.contract.measures import Accuracy, Limits, divided, in_deviations, scale_error
 from models.contract.model import Array, Options, OutputSpec, Placement, softmax
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 from models.tasks.accuracy import Top1
@@ -46,7 +46,7 @@ class Classify(TaskAdapter):
     finds = "classes"
     takes = "classes"
     limits = _LIMITS
-    accuracy = Top1()
+    accuracy: Accuracy | None = Top1()
     known_options = ("scores",)
 
     def __init__(self, file: AdaptedFile) -> None:

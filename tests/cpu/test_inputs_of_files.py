@@ -41,7 +41,8 @@ class Network(nn.Module):
         """Logits [n, 4]."""
         x = x.float() / self.scale if self.scale else x
         x = self.layer(x.permute(0, 3, 1, 2) if self.last else x).relu().amax((2, 3))
-        return self.head(x.reshape(self.batch, 8) if self.batch else x) * 3
+        logits: Tensor = self.head(x.reshape(self.batch, 8) if self.batch else x)
+        return logits * 3
 
 
 def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidecar: dict[str, Any], axes: Any) -> Any:

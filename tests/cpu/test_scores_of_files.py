@@ -107,13 +107,15 @@ class ClassMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """float [n, 3, h, w] -> int64 [n, 1, h, w]."""
-        return self.layer(x).argmax(1, keepdim=True)
+        found: Tensor = self.layer(x).argmax(1, keepdim=True)
+        return found
 
 
 @pytest.mark.parametrize("labels", [None, ["road", "car", "sky", "tree"]])
 def test_a_map_of_whole_numbers_has_classes(tmp_path: Path, labels: list[str] | None) -> None:
     layers = ClassMap().eval().requires_grad_(False)
     layers.layer.weight.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [-9, -9, -9]]).reshape(4, 3, 1, 1)
+    assert layers.layer.bias is not None
     layers.layer.bias.data = torch.tensor([0.0, 0.0, 0.0, 3.0])
     sidecar = {
         "task": "segment_semantic",

@@ -17,7 +17,7 @@ from models.weights.checkpoint import read, read_header
 
 
 @pytest.fixture(scope="module")
-def state() -> dict[str, torch.Tensor]:
+def state() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return torchvision_models.squeezenet1_1(num_classes=3).half().state_dict()

@@ -25,7 +25,7 @@ def classify(labels: int, scores: str = "softmax") -> Classify:
     return Classify(AdaptedFile(Whole((64, 64)), names, ((1, labels),), json.dumps({"scores": scores})))
 
 
-def answered(adapter: Classify, logits: Any, count: int = 1, **options: Any) -> list[tuple[int, float]]:
+def answered(adapter: Classify, logits: Any, count: int = 1, **options: Any) -> Any:
     """Of the first of `count` images with these logits."""
     chosen = Options(**options)
     batch = np.tile(np.array(logits, np.float32), (count, 1))
@@ -70,7 +70,7 @@ def test_tensors_have_the_scores_too() -> None:
 # What the trial sees
 
 
-def read(outputs: Any, stated: Any = None, labels: int = 0) -> tuple[list[float], bool, str]:
+def read(outputs: Any, stated: Any = None, labels: int = 0) -> Any:
     """The scores of the first image, whether each class has its own, and what is told."""
     raw = torch.tensor(outputs)
     names = tuple(map(str, range(labels))) or None
