@@ -23,6 +23,7 @@ from models.contract.model import PROGRAMS, Model
 from models.exports import exported
 from models.exports.files import names_beside, names_within
 from models.exports.library_files import CONFIG, class_of, config_of, is_timm, library_of
+from models.vision import torchvision
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.weights.opened import copied, looked_at
 from models.yolo import model as yolo
@@ -49,6 +50,13 @@ _UNREAD = {
     "_saved_model": "a folder of TensorFlow",
 }
 """What exporters write as well, by the ends of their names."""
+
+
+_EXPORTED_FIRST = {
+    "detection": ("a detector", "([torch.rand(3, 640, 640)],)"),
+    "segmentation": ("a network of semantic segmentation", "torch.rand(1, 3, 520, 520)"),
+}
+"""Networks of torchvision that are not built here, by their modules."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +183,15 @@ def open_model(
     try:
         count = family.class_count(spec.architecture, header.state)
     except WeightsError as error:
-        raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}") from error
+        own = (
+            ""
+            if family is not _CLASSIFIERS
+            else (
+                " A head or a network of your own is served from an export: torch.onnx.export(network.eval(), "
+                f'torch.rand(1, 3, 224, 224), "{file.stem}.onnx").'
+            )
+        )
+        raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
     labels = header.labels
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")
@@ -290,6 +306,12 @@ def _family(architecture: str) -> _Family:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:
         return _YOLO
+    for module, (what, given) in _EXPORTED_FIRST.items():
+        if architecture in torchvision.models.list_models(module=getattr(torchvision.models, module)):
+            raise UnknownModelError(
+                f"{architecture} is {what} of torchvision, which is served from an export: "
+                f'torch.onnx.export(network.eval(), {given}, "best.onnx", dynamo=False), and then best.onnx.'
+            )
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")

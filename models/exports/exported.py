@@ -35,7 +35,7 @@ from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
 from models.exports.files import names_beside, names_within
 from models.exports.finished import FINISHED, read_finished
-from models.exports.metadata import Sidecar, read_sidecar
+from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
 from models.weights.checkpoint import labels_beside
 from models.weights.opened import looked_at
 
@@ -180,7 +180,7 @@ def open_exported(
 def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None, architecture: str = "") -> Model:
     from models.exports.images import Export, ExportedImages
 
-    stated = sidecar or Sidecar.model_validate(found.implied)
+    stated = sidecar or sidecar_of(found.implied, file.name)
     if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
         stated = stated.model_copy(update={"resize_by": "pillow"})
     try:
@@ -190,7 +190,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})
     if found.keypoints is not None:
         options["keypoints"] = found.keypoints
-    if sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
+    if found.task == "classify":
+        options["scores"] = "sigmoid" if found.how.each else "softmax"
+    elif sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
         options["scores"] = sidecar.scores
     known = AdaptedFile(
         resize,
@@ -201,6 +203,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
     )
+    for note in found.notes:
+        log.warning("%s: %s: %s.", name, file.name, note)
     made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,
@@ -213,7 +217,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         known,
         found.mean,
         found.std,
-        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence),
+        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence, found.entry),
     )
 
 

@@ -101,6 +101,8 @@ def _stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     task = task_of(config)
     if task in ("embed", "depth"):
         known = {}
+    if task == "classify":
+        known |= scores_of(config)
     layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
     return {"task": task, **known, **layout, **preprocessor_of(folder)}
 
@@ -128,7 +130,14 @@ def task_of(config: Mapping[str, Any]) -> str:
     """The task of a network of transformers."""
     name = class_of(config)
     found = next((task for ending, task in _TASKS.items() if name.endswith(ending)), "embed")
+    if found == "classify" and config.get("problem_type") == "regression":
+        return "regress"
     return "segment_semantic" if name.startswith("UperNet") else found
+
+
+def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `scores` of a classifier of transformers, as its own pipeline has them: empty for softmax of logits."""
+    return {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
 
 
 def queries_of(config: Mapping[str, Any]) -> str:

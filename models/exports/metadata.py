@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from models.contract.errors import WeightsError
 from models.contract.plain_yaml import read_yaml
@@ -26,7 +26,24 @@ from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
 
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "softmax", "yolox", "torchvision", "classes"]
+Layout = Literal[
+    "yolov5",
+    "yolov8",
+    "rows",
+    "rtdetr",
+    "detr",
+    "rfdetr",
+    "softmax",
+    "yolox",
+    "torchvision",
+    "mmdeploy",
+    "end2end",
+    "classes",
+]
+Scores = Literal["logits", "probabilities", "sigmoid"]
+"""Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
+own, whether the sigmoid is left to do or not.
+"""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -52,6 +69,14 @@ class Preprocessing(BaseModel):
     antialias: bool | None = None
     pad: Colour | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _of_each(cls, value: Any) -> Any:
+        """One number for all three channels, as networks of one channel have it."""
+        if isinstance(value, int | float):
+            value = [value]
+        return (*value,) * 3 if isinstance(value, list | tuple) and len(value) == 1 else value
 
     def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
         """How images come into an input of this size; `usual`: where nobody says. Raises ValueError for keys that have
@@ -101,7 +126,7 @@ class Sidecar(Preprocessing):
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
@@ -120,7 +145,7 @@ class Description(BaseModel):
     size: tuple[int, int] | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
     end_to_end: bool = False
@@ -139,12 +164,7 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     implied = library_files.stated_in(file.parent, config) if config else {}
     implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
-    try:
-        by_folder = Sidecar.model_validate(implied) if implied else None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise WeightsError(f"{library_files.CONFIG} has a value that makes no sense: {where}.") from error
+    by_folder = sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
     if given is None:
         return by_folder
     if given.task == "tensors" or not implied:
@@ -152,7 +172,18 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     own = given.model_dump(exclude_none=True)
     if own.keys() & {"resize", "resize_to", "crop"}:
         implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
-    return Sidecar.model_validate({**implied, **own})
+    return sidecar_of({**implied, **own}, f"{library_files.CONFIG} and {file.stem}.json beside {file.name}")
+
+
+def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
+    """These keys. Raises WeightsError with one sentence, which `where` begins."""
+    try:
+        return Sidecar.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(each) for each in first["loc"][:1])
+        given = json.dumps(content.get(at), default=str)[:100]
+        raise WeightsError(f"{where}: {at} is {given}: {first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
@@ -168,19 +199,14 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
         return None  # Labels, or of another purpose.
-    try:
-        sidecar = Sidecar.model_validate(content)
-        useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
-        if useless:
-            raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
-        if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
-            known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
-        return sidecar
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WeightsError(f"{beside.name} beside {file.name}: {where}: {first['msg']}.") from error
+    sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
+    useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
+    if useless:
+        raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
+    if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
+        known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
+        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
+    return sidecar
 
 
 def _json(text: str) -> Any:
