@@ -154,6 +154,9 @@ class Decoders:
         if again:
             self.again.append(image)
 
+    def wait_s(self, *_: object) -> float:
+        return 0.0
+
     def drop(self, image: PendingImage) -> None:
         image.wanted -= 1
         self.dropped.append(image)
