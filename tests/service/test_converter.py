@@ -17,7 +17,7 @@ from app.errors import ServiceError
 from app.ingress import converter as converter_module
 from app.ingress.converter import Converter
 from app.protocols import documents, wire
-from tests.support.stall import running_loop
+from tests.support.loop_guard import guarded
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
     body = json.dumps(document).encode()
     await converter.convert(documents.packed_instances, 1, instances(b"x"))  # The process is there.
     # Reading them takes more than half a second, here or in a thread.
-    async with running_loop():
+    with guarded():
         converted = await converter.convert(documents.packed_tensors, 0, body)
     _, [content] = documents.unpack(converted)
     assert content == data.astype(np.uint8).tobytes()

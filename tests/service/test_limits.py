@@ -1,7 +1,7 @@
 """What a client may cost: each of these requests is bounded, and the service answers others all the while.
 
 The device is null; the faults are real: clients that lie about sizes, stop in the middle, or send what is dear to read.
-During each test another process asks the service whether it is alive (tests/support/stall.py).
+During each test somebody asks the service whether it is alive, and its loop has a guard (tests/support/liveness.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pytest
 
 from tests.support.constants import HEADER_TIMEOUT_S, LEAST_UPLOAD_BYTES_PER_S
 from tests.support.images import GREY
+from tests.support.liveness import answering
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
-from tests.support.stall import answering
 
 JPEG = {"Content-Type": "image/jpeg"}
 PREDICT = "/v1/models/resnet18:predict"
@@ -33,14 +33,15 @@ def service(tmp_path_factory, port):
     constants = {HEADER_TIMEOUT_S: 2, LEAST_UPLOAD_BYTES_PER_S: 100_000}
     # Outputs as the model has them: with 2 MB each, 64 images at once would have answers of 128 MB.
     null = DEVICES[AS_REAL_ONES].replace("output_mb=2,", "")
-    with serving(tmp_path_factory.mktemp("limits"), null, "--grpc-port", str(port), constants=constants) as found:
+    options = ("--grpc-port", str(port))
+    with serving(tmp_path_factory.mktemp("limits"), null, *options, constants=constants, guarded=True) as found:
         httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
         yield found
 
 
 @pytest.fixture(autouse=True)
 def answered_throughout(service):
-    """Every test is measured from another process."""
+    """Every test is looked at."""
     with answering(service):
         yield
 

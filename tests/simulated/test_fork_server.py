@@ -14,8 +14,8 @@ import pytest
 from app.processes import fork_server as fork_server_module
 from app.processes.fork_server import ForkServer, begin
 from tests.support.load import WAIT_S, until
+from tests.support.loop_guard import guarded
 from tests.support.small_fork_server import FAILS
-from tests.support.stall import running_loop
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def fails(tmp_path, monkeypatch):
 @contextlib.asynccontextmanager
 async def fork_server_running():
     fork_server = ForkServer(lambda: begin("tests.support.small_fork_server:main"))
-    async with running_loop():
+    with guarded():
         try:
             yield fork_server
         finally:

@@ -2,7 +2,9 @@
 
     python -m tests.support.constants app.fleet.plans._HEARTBEAT_TIMEOUT_S=2 -- serve --device null
 
-They hold in the server's process and in what it forks (`running` in tests/support/service_process.py).
+They hold in the server's process and in what it forks (`running` in tests/support/service_process.py). With
+`guard=FILE` the event loop has a guard (tests/support/loop_guard.py), and `planted=MODULE` imports a module of tests
+that changes the product, to show what is found.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tests.support import loop_guard
 
 Constants = Mapping[str, float]
 """Values by name: a module's, or a field of an object there."""
@@ -29,11 +34,14 @@ MAX_TIMEOUT_S = "app.protocols.parameters._MAX_TIMEOUT_S"
 CHANGES_PER_MINUTE = "app.serving.repository._CHANGES_PER_MINUTE"
 
 
-def words(constants: Constants) -> list[str]:
-    """The arguments of Python before those of `anychip`."""
-    if not constants:
-        return ["-m", "app"]
-    return ["-m", "tests.support.constants", *(f"{name}={value!r}" for name, value in constants.items()), "--"]
+_GUARD, _PLANTED = "guard=", "planted="
+
+
+def words(constants: Constants, guard: Path | None = None, planted: str = "") -> list[str]:
+    """The arguments of Python before those of `anychip`. `guard`: the file that the guard of the event loop writes."""
+    given = [f"{name}={value!r}" for name, value in constants.items()]
+    given += [f"{_GUARD}{guard}"] * (guard is not None) + [f"{_PLANTED}{planted}"] * bool(planted)
+    return ["-m", "tests.support.constants", *given, "--"] if given else ["-m", "app"]
 
 
 def _set(path: str, value: object) -> None:
@@ -57,7 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     end = arguments.index("--")
     for each in arguments[:end]:
         path, _, value = each.partition("=")
-        _set(path, ast.literal_eval(value))
+        if each.startswith(_GUARD):
+            loop_guard.install(Path(value))
+        elif each.startswith(_PLANTED):
+            importlib.import_module(value)
+        else:
+            _set(path, ast.literal_eval(value))
     return cli.main(arguments[end + 1 :])
 
 

@@ -1,71 +1,155 @@
-"""What each callback of an event loop costs: the processor's time, and whether it waited for something.
+"""Whether something holds an event loop up: what each of its callbacks computes, and whether it waits in a call.
 
-    with guarded() as found:   # asyncio's loops; for uvloop: uvloop.Loop's place takes GuardedUvLoop
-        ...
-    assert found == []
+    with guarded() as guard:    # The running loop, asyncio's own.
+        ...                     # Fails at the end where a callback held the loop up.
 
-Neither is time by the clock, so a busy machine changes neither. `time.thread_time` counts only while the thread
-computes. A callback that blocks gives its processor up of its own accord: the system counts that (`ru_nvcsw`), also
-where others hog all processors; what it waited for a processor (schedstat) is subtracted from how long.
+In a service it is the runner of tests/support/constants.py that sets the guard, of uvloop's loop too, and a line of a
+file for each callback that held it (`answering` in tests/support/liveness.py reads them).
+
+Owns: what counts as holding up. Neither is time by the clock, so that a busy machine changes neither:
+
+- What a callback computes is the processor's time of its thread (`time.thread_time`), counted in turns of an empty loop
+  of Python, which the same thread takes right after it: a slow processor, or a busy sibling, makes both slow.
+- A callback that waits in a call gives its processor up of its own accord: the system counts that (`ru_nvcsw`). How
+  long is what is left of the time by the clock without what it computed and what it waited for a processor. Who
+  waits for the interpreter's lock gives the processor up once in each switch interval: so much a time counts not, as
+  its holder may be without a processor. A witness, a thread that only sleeps, says in which of that time anybody could
+  run at all: a hypervisor takes the processors from all.
+
+Limits: a loop of many short waits is not seen, nor a thread that keeps the interpreter's lock for long without letting
+go, nor a protocol that a transport of uvloop is given later. Where the kernel has no schedstat, only what is computed
+counts (`BLOCKED_IS_SEEN`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
+import functools
+import gc
+import itertools
+import json
 import os
 import resource
+import signal
+import sys
 import threading
 import time
 from asyncio import events
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import pytest
 
-COMPUTED_S = BLOCKED_S = 0.02
-"""Beside busy threads of its own process a loop waits 10 ms and more for the interpreter's lock."""
+COMPUTED_TURNS = 5_000_000
+"""Half a second where ten million turns take one, 90 ms on a server's processor of 2024. What a service does by itself
+takes up to a sixth of that (`NOTED` shows it); what a request can make long, like a document of 19 MB that is read in
+the loop, takes several times as much.
+"""
+GRPC_TURNS = 20_000_000
+"""Of a callback of gRPC's library, which copies each message in the loop: 18 MB take up to 6,200,000."""
+_OF_GRPC = "grpc/_cython/_cygrpc/aio/"
+BLOCKED_S = 0.1
+"""A disk or another thread may keep a callback waiting for some milliseconds, and for longer on a slow machine."""
+NOTED = 0.2
+"""Of the limits: what a guard in a service writes down from there on, for who wants to know what comes near."""
+_TURNS = 5_000
 _THREAD = resource.RUSAGE_THREAD
+_WITNESS_S = 0.01
+
+
+def _stat_path() -> str:
+    return f"/proc/self/task/{threading.get_native_id()}/schedstat"
+
+
+BLOCKED_IS_SEEN = os.path.exists(_stat_path())
 
 
 class Held(NamedTuple):
-    """A callback that held its loop up: by computing, or by waiting; times in seconds."""
+    """A callback that held its loop up, from when to when (`time.perf_counter`, the same in all processes)."""
 
     name: str
+    turns: int
     computed_s: float
     blocked_s: float
-    wall_s: float
+    began_s: float
+    ended_s: float
+
+    def __str__(self) -> str:
+        times = f"{1e3 * self.computed_s:.0f} ms, {self.turns:,} turns computed, {1e3 * self.blocked_s:.0f} ms blocked"
+        return f"{self.name}: {times}"
 
 
 class CallbackGuard:
-    """`held`: the callbacks beyond the limits."""
+    """Looks at each callback that runs in it. `note` hears of those beyond the limits."""
 
-    def __init__(self, computed_s: float = COMPUTED_S, blocked_s: float = BLOCKED_S) -> None:
-        self.held: list[Held] = []
+    def __init__(
+        self, note: Callable[[Held], None], computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
+    ) -> None:
         self.callbacks = 0
-        self._limits = computed_s, blocked_s
-        self._stat = threading.local()
+        self._note = note
+        self._limits = computed_turns, blocked_s
+        self._turn_s = turn_s()
+        # From there on a callback is looked at more closely, which itself takes a millisecond.
+        self._look_s = computed_turns * self._turn_s / 3, blocked_s / 3
+        self._continued_s = 0.0
+        self._switch_s = sys.getswitchinterval()
+        self._stat: int | None = None
+        os.register_at_fork(after_in_child=self._forget)
 
-    def run(self, name: Callable[[], str], function: Callable[..., Any], *given: Any) -> Any:
-        """Call it, and note what it costs."""
+    def hear_of_stops(self) -> None:
+        """Call it in the main thread. What a process is stopped for (SIGSTOP) is nobody's fault in it."""
+        signal.signal(signal.SIGCONT, self._continued)
+
+    def run(self, callback: Any, function: Callable[..., Any], *given: Any) -> Any:
+        """Call the function, and look at what it costs. `callback`: what it is named by."""
         self.callbacks += 1
-        named = name()  # Before it runs: a task is where it waits.
+        place = _place(callback)  # Before it runs: a task is where it waits.
         switches = resource.getrusage(_THREAD).ru_nvcsw
-        (idle_s, wall_s), computed_s = self._idle_s(), time.thread_time()
+        (idle_s, began_s), computed_s = self._idle_s(), time.thread_time()
         try:
             return function(*given)
         finally:
-            computed_s, blocked_s = time.thread_time() - computed_s, 0.0
-            wall_s = time.perf_counter() - wall_s
-            # Else the time was a hypervisor's, or another process's.
-            if wall_s - computed_s > self._limits[1] and resource.getrusage(_THREAD).ru_nvcsw > switches:
-                blocked_s = self._idle_s()[0] - idle_s - computed_s
-            if computed_s > self._limits[0] or blocked_s > self._limits[1]:
-                self.held.append(Held(named, computed_s, blocked_s, wall_s))
+            computed_s = time.thread_time() - computed_s
+            ended_s = time.perf_counter()
+            rest_s = ended_s - began_s - computed_s
+            if computed_s > self._look_s[0] or rest_s > self._look_s[1]:
+                self._look(callback, place, computed_s, rest_s, began_s, ended_s, idle_s, switches)
 
     def close(self) -> None:
         """In the thread of the loop that was watched."""
-        os.close(self._stat.__dict__.pop("file"))
+        if self._stat is not None:
+            os.close(self._stat)
+            self._stat = None
+
+    def _look(
+        self,
+        callback: Any,
+        place: tuple[CodeType, int] | None,
+        computed_s: float,
+        rest_s: float,
+        began_s: float,
+        ended_s: float,
+        idle_s: float,
+        switches: int,
+    ) -> None:
+        blocked_s = 0.0
+        if rest_s > self._look_s[1] and BLOCKED_IS_SEEN and self._continued_s < began_s:
+            switches = resource.getrusage(_THREAD).ru_nvcsw - switches
+            if switches:  # Else the time was a hypervisor's, or another process's.
+                blocked_s = self._idle_s()[0] - idle_s - computed_s - (switches - 1) * self._switch_s
+        turns = int(computed_s / max(self._turn_s, turn_s()))
+        if turns > self._limits[0] or blocked_s > self._limits[1]:
+            self._note(Held(_named(callback, place), turns, computed_s, blocked_s, began_s, ended_s))
+
+    def _continued(self, number: int, frame: FrameType | None) -> None:
+        self._continued_s = time.perf_counter()
+
+    def _forget(self) -> None:
+        self._stat = None
 
     def _idle_s(self) -> tuple[float, float]:
         """The time, less what this thread has waited for a processor so far; and the time. Both of one moment."""
@@ -76,41 +160,140 @@ class CallbackGuard:
                 return now_s - after / 1e9, now_s
 
     def _waited(self) -> int:
-        if not hasattr(self._stat, "file"):
-            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-            self._stat.file = os.open(path, os.O_RDONLY)  # Without it nothing can be said: that is an error.
-        return int(os.pread(self._stat.file, 64, 0).split()[1])
+        if not BLOCKED_IS_SEEN:
+            return 0
+        if self._stat is None:
+            self._stat = os.open(_stat_path(), os.O_RDONLY)
+        return int(os.pread(self._stat, 64, 0).split()[1])
 
 
-def named(callback: Any) -> str:
-    """Of a task, its coroutine and the line where it waits."""
+def turn_s() -> float:
+    """What a turn of an empty loop costs this thread, in seconds of a processor."""
+    taken_s = []
+    for _ in range(3):
+        began_s = time.thread_time()
+        for _ in range(_TURNS):
+            pass
+        taken_s.append(time.thread_time() - began_s)
+    return min(taken_s) / _TURNS
+
+
+def _places(callback: Any) -> Iterator[tuple[CodeType, int]]:
+    """Of a task, where each of its coroutines waits for the next one."""
+    task = getattr(callback, "__self__", None)
+    waiting = task.get_coro() if isinstance(task, asyncio.Task) else None
+    while waiting is not None:
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+        if frame is None:
+            break
+        yield frame.f_code, frame.f_lineno
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+
+
+def _place(callback: Any) -> tuple[CodeType, int] | None:
+    """Of a task, the line where it waits."""
+    place = None
+    for place in _places(callback):  # noqa: B007
+        pass
+    return place
+
+
+def _named(callback: Any, place: tuple[CodeType, int] | None) -> str:
+    """Of a task, its coroutine, from where it ran, and through what to where it waits now."""
     task = getattr(callback, "__self__", None)
     if isinstance(task, asyncio.Task):
-        coroutine = task.get_coro()
-        frame = getattr(coroutine, "cr_frame", None)
-        where = f" at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        return f"{getattr(coroutine, '__qualname__', coroutine)}{where} ({task.get_name()})"
+        coroutine, now = task.get_coro(), list(_places(callback))
+        name = f"{getattr(coroutine, '__qualname__', coroutine)} ({task.get_name()})"
+        began = f" from {_line(*place)}" if place else ""
+        return f"{name}{began} to {' > '.join(_line(*at) for at in now) or 'its end'}"
     function = getattr(callback, "func", callback)
     code = getattr(function, "__code__", None)
-    where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
-    return f"{getattr(function, '__qualname__', function)}{where}"
+    name = getattr(function, "__qualname__", str(function))
+    return f"{name} at {_line(code, code.co_firstlineno)}" if code else name
+
+
+def _line(code: CodeType, number: int) -> str:
+    return f"{code.co_qualname if sys.version_info >= (3, 11) else code.co_name} {code.co_filename}:{number}"
+
+
+class Witness:
+    """A thread that sleeps and wakes: a clock that stands still where nobody can run. A context."""
+
+    def __init__(self) -> None:
+        self._woke_s: list[float] = []
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def passed_s(self, began_s: float, ended_s: float) -> float:
+        """How much of this time has passed for it."""
+        first = max(bisect.bisect_left(self._woke_s, began_s) - 1, 0)
+        woke_s = self._woke_s[first : bisect.bisect_right(self._woke_s, ended_s) + 1]
+        gaps_s = (min(after, ended_s) - max(before, began_s) for before, after in itertools.pairwise(woke_s))
+        return sum(min(gap_s, 4 * _WITNESS_S) for gap_s in gaps_s)
+
+    def confirmed(
+        self, held: Iterable[Held], computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
+    ) -> list[Held]:
+        """Those that computed too long, or waited too long while time passed for the witness."""
+        found = []
+        for each in held:
+            limit = GRPC_TURNS if _OF_GRPC in each.name else computed_turns
+            waited_s = min(each.blocked_s, self.passed_s(each.began_s, each.ended_s))
+            if each.turns > limit or waited_s > blocked_s:
+                found.append(each._replace(blocked_s=waited_s))
+        return found
+
+    def _run(self) -> None:
+        while not self._ends.is_set():
+            self._woke_s.append(time.perf_counter())
+            time.sleep(_WITNESS_S)
+        self._woke_s.append(time.perf_counter())
+
+
+def told(held: Iterable[Held]) -> str:
+    """For the message of an assertion."""
+    return "the event loop was held up:\n" + "\n".join(map(str, held))
 
 
 @contextlib.contextmanager
-def guarded(computed_s: float = COMPUTED_S, blocked_s: float = BLOCKED_S) -> Iterator[CallbackGuard]:
-    """Watch every callback of asyncio's own loops."""
-    guard, run = CallbackGuard(computed_s, blocked_s), events.Handle._run
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(events.Handle, "_run", lambda handle: guard.run(lambda: named(handle._callback), run, handle))
-        yield guard
-    guard.close()
+def looked_at(computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S) -> Iterator[list[Held]]:
+    """Look at every callback of asyncio's own loops; the list has, at the end of the block, what held one up."""
+    found: list[Held] = []
+    guard, run = CallbackGuard(found.append, computed_turns, blocked_s), events.Handle._run
+    # As the service does once it is ready: a collection that walks over all of PyTorch is no fault of what is measured.
+    gc.collect()
+    gc.freeze()
+    try:
+        with pytest.MonkeyPatch.context() as patched, Witness() as witness:
+            patched.setattr(events.Handle, "_run", lambda handle: guard.run(handle._callback, run, handle))
+            yield found
+    finally:
+        gc.unfreeze()
+        guard.close()
+    found[:] = witness.confirmed(found, computed_turns, blocked_s)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Fail at the end of the block where a callback of asyncio's own loops held its loop up."""
+    with looked_at() as held:
+        yield
+    assert not held, told(held)
 
 
 def guarded_loop(base: type[Any], guard: CallbackGuard) -> type[Any]:
-    """A class of loops, such as uvloop's, whose handles cannot be watched: what they are given is."""
+    """A class of loops, such as uvloop's, whose handles cannot be looked at: what they are given is."""
 
     def watched(callback: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: guard.run(lambda: named(callback), callback, *given)
+        return functools.partial(guard.run, callback, callback)
 
     def heard(protocol: Any) -> Any:
         for name in ("data_received", "buffer_updated", "connection_made", "connection_lost", "eof_received"):
@@ -144,3 +327,28 @@ def guarded_loop(base: type[Any], guard: CallbackGuard) -> type[Any]:
             return await super().connect_accepted_socket(lambda: heard(factory()), *given, **named_)
 
     return Guarded
+
+
+def install(file: Path) -> None:
+    """Guard every loop of this process, and of those it forks, that asyncio or uvloop runs. `file`: for `written`.
+
+    Each line is written when the callback ends: a process that is killed has said all.
+    """
+
+    def write(*found: Held) -> None:
+        with file.open("a", encoding="utf-8") as out:
+            out.writelines(json.dumps(each) + "\n" for each in found)
+
+    write()  # The file says that there is a guard.
+    guard, run = CallbackGuard(write, int(NOTED * COMPUTED_TURNS), NOTED * BLOCKED_S), events.Handle._run
+    guard.hear_of_stops()
+    vars(events)["Handle"]._run = lambda handle: guard.run(handle._callback, run, handle)
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.run = functools.partial(uvloop.run, loop_factory=guarded_loop(uvloop.Loop, guard))
+
+
+def written(file: Path) -> list[Held]:
+    """What the guards have written so far. Raises FileNotFoundError where there is none."""
+    return [Held(*json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -20,17 +20,18 @@ import psutil
 from tests.support import warm
 from tests.support.constants import Constants
 from tests.support.constants import words as constants_before
-from tests.support.stall import answering
+from tests.support.liveness import answering
 from tests.support.warm import WarmProcess
 
 
 @dataclass
 class ServiceProcess:
-    """A running service; `url` has no slash at its end."""
+    """A running service; `url` has no slash at its end. `guard`: the file of the guard of its event loop, if any."""
 
     process: subprocess.Popen[str] | WarmProcess
     url: str
     log: Path
+    guard: Path | None = None
 
     @property
     def admin_url(self) -> str:
@@ -116,15 +117,20 @@ def running(
     environment: Mapping[str, str] = MappingProxyType({}),
     constants: Constants = MappingProxyType({}),
     fresh: bool = False,
+    guarded: bool = False,
+    planted: str = "",
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
     `environment` is what its environment has besides ours, `constants` are as in tests/support/constants.py. Where that
     is nothing that libraries read, the service is forked from a process that has imported them; with `fresh` never.
+    `guarded`: its event loop has a guard, for `answering` (tests/support/liveness.py). `planted`: a module of
+    tests that its process imports before it begins.
     """
     log = folder / "service.log"
+    guard = folder / "held.jsonl" if guarded else None
     words = [
-        *constants_before(constants),
+        *constants_before(constants, guard, planted),
         "serve",
         "--port",
         "0",
@@ -147,7 +153,7 @@ def running(
         line = process.stdout.readline()
         found = re.search(r"https?://\S+", line)
         assert found, f"the service did not start: {line!r} {log.read_text()}"
-        service = ServiceProcess(process, found.group(), log)
+        service = ServiceProcess(process, found.group(), log, guard)
         children = service.children()
         yield service
     finally:
@@ -161,6 +167,6 @@ def running(
 
 @contextlib.contextmanager
 def watched(folder: Path, *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
-    """`running`, and the assertion that it answered all the while (tests/support/stall.py); `ends`: as there."""
-    with running(folder, *options) as service, answering(service, ends=ends):
+    """`running`, and the assertion that it answered all the while (tests/support/liveness.py); `ends`: as there."""
+    with running(folder, *options, guarded=True) as service, answering(service, ends=ends):
         yield service
