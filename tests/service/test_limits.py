@@ -12,7 +12,6 @@ import contextlib
 import json
 import random
 import socket
-import time
 
 import httpx
 import pytest
@@ -150,11 +149,9 @@ def test_an_upload_that_stops_ends_and_its_bytes_are_given_back(service):
         for connection in held:
             connection.sendall(f"{head}x-timeout-ms: 5000\r\n\r\n".encode() + bytes(100_000))
             connection.settimeout(WAIT_S)
-        began_s = time.monotonic()
         for connection in held:
-            # The deadline is in five seconds, which is before the rate is looked at.
-            assert connection.recv(100).startswith((b"HTTP/1.1 504", b"HTTP/1.1 408"))
-        assert time.monotonic() - began_s < 20
+            # The deadline is in five seconds: after eleven it were the rate (408).
+            assert connection.recv(100).startswith(b"HTTP/1.1 504")
 
 
 def test_a_deadline_that_is_years_away_is_one_and_one_that_never_comes_is_refused(service):

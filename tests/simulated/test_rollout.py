@@ -18,6 +18,7 @@ from tests.support.grpc_client import image_request, infer
 from tests.support.load import Load, until
 from tests.support.null_service import metric
 from tests.support.service_process import free_port, running
+from tests.support.work import until as until_it_is
 
 SIMULATED = ("--device", "npu", "--simulate", "npu:1", "--timeout-ms", "60000")
 OUTCOMES = ("same", "different", "dropped")
@@ -100,11 +101,12 @@ def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_
     def compared(name):
         return shadows(client)[name]["same"] + shadows(client)[name]["different"]
 
-    deadline_s = time.monotonic() + 30
-    while min(compared("dogs"), compared("cats")) < 10 and time.monotonic() < deadline_s:
+    def enough():
         asked(client, "dogs", 2)
         asked(client, "cats", 2)
-        time.sleep(0.1)
+        return min(compared("dogs"), compared("cats")) >= 10
+
+    until_it_is(enough)
     found = shadows(client)
     assert found["cats"]["different"] == 0
     assert found["cats"]["same"] >= 10
@@ -115,9 +117,9 @@ def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_
 
 
 async def test_a_shadow_stands_back_while_the_device_is_busy(tmp_path):
-    """Sixteen clients for batches of four, which take longer than a client does: the device always has work."""
+    """Sixteen clients for batches of four, which take half a second: the device always has work."""
     models = [small_classifier.by_colour(tmp_path, name, name.replace("@", "_")) for name in ("dogs", "dogs@2")]
-    slow = ("--device", "npu", "--simulate", "npu:1,copy_delay_ms=20", "--batch-sizes", "1,2,4", *SIMULATED[4:])
+    slow = ("--device", "npu", "--simulate", "npu:1,copy_delay_ms=500", "--batch-sizes", "1,2,4", *SIMULATED[4:])
     with running(tmp_path, "--models", ",".join(models), *slow, "--shadow", "dogs=2:1") as service:
 
         def counted(*outcomes):
@@ -127,8 +129,7 @@ async def test_a_shadow_stands_back_while_the_device_is_busy(tmp_path):
 
         async with Load(service.url, "/v1/models/dogs:predict", picture(0), 16) as load:
             await until(lambda: counted("dropped") >= 8)
-            await load.answers(50)
-            assert counted("same", "different") <= 0.1 * (load.outcomes.total() + 50)
+            assert counted("same", "different") == 0
         assert set(load.outcomes) == {(200, "OK")}
 
 

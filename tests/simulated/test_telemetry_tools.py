@@ -7,7 +7,6 @@ import logging
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable
 from math import isnan, nan
 from pathlib import Path
@@ -22,6 +21,7 @@ from backends.telemetry import (
     sampler,
 )
 from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, read, values
+from tests.support.work import until
 
 Fake = Callable[[str, str], Path]
 
@@ -99,20 +99,13 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-def gone(pid: int) -> bool:
-    """Waits, with a limit, for a killed process that is nobody's child here."""
-    limit_s = time.monotonic() + 30
-    while alive(pid) and time.monotonic() < limit_s:
-        os.sched_yield()
-    return not alive(pid)
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see processes")
 def test_a_tool_that_hangs_is_killed_with_its_children(fake: Fake, tmp_path: Path) -> None:
     fake("hy-smi", f"sleep 600 & echo $! > {tmp_path}/child; wait")
     with pytest.raises(ToolError, match=r"hy-smi did not end within 0\.5 s"):
         read("hygon", Tool(limit_s=0.5))
-    assert gone(int((tmp_path / "child").read_text()))
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not alive(child))
 
 
 def test_closing_ends_a_tool_that_hangs(fake: Fake, tmp_path: Path) -> None:
@@ -123,7 +116,7 @@ def test_closing_ends_a_tool_that_hangs(fake: Fake, tmp_path: Path) -> None:
     telemetry.latest(0)
     pid = int(started.read_text())  # Blocks until the tool runs.
     telemetry.close()
-    assert gone(pid)
+    until(lambda: not alive(pid))
     assert not [thread for thread in threading.enumerate() if thread.name == "telemetry"]
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.loop_guard import Witness, told, written
+from tests.support.loop_guard import Held, Witness, told, written
 
 WAIT_S = 240
 _INTERVAL_S = 0.02
@@ -28,13 +28,15 @@ _SLOW_S = 0.01
 
 @dataclass
 class Answering:
-    """How many requests were sent, and what was wrong with those that got no 200.
+    """How many requests were sent, what was wrong with those that got no 200, and, once the block has ended, what held
+    the event loop up.
 
     `slow`: when an answer was asked for that took some time, by time.monotonic(), and how long it took: for reports.
     """
 
     asked: int = 0
     failed: list[str] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     slow: list[tuple[float, float]] = field(default_factory=list, repr=False)
 
     @property
@@ -92,8 +94,8 @@ class _Prober:
 
 
 @contextlib.contextmanager
-def answering(service: Any, *, ends: bool = False, at_admin: bool = False) -> Iterator[Answering]:
-    """Ask a ServiceProcess for the length of the block; then assert that it answered, and that nothing held it up.
+def observed(service: Any, *, ends: bool = False, at_admin: bool = False) -> Iterator[Answering]:
+    """Ask a ServiceProcess for the length of the block.
 
     `ends`: the service comes to its end in the block; from the first time it cannot be asked any more, nobody asks, and
     its loop may take its time. `at_admin`: its administration's port is asked.
@@ -102,10 +104,16 @@ def answering(service: Any, *, ends: bool = False, at_admin: bool = False) -> It
     began_s = time.perf_counter()
     with Witness() as witness, _Prober(service.admin_url if at_admin else service.url, ends) as prober:
         yield prober.answers
-    answers = prober.answers
-    assert answers.failed == [], f"of {answers.asked} requests {len(answers.failed)} got no answer"
-    assert answers.asked > 1 or ends
     ended_s = prober.until_s or time.perf_counter()
     held = [each for each in written(service.guard) if began_s <= each.began_s and each.ended_s <= ended_s]
-    held = witness.confirmed(held)
-    assert not held, told(held)
+    prober.answers.held[:] = witness.confirmed(held)
+
+
+@contextlib.contextmanager
+def answering(service: Any, *, ends: bool = False, at_admin: bool = False) -> Iterator[Answering]:
+    """As `observed`, and assert that the service answered, and that nothing held its loop up."""
+    with observed(service, ends=ends, at_admin=at_admin) as answers:
+        yield answers
+    assert answers.failed == [], f"of {answers.asked} requests {len(answers.failed)} got no answer"
+    assert answers.asked > 1 or ends
+    assert answers.held == [], told(answers.held)
