@@ -185,8 +185,8 @@ class Sums(nn.Module):
 
 def test_sums_and_convolutions_that_have_no_such_kernel_answer_as_before(calls: Calls) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(Sums()).requires_grad_(False)
-    x = torch.rand(2, 3, 8, 8)
+    network = nn.Sequential(Sums()).requires_grad_(False).double()
+    x = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     before = answers(network, x)
     assert fuse(network, x, [1, 2])
     for ours, plain in zip(answers(network, x), before, strict=True):

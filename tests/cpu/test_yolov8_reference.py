@@ -45,6 +45,7 @@ def test_names_shapes_and_outputs_are_those_of_the_reference(size: Any, referenc
     assert names == reference[f"{size}/80/names"].tolist()
 
     network.load_state_dict(reference_yolov8.perturbed(state), assign=True)
+    network.double()
     images = reference_yolov8.image_batch(SIDES[size])
     for fused in (False, True):
         if fused:

@@ -52,12 +52,15 @@ def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def image_batch(side: int) -> Tensor:
-    """float32 [2, 3, side, side + 32] in 0..1, the same in every process."""
-    return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1))
+    """float64 [2, 3, side, side + 32] in 0..1, the same in every process."""
+    return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1)).double()
 
 
 def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
-    """For (size, class count, side): `names`, `boxes` and `classes` a level, and `decoded`, under "size/count/what"."""
+    """For (size, class count, side): `names`, `boxes` and `classes` a level, and `decoded`, under "size/count/what".
+
+    Computed in float64: how float32 is rounded differs between processors.
+    """
     _run(out, {"networks": [list(case) for case in cases]})
     return dict(np.load(out))
 
@@ -109,6 +112,7 @@ def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
         if side == 0:
             continue
         model.load_state_dict(perturbed(state))
+        model.double()
         for branch, what in (("cv2", "boxes"), ("cv3", "classes")):
             for level in range(3):
                 module = model.get_submodule(f"model.22.{branch}.{level}")

@@ -12,11 +12,9 @@ from app.http import connection
 from app.http.connection import ConnectionLimits
 from app.ingress import sending
 from tests.support import uvicorn_server
-from tests.support.doubles import until
-from tests.support.load import WAIT_S
+from tests.support.ahead import Ahead
 
 SIZE = 6_000_000
-PERIOD_S = 0.2
 
 
 async def endless(send):
@@ -30,7 +28,6 @@ async def endless(send):
 @contextlib.asynccontextmanager
 async def listening(monkeypatch):
     """The port of a server that answers much, what it has written so far, and whether each connection has ended."""
-    monkeypatch.setattr(sending, "PERIOD_S", PERIOD_S)
     ended = []
 
     class Noted(connection.LimitedProtocol):
@@ -47,7 +44,10 @@ async def listening(monkeypatch):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": bytes(SIZE)})
 
-    async with uvicorn_server.listening(app, Noted, timeout_graceful_shutdown=1, timeout_keep_alive=75) as (port, _):
+    async with uvicorn_server.listening(app, Noted, timeout_graceful_shutdown=1, timeout_keep_alive=1_000_000) as (
+        port,
+        _,
+    ):
         yield port, ended
 
 
@@ -61,34 +61,54 @@ def connected(port, *lines, path="/"):
     return client
 
 
+async def periods_until(ended):
+    """Each as long as it takes until the rate is looked at."""
+    clock = Ahead()
+    while not ended:
+        await asyncio.sleep(0.01)
+        clock.put_on(sending.PERIOD_S)
+
+
 @pytest.mark.parametrize("lines", [(), ("connection: close",)], ids=["kept", "closed"])
 @pytest.mark.parametrize("path", ["/", "/events"])
 async def test_a_client_that_reads_nothing_is_let_go(monkeypatch, path, lines):
     async with listening(monkeypatch) as (port, ended):
         with connected(port, *lines, path=path):
-            await until(lambda: ended)
+            await periods_until(ended)
 
 
 async def test_a_client_that_reads_a_byte_now_and_then_is_let_go(monkeypatch):
     async with listening(monkeypatch) as (port, ended):
+        clock = Ahead()
         with connected(port) as client:
             while not ended:
-                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), WAIT_S)
-                await asyncio.sleep(PERIOD_S / 20)
+                await asyncio.get_running_loop().sock_recv(client, 1)
+                await asyncio.sleep(0.001)
+                clock.put_on(sending.PERIOD_S / 20)
 
 
 async def test_a_slow_client_above_the_least_rate_gets_all_of_it(monkeypatch):
-    monkeypatch.setattr(sending, "LEAST_BYTES_PER_S", 100_000)
+    """Three times the least: a system tells of what a client has in pieces."""
+    looked, look = [], sending.SendWatch._look
+
+    def noted(watch):
+        looked.append(watch)
+        look(watch)
+
+    monkeypatch.setattr(sending.SendWatch, "_look", noted)
     async with listening(monkeypatch) as (port, ended):
+        clock, piece = Ahead(), 3 * int(sending.PERIOD_S * sending.LEAST_BYTES_PER_S)
         with connected(port) as client:
-            loop, received = asyncio.get_running_loop(), 0
-            began_s = loop.time()
+            loop, received, passed = asyncio.get_running_loop(), 0, 0
             while received < SIZE:
-                data = await asyncio.wait_for(loop.sock_recv(client, 100_000), WAIT_S)
+                data = await loop.sock_recv(client, piece)
                 assert data, f"it ended after {received} bytes"
                 received += len(data)
-                await asyncio.sleep(0.001)
-            assert loop.time() - began_s > 3 * PERIOD_S, "it read as slowly as was meant"
+                if received // piece > passed:
+                    passed += 1
+                    clock.put_on(sending.PERIOD_S)
+                    await asyncio.sleep(0.001)
+            assert len(looked) > 3
             assert not ended
 
 
@@ -97,7 +117,7 @@ async def test_what_is_left_at_an_end_is_not_waited_for_for_ever(monkeypatch):
     async with listening(monkeypatch) as (port, ended):
         monkeypatch.setattr(connection, "SendWatch", _watch_of_closing(monkeypatch))
         with connected(port, "connection: close"):
-            await until(lambda: ended)
+            await periods_until(ended)
 
 
 def _watch_of_closing(monkeypatch):
