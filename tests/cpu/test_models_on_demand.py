@@ -7,7 +7,6 @@ import collections
 import json
 import random
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -114,8 +113,6 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
     rows = measured(cache)
     for name, row in rows.items():
         print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['first_load_s']:6.2f} s {row['load_s']:6.2f} s")
-    if engine == "openvino":  # Which keeps what it has converted.
-        assert statistics.median(row["load_s"] / row["first_load_s"] for row in rows.values()) < 0.7
     budget_bytes = sum(row["memory_bytes"] for row in rows.values()) // 2
     images = [png(colour) for colour in ("#c04020", "#20a060", "#3050d0")]
     with running(tmp_path, *options, "--device-memory", str(budget_bytes)) as service:

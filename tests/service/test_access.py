@@ -267,14 +267,14 @@ def test_other_spellings_lead_nowhere(guarded, path):
 
 async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
     path = f"/v2/repository/models/{MODEL}/load"
-    with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 2}) as service:
+    with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 1}) as service:
         async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S) as client:
             answers = await asyncio.gather(*(client.post(path) for _ in range(6)))
             codes = [answer.status_code for answer in answers]
             assert sorted(codes) == [200, *[429] * 5]
             assert all("another" in each.json()["error"] for each in answers if each.status_code == 429)
-            assert (await client.post(path)).status_code == 200
-            too_soon = await client.post(path)
+            while (too_soon := await client.post(path)).status_code == 200:
+                pass  # The one before took more than a minute.
             assert too_soon.status_code == 429
             assert 0 < int(too_soon.headers["retry-after"]) <= 60
         assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -17,6 +16,7 @@ import pytest
 from tests.support import warm
 from tests.support.photographs import FILES
 from tests.support.service_process import running
+from tests.support.work import until
 
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
@@ -32,16 +32,6 @@ def ask(url, **options):
     except httpx.ConnectError:
         return "refused", ""
     return answer.status_code, answer.json().get("code", "OK")
-
-
-def until(condition):
-    """Poll a running process for a state that it reports only when asked."""
-    deadline = threading.Event()
-    for _ in range(WAIT_S * 20):
-        if condition():
-            return
-        deadline.wait(0.05)
-    raise AssertionError("it never came about")
 
 
 def ready(service):

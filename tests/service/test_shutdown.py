@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import time
 
 import grpc
 import httpx
@@ -67,20 +66,17 @@ async def assert_told(asked, connection):
 
 async def test_a_second_signal_ends_a_hung_service_at_once_and_everybody_is_told(serve):
     port = free_port()
-    with serve(
-        "hang=*1", "--batch-timeout-s", "200", "--grpc-port", str(port), "--grace-s", "60", "--drain-s", "60", ends=True
-    ) as service:
+    # Whoever waited for the hung worker, or for clients, would wait for longer than the test does.
+    patient = ("--batch-timeout-s", "2000", "--grace-s", "2000", "--drain-s", "2000")
+    with serve("hang=*1", *patient, "--grpc-port", str(port), ends=True) as service:
         children = service.children()
         asked, connection = await under_way(service, port)
         service.process.send_signal(signal.SIGTERM)
         await until(lambda: httpx.get(f"{service.url}/v2/health/ready").status_code == 503)
-        began_s = time.monotonic()
         service.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(service.process.wait, WAIT_S) == 0
-        taken_s = time.monotonic() - began_s
         await assert_told(asked, connection)
         assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
-    assert taken_s < 1, "it waits for the hung worker, or for clients"
 
 
 async def test_what_is_not_done_when_the_drain_ends_is_told_before_its_connection_closes(serve):

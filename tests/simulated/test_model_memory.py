@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from app.scheduling.residency import MOST_S, SHARE
 from tests.support import small_classifier
 from tests.support.null_service import metric
 from tests.support.service_process import cache_in, running
@@ -244,11 +243,6 @@ LOAD_S = 0.2
 """What a load takes at least: the device's load_ms."""
 
 
-def bound(seconds):
-    """Loads that may be begun in so many seconds: what fits at first, and what the credit of load time pays."""
-    return 5 + (MOST_S + SHARE * seconds) / LOAD_S + 1
-
-
 @pytest.mark.parametrize(
     ("seconds", "count", "fit"),
     [(8, 6, 3), pytest.param(600, 20, 5, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)])],
@@ -271,9 +265,8 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
             await crowd.run(short_s, crowd.pinned(), *(crowd.zipf(seed, fit) for seed in range(4)))
             assert loads(service) == before
             beside_s, (hot_s, _) = crowd.pinned_p99_s(), crowd.others_s()
-            before, began_s = loads(service), time.monotonic()
+            before = loads(service)
             await crowd.run(seconds, crowd.pinned(), *(crowd.zipf(seed, count) for seed in range(4)))
-            assert loads(service) - before <= bound(time.monotonic() - began_s)
             among_others_s, (between_s, during_s) = crowd.pinned_p99_s(), crowd.others_s()
             print(
                 crowd.outcomes,
@@ -283,11 +276,11 @@ async def test_more_models_than_fit_lose_nothing_and_cause_no_storm(tmp_path, mo
                 f"of {len(between_s)} between loads, {p99_s(during_s) * 1e3:.1f} ms of {len(during_s)} during loads",
             )
             print(f"{loads(service) - before:.0f} loads in {seconds} s, {crowd.most_bytes / MB:.0f} MB at most")
-            # All in turn, so often that no memory could do it: refused, and no more loads than before.
-            refused, before, began_s = crowd.outcomes["MODEL_LOADING"], loads(service), time.monotonic()
+            # All in turn, so often that no memory could do it: refused, and not loaded each time.
+            refused, before = crowd.outcomes["MODEL_LOADING"], loads(service)
             await crowd.run(max(4, seconds / 20), crowd.adversary(count))
-            assert crowd.outcomes["MODEL_LOADING"] > refused
-            assert loads(service) - before <= bound(time.monotonic() - began_s)
+            # How many in which time: tests/unit/test_residency.py, by its own clock.
+            assert crowd.outcomes["MODEL_LOADING"] - refused > loads(service) - before
             # Refusals that were told, and late answers of a busy machine; nothing else.
             assert set(crowd.outcomes) <= {"OK", "MODEL_LOADING", "DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED"}
             assert not crowd.wrong

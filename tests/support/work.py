@@ -52,7 +52,9 @@ def of_one_thread(function: Callable[[], object]) -> float:
 
 def until(condition: Callable[[], object], within_s: float = 240) -> None:
     """Poll for a state that nothing else tells of. Raises AssertionError where it never comes about."""
-    wait, end_s = threading.Event(), time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, "it never came about"
+    wait = threading.Event()
+    for _ in range(int(within_s / 0.02)):
+        if condition():
+            return
         wait.wait(0.02)
+    raise AssertionError("it never came about")

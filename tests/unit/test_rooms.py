@@ -39,23 +39,25 @@ def test_no_test_module_is_imported():
 
 STARTS_A_SERVICE = {"running", "serving"}
 OF_FAULTS = [f"service/test_{name}.py" for name in ("chaos", "faults", "handover", "limits", "stalls")]
-OF_FAULTS_WITHOUT_A_SERVICE = ["simulated/test_decoders.py", "simulated/test_worker_process.py"]
+OF_FAULTS_WITHOUT_A_SERVICE = [
+    "simulated/test_decoders.py",
+    "simulated/test_fork_server.py",
+    "simulated/test_worker_process.py",
+]
 
 
 @pytest.mark.parametrize("name", OF_FAULTS)
-def test_tests_of_faults_and_limits_measure_whether_the_service_answers(name):
-    """With the fixture `serve`, with `watched`, or with `answering` itself."""
+def test_tests_of_faults_and_limits_look_whether_the_service_answers_and_what_holds_it_up(name):
+    """With the fixture `serve`, with `watched`, or with `answering` or `observed` itself."""
     text = (TESTS / name).read_text(encoding="utf-8")
     names = {each.rpartition(".")[2] for each in imported(TESTS / name)}
-    assert names & {"answering", "watched"} or re.search(r"def test_\w+\(.*\bserve\b", text)
-    assert not names & STARTS_A_SERVICE or "answering" in names
+    assert names & {"answering", "observed", "watched"} or re.search(r"def test_\w+\(.*\bserve\b", text)
+    assert not names & STARTS_A_SERVICE or names & {"answering", "observed"}
 
 
 @pytest.mark.parametrize("name", OF_FAULTS_WITHOUT_A_SERVICE)
-def test_tests_of_faults_without_a_service_measure_their_own_loop(name):
-    guard = "tests.support.loop_guard."
-    ways = {"tests.support.stall.running_loop", guard + "guarded", guard + "guarded_loop"}
-    assert ways & {*imported(TESTS / name)}
+def test_tests_of_faults_without_a_service_guard_their_own_loop(name):
+    assert "tests.support.loop_guard.guarded" in imported(TESTS / name)
 
 
 def test_every_test_module_is_in_a_room():

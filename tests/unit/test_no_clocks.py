@@ -1,0 +1,135 @@
+"""No test asserts what a real clock says: on a busy machine that says nothing about the product.
+
+What a test waits for it waits for with an `until` of tests/support (`load` in a loop, `work` in none), which fails
+where it never comes about. What is measured in seconds is marked `nightly` or `soak`, or is in benchmarks/.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "cpu_times"}
+CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"timeit", "repeat", "default_timer"}
+OF = {"time", "loop", "timeit", "process"}
+ARITHMETIC = {"max", "min", "abs", "round", "int", "float", "sum", "sorted", "any", "all", "len"}
+MEASURES = {"nightly", "soak"}
+SHARED = {"tests/support/loop_guard.py", "tests/support/liveness.py"}
+"""These keep real time, and have a reason."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_a_clock(node: ast.AST) -> bool:
+    """`time.monotonic()`, `loop.time()`, `asyncio.get_running_loop().time()`, `perf_counter()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    if isinstance(called, ast.Name):
+        return called.id in CLOCKS - {"time", "repeat"}
+    if not isinstance(called, ast.Attribute) or called.attr not in CLOCKS:
+        return False
+    owner = called.value
+    if isinstance(owner, ast.Call):
+        return isinstance(owner.func, ast.Attribute) and owner.func.attr in {"get_running_loop", "Process"}
+    return (isinstance(owner, ast.Name) and owner.id in OF) or (isinstance(owner, ast.Attribute) and owner.attr in OF)
+
+
+def told_by_a_clock(node: ast.AST, names: set[str]) -> bool:
+    """What else is called with a time, as with a deadline, tells something of its own."""
+    if is_a_clock(node) or (isinstance(node, ast.Name) and node.id in names):
+        return True
+    if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in ARITHMETIC):
+        return False
+    return any(told_by_a_clock(each, names) for each in ast.iter_child_nodes(node))
+
+
+def named(target: ast.AST) -> Iterator[str]:
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, ast.Tuple | ast.List):
+        for each in target.elts:
+            yield from named(each)
+
+
+def clock_names(function: ast.AST) -> set[str]:
+    """Names whose value comes of a clock, also by way of others."""
+    names: set[str] = set()
+    while True:
+        before = len(names)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign):
+                pairs = [(target, node.value) for target in node.targets]
+                if isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
+                    pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
+            elif isinstance(node, ast.AugAssign | ast.NamedExpr):
+                pairs = [(node.target, node.value)]
+            else:
+                continue
+            for target, value in pairs:
+                if told_by_a_clock(value, names):
+                    names.update(named(target))
+        if len(names) == before:
+            return names
+
+
+def measures(marks: ast.AST) -> bool:
+    """`pytest.mark.nightly`, and not among the cases of a parameter."""
+    if isinstance(marks, ast.Attribute):
+        return marks.attr in MEASURES
+    return isinstance(marks, ast.List | ast.Tuple) and any(map(measures, marks.elts))
+
+
+def asserted(tree: ast.Module) -> Iterator[int]:
+    """The lines of assertions that compare what a clock says."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and "pytestmark" in map(ast.unparse, node.targets) and measures(node.value):
+            return
+    exempt = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, Function) and any(map(measures, node.decorator_list))
+        for inner in ast.walk(node)
+    }
+    for function in ast.walk(tree):
+        if not isinstance(function, Function) or id(function) in exempt:
+            continue
+        names = clock_names(function)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert) and id(node) not in exempt:
+                compared = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare)]
+                if any(told_by_a_clock(each, names) for each in compared):
+                    yield node.lineno
+
+
+def test_no_test_compares_what_a_clock_says():
+    files = [path for room in ("tests", "plugins") for path in (ROOT / room).rglob("*.py") if "tests" in path.parts]
+    found = set()
+    for path in files:
+        name = str(path.relative_to(ROOT))
+        if name not in SHARED and (name.startswith("tests/") or "/tests/" in name):
+            found |= {f"{name}:{line}" for line in asserted(ast.parse(path.read_text(encoding="utf-8")))}
+    assert sorted(found) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("def test():\n began = time.monotonic()\n assert time.monotonic() - began < 1", [3]),
+        ("def test():\n began, n = perf_counter(), 0\n took = perf_counter() - began\n assert took < n", [4]),
+        ("async def test():\n a = asyncio.get_running_loop().time()\n for _ in x:\n  assert a + 1 > f()", [4]),
+        ("def test():\n assert (taken := time.time() - 3) < 9", [2]),
+        ("@pytest.mark.nightly\ndef test():\n assert time.monotonic() < 1", []),
+        ("pytestmark = [pytest.mark.soak, pytest.mark.alone]\ndef test():\n assert time.monotonic() < 1", []),
+        ("@parametrize('x', [pytest.param(1, marks=pytest.mark.soak)])\ndef t(x):\n assert time.time() < x", [3]),
+        ("def test():\n deadline = time.monotonic() + 9\n run(deadline)\n assert count == 3", []),
+        ("def test():\n assert max(time.time() - 3, 0) < 9", [2]),
+        ("def test():\n found = run(time.monotonic() + 9)\n assert found == 3", []),
+        ("def test(clock):\n assert clock.now_s < 3", []),
+    ],
+)
+def test_what_is_found(code, lines):
+    assert list(asserted(ast.parse(code))) == lines
