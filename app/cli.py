@@ -24,6 +24,7 @@ from anychip_base.extras import how_to_install, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings
+from app.config.models import absent
 
 COMMAND_GROUP = "anychip.commands"
 """Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
@@ -173,6 +174,9 @@ def _parser(first: str) -> argparse.ArgumentParser:
 
 def _serve(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed)
+    for entry in settings.model_specs:
+        if said := absent(entry):
+            raise CommandError(said)
 
     def announce(address: str) -> None:
         print(f"anychip serves {settings.models} at {address}", flush=True)

@@ -59,7 +59,9 @@ ERRORS: dict[Code, ErrorKind] = {
         415, "INVALID_ARGUMENT", "The Content-Type or Content-Encoding is none that is read."
     ),
     "INVALID_IMAGE": ErrorKind(
-        422, "INVALID_ARGUMENT", "The file is no image, is truncated, or is of a kind that is not read."
+        422,
+        "INVALID_ARGUMENT",
+        "The service reads JPEG, PNG, WebP, BMP and GIF, each whole; the message says what this file is.",
     ),
     "QUEUE_FULL": ErrorKind(429, "RESOURCE_EXHAUSTED", "As much is waiting as may wait. Try again after Retry-After."),
     "HEADERS_TOO_LARGE": ErrorKind(431, "RESOURCE_EXHAUSTED", "The headers have more bytes than the service reads."),

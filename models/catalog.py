@@ -17,12 +17,15 @@ from torch import Tensor
 
 from models import classifiers
 from models import publishers as weights
-from models.contract.digest import sha256_of
+from models.contract.digest import OpenedFiles
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
-from models.exports.library_files import CONFIG, config_of, is_timm, library_of
+from models.exports.files import names_beside, names_within
+from models.exports.library_files import CONFIG, class_of, config_of, is_timm, library_of
+from models.vision import torchvision
 from models.weights.checkpoint import SUFFIXES, read_header
+from models.weights.opened import copied, looked_at
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of
 
@@ -47,6 +50,13 @@ _UNREAD = {
     "_saved_model": "a folder of TensorFlow",
 }
 """What exporters write as well, by the ends of their names."""
+
+
+_EXPORTED_FIRST = {
+    "detection": ("a detector", "([torch.rand(3, 640, 640)],)"),
+    "segmentation": ("a network of semantic segmentation", "torch.rand(1, 3, 520, 520)"),
+}
+"""Networks of torchvision that are not built here, by their modules."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +130,6 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         spec = ModelSpec(name if equals else architecture, architecture, chosen or default_weights, sha256)
     if sha256 and spec.weights == "random":
         raise ModelError(f"{spec.name} has random weights: there is no file whose SHA-256 could be checked.")
-    if sha256 and spec.architecture == "xml":
-        raise ModelError(f"{spec.name} has its weights in a second file, which the SHA-256 of an .xml leaves open.")
     if not _NAME.fullmatch(spec.name):
         raise ModelError(f"{spec.name!r} cannot name a model: use up to 64 letters, digits, dots, dashes, underscores.")
     return spec
@@ -142,32 +150,48 @@ def open_model(
     `trust_exported`: whether files that are programs (.pt2, .ts) may be read though their SHA-256 is not named.
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
+    store = cache_directory / "opened"
     if f".{spec.architecture}" in exported.SUFFIXES:
-        return _exported(spec, trust_exported)
+        return _exported(spec, store, trust_exported)
     folder = Path(spec.weights).expanduser()
-    if not spec.architecture and folder.is_dir() and (found := _of_library(folder) or _onnx_in(folder)):
+    named = spec.architecture
+    if not named and folder.is_dir() and (found := _of_library(folder) or _onnx_in(folder)):
         architecture, file = found
         spec = replace(spec, architecture=architecture, weights=str(file))
         if f".{architecture}" in exported.SUFFIXES:
-            return _exported(spec, trust_exported)
+            return _exported(spec, store, trust_exported)
     if library_of(spec.architecture):
-        file = _weights_file(spec, cache_directory, allow_download, mirror)
-        digest = _checked(file, spec)
-        model = exported.open_exported(spec.name, file, "", spec.architecture)
-        return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+        files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec, is_graph=True)
+        files = copied(files, store)
+        if not named and (of_copy := _of_library(files.file.parent)) is not None:
+            spec = replace(spec, architecture=of_copy[0])
+        return _with(exported.open_exported(spec.name, files.file, "", spec.architecture, files), files)
+    if spec.weights == "random":
+        family = _family(spec.architecture)
+        return family.model(spec.name, spec.architecture, family.default_labels(spec.architecture), "random", None)
+    if spec.architecture:
+        _family(spec.architecture)
+    files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec)
+    if spec.weights not in ("official", "sample"):  # Those lie where nobody else exchanges them.
+        files = copied(files, store)
+    file = files.file
     if not spec.architecture:
-        spec = replace(spec, architecture=_said_by(_weights_file(spec, cache_directory, allow_download, mirror), spec))
+        spec = replace(spec, architecture=_said_by(file, spec))
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
-    if spec.weights == "random":
-        return family.model(spec.name, spec.architecture, default_labels, "random", None)
-    file = _weights_file(spec, cache_directory, allow_download, mirror)
-    digest = _checked(file, spec)
     header = read_header(file)
     try:
         count = family.class_count(spec.architecture, header.state)
     except WeightsError as error:
-        raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}") from error
+        own = (
+            ""
+            if family is not _CLASSIFIERS
+            else (
+                " A head or a network of your own is served from an export: torch.onnx.export(network.eval(), "
+                f'torch.rand(1, 3, 224, 224), "{file.stem}.onnx").'
+            )
+        )
+        raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
     labels = header.labels
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")
@@ -177,11 +201,10 @@ def open_model(
         labels = tuple(f"class {number}" for number in range(count))
         log.warning(
             "%s has no labels for its %d classes; put them into %s.labels.txt beside it, one a line.",
-            *(file, count, file.stem),
+            *(files.source, count, file.stem),
         )
     kind = spec.weights if spec.weights in ("official", "sample") else file.name
-    model = family.model(spec.name, spec.architecture, labels, kind, str(file.absolute()))
-    return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+    return _with(family.model(spec.name, spec.architecture, labels, kind, str(file)), files)
 
 
 def _folder(text: str) -> Path:
@@ -189,20 +212,20 @@ def _folder(text: str) -> Path:
     return Path(text.rpartition("=")[2]).expanduser()
 
 
-def _exported(spec: ModelSpec, trusted: bool) -> Model:
+def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
     file = Path(spec.weights).expanduser()
     if spec.architecture in _FOLDERS.values() and file.is_dir():
         file = _network_in(file, spec.architecture)
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
-    digest = _checked(file, spec)
+    files = _looked_at(file, spec, is_graph=True)
     if file.suffix in PROGRAMS and not (trusted or spec.sha256):
         raise WeightsError(
             f"{file.name} is a program that would run here with the service's rights: name the file you trust as "
-            f"{spec.name}={spec.weights}@sha256:{digest}, or trust all of them with --trust-exported true."
+            f"{spec.name}={spec.weights}@sha256:{files.sha256}, or trust all of them with --trust-exported true."
         )
-    model = exported.open_exported(spec.name, file, spec.sidecar)
-    return replace(model, weights_sha256=digest, weights_pinned=bool(spec.sha256))
+    files = copied(files, store)
+    return _with(exported.open_exported(spec.name, files.file, spec.sidecar, "", files), files)
 
 
 def _said_by(file: Path, spec: ModelSpec) -> str:
@@ -238,7 +261,7 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
         raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors.")
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]
-    return f"transformers/{(config.get('architectures') or [config['model_type']])[0]}", files[0]
+    return f"transformers/{class_of(config) or config['model_type']}", files[0]
 
 
 def _onnx_in(folder: Path) -> tuple[str, Path] | None:
@@ -257,12 +280,22 @@ def _network_in(folder: Path, kind: str) -> Path:
     return files[0]
 
 
-def _checked(file: Path, spec: ModelSpec) -> str:
-    """The file's SHA-256. Raises WeightsError where another was wanted."""
-    digest = sha256_of(file)
-    if spec.sha256 and digest != spec.sha256:
-        raise WeightsError(f"{file.name} has SHA-256 {digest}, not {spec.sha256} as --models says.")
-    return digest
+def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> OpenedFiles:
+    """All files of a model, where they lie. Raises WeightsError where others were wanted."""
+    files = looked_at(file, names_beside(file, is_graph=is_graph), names_within)
+    if spec.sha256 and files.sha256 != spec.sha256:
+        what, others = f"{file.name} has", [name for name, _ in files.digests if name != files.main]
+        if others:
+            what = f"{file.name} and what is read beside it ({', '.join(others[:20])}) have together"
+        raise WeightsError(f"{what} SHA-256 {files.sha256}, not {spec.sha256} as --models says.")
+    return files
+
+
+def _with(model: Model, files: OpenedFiles) -> Model:
+    """The model of these files. Raises WeightsError for files that changed while they were read where they lie."""
+    if not files.is_copy:
+        files.check()
+    return replace(model, weights_sha256=files.sha256, files=files)
 
 
 def _family(architecture: str) -> _Family:
@@ -273,6 +306,12 @@ def _family(architecture: str) -> _Family:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:
         return _YOLO
+    for module, (what, given) in _EXPORTED_FIRST.items():
+        if architecture in torchvision.models.list_models(module=getattr(torchvision.models, module)):
+            raise UnknownModelError(
+                f"{architecture} is {what} of torchvision, which is served from an export: "
+                f'torch.onnx.export(network.eval(), {given}, "best.onnx", dynamo=False), and then best.onnx.'
+            )
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")

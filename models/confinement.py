@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import resource
+import stat
 import struct
 import sys
 import sysconfig
@@ -224,11 +225,17 @@ def confine_decoder(memory_bytes: int) -> None:
 
 
 def confine_program(
-    readable: Iterable[Path], writable: Iterable[Path], *, memory_bytes: int | None, seconds: int | None = None
+    readable: Iterable[Path],
+    writable: Iterable[Path],
+    *,
+    own: Iterable[Path] = (),
+    memory_bytes: int | None,
+    seconds: int | None = None,
 ) -> None:
     """No other programs or processes, no sockets; of files those in `readable`, and in `writable` more than read.
 
-    For a process that runs what a file says. `memory_bytes`: as for decoders, None: unlimited; `seconds`: of processor.
+    For a process that runs what a file says. `own`: the files of that network, which are read only where they are plain
+    files: a link among them opens nothing. `memory_bytes`: as for decoders, None: unlimited; `seconds`: of processor.
     """
     _limit(resource.RLIMIT_CORE, 0)
     if memory_bytes is not None:
@@ -239,7 +246,7 @@ def confine_program(
     if libc is None:
         return
     _drop_capabilities(libc, _READ_ANY_FILE)
-    _restrict_files(libc, readable, writable)
+    _restrict_files(libc, readable, writable, own)
     _filter(libc, _refusing(_NEVER))
 
 
@@ -343,7 +350,9 @@ def _limit_memory(memory_bytes: int) -> None:
         _limit(resource.RLIMIT_AS, pages * resource.getpagesize() + memory_bytes)
 
 
-def _restrict_files(libc: ctypes.CDLL, readable: Iterable[Path], writable: Iterable[Path]) -> None:
+def _restrict_files(
+    libc: ctypes.CDLL, readable: Iterable[Path], writable: Iterable[Path], own: Iterable[Path] = ()
+) -> None:
     version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return
@@ -358,19 +367,24 @@ def _restrict_files(libc: ctypes.CDLL, readable: Iterable[Path], writable: Itera
             _allow_beneath(libc, rules, path, rights & (_EXECUTE | _READ_FILE | _READ_DIR))
         for path in writable:
             _allow_beneath(libc, rules, path, rights & ~_EXECUTE)
+        for path in own:
+            _allow_beneath(libc, rules, path, rights & _READ_FILE, os.O_NOFOLLOW)
         if libc.syscall(_LANDLOCK_RESTRICT, rules, 0) != 0:
             raise OSError(ctypes.get_errno(), "landlock refuses its own rules")
     finally:
         os.close(rules)
 
 
-def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
+def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags: int = 0) -> None:
     try:
-        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     except OSError:
         return  # What is not there needs no permission.
     try:
-        if not path.is_dir():
+        mode = os.fstat(beneath).st_mode
+        if flags and not stat.S_ISREG(mode):
+            return
+        if not stat.S_ISDIR(mode):
             rights &= _OF_A_FILE
         rule = struct.pack("<Qi", rights, beneath)
         if libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0) != 0:

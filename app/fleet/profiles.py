@@ -117,7 +117,8 @@ def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
 
 def _maker(model: Model) -> dict[str, str]:
     """Who makes a profile, and of which file."""
-    return {"user": str(os.getuid()), "file": str(Path(model.weights_file).absolute()) if model.weights_file else ""}
+    file = model.files.source if model.files else model.weights_file
+    return {"user": str(os.getuid()), "file": str(Path(file).absolute()) if file else ""}
 
 
 def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Profile | None:

@@ -38,6 +38,7 @@ Answer = TypeVar("Answer")
 _LEAST_UPLOAD_BYTES_PER_S = 4096
 """After an upload's first five seconds; slower ones are refused."""
 _MOST_FILES = 16
+_LEAST_IMAGE_BYTES = 32
 
 Fields = Mapping[bytes, bytes]
 """A request's headers, names in lower case; of several with one name the last."""
@@ -45,10 +46,13 @@ Fields = Mapping[bytes, bytes]
 Body = bytes | bytearray
 
 _RAW = "application/octet-stream"
-_UNSAID = ("", _RAW, "application/x-www-form-urlencoded")
+_FORM = "application/x-www-form-urlencoded"
+_UNSAID = ("", _RAW, _FORM)
 """What clients send that were told nothing: libraries none or bytes, `curl --data-binary` and urllib a form's type."""
 _JSON_INLINE_BYTES = 256 * 1024
 """JSON up to this size, mostly base64, is read in the event loop; what is larger, in another process."""
+_IMAGE_BEGIN_BYTES = 4096
+"""Of any image: among so many bytes there is a zero."""
 _PIECE_BYTES = 1024 * 1024
 """Of a form, searched and parsed at a time, in some 5 ms at most; the event loop does something else in between."""
 _END_BYTES = 4096
@@ -91,6 +95,8 @@ async def read_images(
         raise invalid_request("the body is empty; send an image, multipart/form-data or JSON")
     encoded: Sequence[Encoded]
     if kind in _UNSAID:
+        if kind == _FORM and _has_lost_bytes(body):
+            raise invalid_request("the body has lost its zeros and line ends, as curl -d sends it: use --data-binary")
         kind = _kind_of(bytes(body[:64]), kind)
     if kind.startswith("image/") or kind == _RAW:
         encoded = [body]
@@ -121,6 +127,12 @@ def _kind_of(begin: bytes, said: str) -> str:
     return said if said and is_text else _RAW
 
 
+def _has_lost_bytes(body: Body) -> bool:
+    """Whether a body that is no text has none of the bytes that `curl -d @cat.jpg` leaves out, and every image has."""
+    begin = bytes(body[:_IMAGE_BEGIN_BYTES])
+    return not begin.isascii() and not any(byte in begin for byte in b"\0\r\n")
+
+
 async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence[Encoded]:
     single = await _single_part(content_type, body)
     if single is not None:
@@ -128,6 +140,12 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
     async with _form(content_type, body, max_images + 1) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
         if not files:
+            unnamed = [name for name, part in parts if isinstance(part, str) and len(part) > _LEAST_IMAGE_BYTES]
+            if unnamed:
+                raise invalid_request(
+                    f"the part {unnamed[0][:64]!r} of the multipart body has no filename, so that it is no file; "
+                    "send one with -F file=@cat.jpg"
+                )
             raise invalid_request("the multipart body holds no complete file; send one with -F file=@cat.jpg")
         if len(files) > max_images:
             raise invalid_request(f"a request may hold {max_images} images, this one holds more")
@@ -166,7 +184,8 @@ async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[
         try:
             form = await parser.parse()
         except MultiPartException as error:
-            raise invalid_request(f"the multipart body is malformed: {error.message}") from None
+            unnamed = ": a part of this size needs a filename" if "maximum size" in error.message else ""
+            raise invalid_request(f"the multipart body is malformed: {error.message.rstrip('.')}{unnamed}") from None
         except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
             raise invalid_request("the multipart body is malformed: no readable boundary") from None
         yield form.multi_items()

@@ -29,6 +29,9 @@ _MAX_BLOCKS = 20_000
 _BMP_COMPRESSIONS = (0, 3, 6)
 """None, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
 
+_INTEGERS = {1: "B", 3: "H", 4: "I"}
+"""Types of TIFF that an orientation is stored as: BYTE, SHORT, which EXIF says, and LONG, which some cameras write."""
+_HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
@@ -138,7 +141,11 @@ def _read_jpeg(view: memoryview) -> _Stored:
             at += 2
             continue
         if marker in _START_OF_FRAME:
-            height, width = unpack_from(">HH", view, at + 5)
+            bits, height, width = unpack_from(">BHH", view, at + 4)
+            if marker in _HIERARCHICAL:
+                raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
+            if bits != 8:
+                raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
             return width, height, orientation or 1
         if marker in {0xD9, 0xDA}:
             break
@@ -242,9 +249,11 @@ def exif_orientation(exif: memoryview) -> int:
         (directory,) = unpack_from(f"{order}I", exif, 4)
         (count,) = unpack_from(f"{order}H", exif, directory)
         for entry in range(min(count, _MAX_SEGMENTS)):
-            tag, kind, value = unpack_from(f"{order}HH4xH", exif, directory + 2 + 12 * entry)
+            at = directory + 2 + 12 * entry
+            tag, kind = unpack_from(f"{order}HH", exif, at)
             if tag == 0x0112:
-                return value if kind == 3 and 1 <= value <= 8 else 1
+                (value,) = unpack_from(f"{order}{_INTEGERS.get(kind, 'x')}", exif, at + 8) or (0,)
+                return value if 1 <= value <= 8 else 1
     except struct.error:
         pass
     return 1

@@ -159,7 +159,8 @@ class Gate:
             return tuple(output.numpy() for output in network(torch.from_numpy(items)))
 
         # Tensor models run item by item: the network may mix the items of what we take for a batch.
-        size = self._model.batch_sizes((1,))[0] if isinstance(self._model, TensorModel) else min(8, len(items))
+        wanted = 1 if isinstance(self._model, TensorModel) else min(8, len(items))
+        size = self._model.batch_sizes((wanted,))[0]
         with torch.inference_mode():
             return outputs_of(run, items, size)
 

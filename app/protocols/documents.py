@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from app.protocols.wire import BYTES
 
 Document = dict[str, Any]
 
+_WHITE = str.maketrans("", "", " \t\r\n")
+_PLAIN = str.maketrans("-_", "+/")
+_ALPHABET = re.compile("[A-Za-z0-9+/]+")
 _MOST_HEAD_BYTES = 64 * 1024
 """Of a request without its tensors: names, shapes, parameters."""
 
@@ -38,7 +42,10 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     document = loaded(body)
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
-        raise invalid_request('the body must be {"instances": [{"b64": "…"}]} with at least one instance')
+        keys = document if isinstance(document, dict) else ()
+        other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in keys), "")
+        said = f", and it has {other!r}" if other else ""
+        raise invalid_request(f'the body must be {{"instances": [{{"b64": "…"}}]}} with at least one instance{said}')
     if len(instances) > max_images:
         raise invalid_request(f"{len(instances)} images are more than the {max_images} a request may hold")
     return [_instance(number, instance) for number, instance in enumerate(instances)]
@@ -61,11 +68,7 @@ def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
     encoded = next((found.pop(name) for name in ("image", "file") if isinstance(found.get(name), str)), None)
     if encoded is None:
         raise invalid_request('the body must be a JSON object with an "image" or a "file" in base64')
-    try:
-        image = base64.b64decode(encoded.rpartition(",")[2], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise invalid_request(f"the image is not base64: {error}") from None
-    return found, [image]
+    return found, [_from_base64(encoded, "the image")]
 
 
 def _instance(number: int, instance: Any) -> bytes:
@@ -73,11 +76,45 @@ def _instance(number: int, instance: Any) -> bytes:
         raise invalid_request(f"instance {number}: this server does not fetch URLs; send the image itself")
     encoded = instance.get("b64") if isinstance(instance, dict) else None
     if not isinstance(encoded, str):
-        raise invalid_request(f'instance {number} must be {{"b64": "…"}}')
+        raise invalid_request(f'instance {number} must be {{"b64": "…"}}{_instead(instance)}')
+    return _from_base64(encoded, f"instance {number}")
+
+
+def _instead(instance: Any) -> str:
+    """What an instance is that has no "b64" of its own: the forms of other servers."""
+    if isinstance(instance, str):
+        return ", and is a string: name it"
+    if not isinstance(instance, dict) or not instance:
+        return ""
+    name, value = next(iter(instance.items()))
+    if isinstance(value, dict) and isinstance(value.get("b64"), str):
+        return f", as it is within {name[:64]!r}: send that object itself"
+    return f", and it has {name[:64]!r}" + (": name that b64" if isinstance(value, str) else "")
+
+
+def _from_base64(text: str, which: str) -> bytes:
+    """The bytes of base64, also with line breaks and as a data URL. Raises INVALID_REQUEST, naming other dialects."""
     try:
-        return base64.b64decode(encoded, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise invalid_request(f"instance {number} is not base64: {error}") from None
+        reason = str(error)
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise invalid_request(f"{which} is a data URL that is not of base64")
+    text = text.translate(_WHITE)
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    plain = text.translate(_PLAIN)
+    if plain != text:
+        raise invalid_request(f"{which} is URL-safe base64; send the usual one, which has + and / for - and _")
+    if _ALPHABET.fullmatch(text):
+        raise invalid_request(
+            f"{which} is base64 of {len(text)} characters, which is no multiple of 4: it is cut, or has lost its ="
+        )
+    raise invalid_request(f"{which} is not base64: {reason}")
 
 
 def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document, list[wire.Buffer]]:
@@ -149,10 +186,7 @@ def _decoded(name: str, number: int, element: Any) -> bytes:
     """JSON strings hold characters, not bytes: images are sent in base64."""
     if not isinstance(element, str):
         raise invalid_request(f"element {number} of {name} must be a string in base64")
-    try:
-        return base64.b64decode(element, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise invalid_request(f"element {number} of {name} is not base64: {error}") from None
+    return _from_base64(element, f"element {number} of {name}")
 
 
 def objects(document: Mapping[str, Any], key: str) -> list[Document]:

@@ -29,12 +29,23 @@ def read_options(given: Mapping[str, Any]) -> Options:
     return Options(**{row.name: read(row, given) for row in OPTIONS if row.name in given})
 
 
+_OTHER_NAMES = {
+    "score_threshold": ("threshold", "conf", "confidence", "conf_threshold", "confidence_threshold", "min_score"),
+    "iou_threshold": ("iou", "nms", "nms_threshold", "overlap_threshold"),
+    "top_k": ("k", "n", "top", "topk", "top_n", "num_classes"),
+    "max_detections": ("max", "limit", "max_det", "max_boxes"),
+    "timeout_ms": ("timeout", "deadline", "deadline_ms"),
+}
+"""What other servers and libraries call our parameters."""
+
+
 def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
     """Raises INVALID_REQUEST for a name that none of the rows has, and says which one is nearest."""
     known = [row.name for row in rows]
     for name in given:
         if name not in known:
-            near = get_close_matches(name[:64], known, 1)
+            meant = [each for each, others in _OTHER_NAMES.items() if name.lower() in others and each in known]
+            near = meant or get_close_matches(name[:64], known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
             raise invalid_request(f"there is no parameter {name[:64]!r} here; {hint}")
 

@@ -178,7 +178,7 @@ class Scheduler(Generic[T]):
         served_s = dict.fromkeys(latency_s, 0.0)
         worker = self._workers[name] = WorkerState(name, latencies, self.queues, depths or {}, served_s)
         self._membership_changed()
-        self._credits_changed(worker)
+        _note_credit(self._free, worker)
 
     def serve_model(self, name: str, model: str, latency_s: Mapping[int, float] | None, depth: int = 1) -> None:
         """A worker serves one more model, or the same one anew; or no longer (None), of which it has no batch."""
@@ -195,7 +195,7 @@ class Scheduler(Generic[T]):
         if name in self._workers:
             self._workers[name].retiring = True
             self._membership_changed()
-            self._credits_changed(self._workers[name])
+            _note_credit(self._free, self._workers[name])
 
     def remove_worker(self, name: str) -> LostBatches[T]:
         """A worker is gone; returns the batches it never finished. Unknown workers have none."""
@@ -228,7 +228,7 @@ class Scheduler(Generic[T]):
         worker = self._workers[name]
         batch = worker.batches.pop(batch_id)
         worker.alone = False
-        self._credits_changed(worker)
+        _note_credit(self._free, worker)
         queue, latencies = self.queues[batch.model], worker.latencies[batch.model]
         queue.in_flight -= len(batch.items)
         taken_s = now - max(batch.dispatched_s, worker.finished_s)
@@ -285,12 +285,6 @@ class Scheduler(Generic[T]):
             for model in self.queues
         }
 
-    def _credits_changed(self, worker: WorkerState[T]) -> None:
-        if worker.has_credit:
-            self._free[worker.name] = worker
-        else:
-            self._free.pop(worker.name, None)
-
     def _form(self, worker: WorkerState[T], now: float, dropped: list[T]) -> Batch[T] | None:
         """Form the worker's next batch and count it as in flight; None where there is none for it now."""
         idle = not worker.batches
@@ -318,9 +312,17 @@ class Scheduler(Generic[T]):
             worker.alone = items[0].attempt is ALONE
             batch = Batch(next(self._ids), worker.name, model, tuple(items), size, now)
             worker.batches[batch.id] = batch
-            self._credits_changed(worker)
+            _note_credit(self._free, worker)
             return batch
         return None
+
+
+def _note_credit(free: dict[str, WorkerState[T]], worker: WorkerState[T]) -> None:
+    """Keep `worker` among the free ones while it may be sent a batch, and only so long."""
+    if worker.has_credit:
+        free[worker.name] = worker
+    else:
+        free.pop(worker.name, None)
 
 
 def _taken(

@@ -106,6 +106,9 @@ class Opening:
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {spawned.child.exited.result()}")
             elif isinstance(answer, Opened):
                 content = await asyncio.to_thread(read_packed, channel.take_descriptor())
+                for each in content[0]:  # The process that read them lets go of them with its end.
+                    if each.files is not None:
+                        each.files.hold()
         finally:
             loop.remove_reader(channel.fileno())
             channel.close()

@@ -56,7 +56,6 @@ from backends import (
 from backends.contract.image_decoder import ImageDecoder
 from models import Model, PixelModel
 from models.confinement import confine_program, python_files, what_there_is
-from models.exports.child import own_files
 
 _WARM_UP_RUNS = 2
 _SWITCH_INTERVAL_S = 1e-3
@@ -192,10 +191,9 @@ def _confine(load: Load) -> None:
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("a file that is a program is served with fewer bounds: this kernel, or container, has %s", lacks)
-    files = [model.weights_file for model in load.models if model is not None]
-    own = [each for file in files if file is not None for each in own_files(Path(file))]
+    own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
     tempfile.tempdir = os.sep  # torch asks for its name when it is imported, and keeps nothing there.
-    confine_program([*python_files(), *own], [Path(os.devnull)], memory_bytes=None)
+    confine_program(python_files(), [Path(os.devnull)], own=own, memory_bytes=None)
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:

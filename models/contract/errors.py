@@ -10,6 +10,8 @@ Errors: ModelError
 
 from __future__ import annotations
 
+_MOST_REASON = 200
+
 
 class ModelError(Exception):
     """A model cannot be had; the message is one plain sentence for the person who starts the service."""
@@ -33,6 +35,7 @@ class WeightsError(ModelError):
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of what a library says, for the middle of a sentence."""
-    line = next((each.strip() for each in str(error).splitlines() if each.strip()), type(error).__name__)
-    return line[:200].rstrip(".")
+    """What a library says, for the middle of a sentence: its first line, and the next where that only announces it."""
+    lines = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]
+    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return said[:_MOST_REASON].rstrip(".: ")

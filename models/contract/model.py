@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from models.contract.digest import OpenedFiles
+
 Finds = Literal["classes", "objects", "other", "tensors"]
 """What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows.
 
@@ -83,8 +85,7 @@ class Model(ABC):
 
     `weights` is what answers say: `official`, `sample`, `random` or the name of a file. `input_shape`: what one item of
     a batch is, in bytes: the batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the
-    outputs are an answer, and not a failure. `weights_sha256`: of the file, "" where there is none; `weights_pinned`:
-    whether only this file will do.
+    outputs are an answer, and not a failure. `weights_sha256`: of all its `files`, "" where there is none.
     """
 
     may_be_infinite: ClassVar[bool] = False
@@ -96,7 +97,7 @@ class Model(ABC):
     weights_file: str | None
     input_shape: tuple[int, ...]
     weights_sha256: str = field(default="", kw_only=True)
-    weights_pinned: bool = field(default=False, kw_only=True)
+    files: OpenedFiles | None = field(default=None, kw_only=True, compare=False)
 
     @property
     def has_reference(self) -> bool:
@@ -109,11 +110,9 @@ class Model(ABC):
         return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS
 
     def check_weights(self) -> None:
-        """Where its owner has said which file it is: that it still is. Raises WeightsError."""
-        if self.weights_pinned and self.weights_file is not None:
-            from models.contract.digest import check_sha256
-
-            check_sha256(Path(self.weights_file), self.weights_sha256)
+        """That its files are still those that were opened. Raises WeightsError."""
+        if self.files is not None:
+            self.files.check()
 
     @property
     @abstractmethod

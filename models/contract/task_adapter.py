@@ -115,8 +115,8 @@ class TaskAdapter(ABC):
     resize: ClassVar[ResizeHow] = "letterbox"
     known_options: ClassVar[Sequence[str] | None] = None
     offloaded: ClassVar[bool] = False
-    limits: ClassVar[Limits] = TENSOR_LIMITS
-    accuracy: ClassVar[Accuracy | None] = None
+    limits: Limits = TENSOR_LIMITS
+    accuracy: Accuracy | None = None
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError, with a sentence, for a file that is none of this task: the service then does not start."""

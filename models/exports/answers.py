@@ -11,14 +11,16 @@ from typing import Any
 
 from models.contract.resize import ResizeHow
 from models.contract.tensors import TensorSpec
+from models.exports.entry import USUAL, Entry
 from models.exports.layouts import Interpretation
 
 
 @dataclass(frozen=True)
 class TriedImages:
     """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them;
-    `metadata`: texts of the file, where its task takes its outputs as they are; `implied`: what a library that builds
-    the network says of it, in the keys of a sidecar.
+    `entry`: how its input takes images; `notes`: what was found by trying it and nobody has stated; `metadata`: texts
+    of the file, where its task takes its outputs as they are; `implied`: what a library that builds the network says of
+    it, in the keys of a sidecar.
     """
 
     task: str
@@ -27,13 +29,15 @@ class TriedImages:
     batch: tuple[int, int]
     freed: bool
     resize: ResizeHow
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     keypoints: tuple[int, int] | None
     exporter: str
     licence: str
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    notes: tuple[str, ...] = ()
+    entry: Entry = USUAL
     metadata: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
 

@@ -37,6 +37,7 @@ def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
     from models.exports.answers import Tried
 
     images = declared.pop("images")
+    declared.pop("own", None)
     if images is not None:
         found = image_trial.tried(Path(file), form, **images)
         if found is not None:
@@ -46,14 +47,6 @@ def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
         return Tried(tensors=trial.tried(file, form, declared), hint=hint)
     except ModelError as error:
         return Tried(error=f"{error} {hint}." if hint else str(error))
-
-
-def own_files(file: Path) -> list[Path]:
-    """The files of one network: its own, and what lies beside it under its name."""
-    own = f"{file.stem}."
-    if file.suffix == ".safetensors" and file.with_name("config.json").is_file():
-        return [file.parent]  # A library looks for more there than it needs.
-    return [each for each in file.parent.iterdir() if each.name.startswith(own) or each.name == "metadata.yaml"]
 
 
 def _main(file: str, form: str, declared: str, answer: str) -> None:
@@ -71,17 +64,18 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     from models.exports import library_files
 
     given = json.loads(declared)
+    own = [Path(each) for each in given.pop("own")]
     with contextlib.suppress(ModelError):  # Which is said below.
         if name := library_files.library_of(form):
             library_files.builder().library(name)
         if form == "openvino":
             reader_of(".xml")
     folder = Path(answer).parent
-    own = own_files(Path(file).absolute())
-    size = sum(each.stat().st_size for each in {*own, Path(file)})
+    size = sum(each.stat().st_size for each in own)
     confine_program(
-        [*python_files(), *own],
+        python_files(),
         [folder, Path(os.devnull)],
+        own=own,
         memory_bytes=_MEMORY_BYTES + (os.cpu_count() or 1) * _THREAD_BYTES + _COPIES * size,
         seconds=_SECONDS + size // _BYTES_A_SECOND,
     )

@@ -25,15 +25,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from anychip_base.interpreter import python_command
 from models.confinement import bare_environment
+from models.contract.digest import OpenedFiles
 from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model
+from models.contract.regular import read_regular
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
+from models.exports.files import names_beside, names_within
 from models.exports.finished import FINISHED, read_finished
-from models.exports.metadata import Sidecar, read_sidecar
+from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
 from models.weights.checkpoint import labels_beside
+from models.weights.opened import looked_at
 
 if TYPE_CHECKING:
     from models.exports.networks import Form, GraphNetwork
@@ -77,7 +81,9 @@ class _Declared(_Strict):
 
 @dataclass(frozen=True)
 class ExportedModel(TensorModel):
-    """`architecture` is the file's suffix without the dot; `probes_file`: its owner's probes, None: random ones."""
+    """`architecture` is the file's suffix without the dot; `probes_file`: the name of its owner's probes
+    beside it, None: random ones.
+    """
 
     probes_file: str | None
 
@@ -100,7 +106,8 @@ class ExportedModel(TensorModel):
         if self.probes_file is None:
             arrays = random_arrays(self.inputs, _PROBES)
         else:
-            arrays = read_probes(Path(self.probes_file), self.inputs)
+            assert self.weights_file is not None
+            arrays = read_probes(Path(self.weights_file).with_name(self.probes_file), self.inputs)
         count = len(next(iter(arrays.values())))
         items = np.zeros((count, *self.input_shape), np.uint8)
         for row in range(count):
@@ -109,11 +116,13 @@ class ExportedModel(TensorModel):
         return items
 
 
-def open_exported(name: str, file: Path, stated: str = "", architecture: str = "") -> Model:
+def open_exported(
+    name: str, file: Path, stated: str = "", architecture: str = "", files: OpenedFiles | None = None
+) -> Model:
     """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
 
     `stated`: what the sidecar would say, where none is to be read. `architecture`: of weights for a network that a
-    library builds, `timm/resnet50`.
+    library builds, `timm/resnet50`. `files`: all of the model's, None: those that lie beside it now.
 
     It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
     """
@@ -121,7 +130,7 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
     sidecar = read_sidecar(file, stated)
     declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
-    probes_file = str(probes.absolute()) if probes.is_file() else None
+    probes_file = probes.name if probes.is_file() else None
     is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
     if is_tensors and file.suffix in (".xml", *FINISHED):
         raise WeightsError(f"{file.name}: it is served for images only: export an .onnx for tensors.")
@@ -138,7 +147,14 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
         known = read_finished(file)
         shapes = [(1, *shape[1:]) for shape in known.outputs]
         images["finished"] = {"size": known.size, "shapes": shapes, "batch_sizes": known.batch_sizes}
-    asked = {**(declared or _Declared()).model_dump(), "probes": probes_file, "images": images}
+    files = files or looked_at(file, names_beside(file, is_graph=True), names_within)
+    given = None if probes_file is None else str(probes.absolute())
+    asked = {
+        **(declared or _Declared()).model_dump(),
+        "probes": given,
+        "images": images,
+        "own": [str(path) for path in files.paths],
+    }
     found = _tried(file, asked, architecture)
     if found.images is not None:
         return _image_model(name, file, found.images, sidecar, architecture)
@@ -164,7 +180,7 @@ def open_exported(name: str, file: Path, stated: str = "", architecture: str = "
 def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None, architecture: str = "") -> Model:
     from models.exports.images import Export, ExportedImages
 
-    stated = sidecar or Sidecar.model_validate(found.implied)
+    stated = sidecar or sidecar_of(found.implied, file.name)
     if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
         stated = stated.model_copy(update={"resize_by": "pillow"})
     try:
@@ -174,7 +190,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})
     if found.keypoints is not None:
         options["keypoints"] = found.keypoints
-    if sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
+    if found.task == "classify":
+        options["scores"] = "sigmoid" if found.how.each else "softmax"
+    elif sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
         options["scores"] = sidecar.scores
     known = AdaptedFile(
         resize,
@@ -185,6 +203,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
     )
+    for note in found.notes:
+        log.warning("%s: %s: %s.", name, file.name, note)
     made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,
@@ -197,7 +217,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         known,
         found.mean,
         found.std,
-        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence),
+        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence, found.entry),
     )
 
 
@@ -230,10 +250,11 @@ def _form(file: str) -> Form:
 
 def _declared(file: Path) -> _Declared | None:
     beside = file.with_name(f"{file.stem}.tensors.json")
-    if not beside.is_file():
+    content = read_regular(beside)
+    if content is None:
         return None
     try:
-        return _Declared.model_validate_json(beside.read_bytes())
+        return _Declared.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -241,10 +262,11 @@ def _declared(file: Path) -> _Declared | None:
 
 
 def _labels(file: Path) -> tuple[str, ...]:
-    beside = file.with_name(f"{file.stem}.labels.txt")
-    if not beside.is_file():
-        return ()
-    return tuple(line.strip() for line in beside.read_text(encoding="utf-8-sig").strip().splitlines())
+    content = read_regular(file.with_name(f"{file.stem}.labels.txt"))
+    try:
+        return tuple(line.strip() for line in (content or b"").decode("utf-8-sig").strip().splitlines())
+    except ValueError as error:
+        raise WeightsError(f"{file.stem}.labels.txt, the labels of {file.name}, cannot be read: {error}.") from error
 
 
 def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:

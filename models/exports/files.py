@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from models.contract.errors import WeightsError
+from models.exports.finished import FINISHED
 from models.onnx.file import fields
 
 # Of each message of onnx.proto3 the fields that may hold tensors, and what message each of them is.
@@ -24,6 +25,30 @@ _PARTS: dict[int, dict[int, int]] = {
 }
 
 
+_LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
+_OF_GRAPHS = ("{}.tensors.json", "{}.probes.npz", "config.json", "preprocessor_config.json")
+_OF_METADATA = ("metadata.yaml", "{}.yaml")
+MAX_OUTSIDE = 1000
+
+
+def names_beside(file: Path, *, is_graph: bool) -> list[str]:
+    """What is read beside a file, where it is there: labels, what it is for, how images come in, OpenVINO's weights.
+
+    `is_graph`: of a file that carries its own graph, or whose network a library builds, not of a network of ours.
+    """
+    names = [*_LABELS, *(_OF_GRAPHS if is_graph else ())]
+    if file.suffix in (".xml", *FINISHED):
+        names += _OF_METADATA
+    if file.suffix == ".xml":
+        names.append("{}.bin")
+    return [name.format(file.stem) for name in names]
+
+
+def names_within(file: Path) -> list[str]:
+    """Of the files in which an ONNX file keeps weights, as it states them. Raises WeightsError."""
+    return _locations(file) if file.suffix == ".onnx" else []
+
+
 def files_of(file: Path) -> tuple[Path, ...]:
     """The file, and all others that hold weights of it. Raises WeightsError for an ONNX file that cannot be read, or
     whose weights are not in its folder.
@@ -33,11 +58,9 @@ def files_of(file: Path) -> tuple[Path, ...]:
         return (file, weights) if weights.is_file() else (file,)
     if file.suffix == ".safetensors":  # What a library builds of it depends on its configuration.
         return (file, *(each for each in [file.with_name("config.json")] if each.is_file()))
-    if file.suffix != ".onnx":
-        return (file,)
     folder = file.parent.resolve()
     found = [file]
-    for name in _locations(file):
+    for name in names_within(file):
         beside = (folder / name).resolve()
         if not beside.is_file() or folder not in beside.parents:
             raise WeightsError(f"{file.name} keeps its weights in {name!r}, which is not beside it.")
@@ -63,6 +86,8 @@ def _locations(file: Path) -> list[str]:
                 pair = {key: bytes(text).decode() for key, text in fields(value) if not isinstance(text, int)}
                 if pair.get(1) == "location":
                     names.add(pair.get(2, ""))
+                    if len(names) > MAX_OUTSIDE:
+                        raise WeightsError(f"{file.name} keeps its weights in more than {MAX_OUTSIDE} files.")
     except OSError as error:
         raise WeightsError(f"{file.name} cannot be read: {error.strerror or error}.") from error
     except (ValueError, LookupError) as error:

@@ -8,25 +8,31 @@ Owns: these runs. In a process of its own (models.exports.child): must not be im
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
 from models.exports import library_files
 from models.exports.answers import TriedImages
+from models.exports.entry import USUAL, Entry, entered, entry_of
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of
-from models.exports.metadata import TASKS, Description, Sidecar, description, script_metadata, yaml_metadata
-from models.onnx.file import OnnxFile, read_onnx
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
+from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
+from models.exports.networks import Graph
+from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart, read_graph
 from models.onnx.operators import as_tensor
 from models.onnx.torchvision_detectors import as_detector
+from models.sample import IMAGES
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
 
@@ -34,7 +40,15 @@ _IMAGES = 2  # The least that shows whether an image's outputs depend on its nei
 _AGREEMENT = 1e-3  # Of the largest number of an output.
 _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
+_LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
+_PICTURES = 4
+_FAR = 40.0  # Times a normalised picture: logits grow with it, and probabilities stay.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
+
+_WANTED = (
+    "a network of images takes one input [n, 3, height, width] or [n, height, width, 3], of three channels or one; "
+    "this one takes {}"
+)
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -57,6 +71,8 @@ def tried(  # noqa: PLR0917
     if form == "onnx":
         try:
             onnx = read_onnx(file)
+        except DamagedError:
+            raise
         except WeightsError:
             if sidecar is None:  # It may still be one of tensors, which others read.
                 return None
@@ -82,7 +98,9 @@ def tried(  # noqa: PLR0917
     elif detector is not None:
         onnx, metadata = detector, {"task": "detect", **metadata}
     try:
-        about = description(metadata, None if sidecar is None else Sidecar.model_validate(sidecar), labels, takes)
+        about = description(
+            metadata, None if sidecar is None else sidecar_of(sidecar, "what its library says"), labels, takes
+        )
         if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
@@ -111,33 +129,56 @@ def tried(  # noqa: PLR0917
 def _tried(
     file: Path, about: Description, onnx: OnnxFile | None, architecture: str, open_size: tuple[int, int] | None
 ) -> TriedImages:
-    size, stated_batch, is_open = about.size, 1, False
+    size, stated_batch, is_open, entry = about.size, 1, False, USUAL
     if onnx is not None:
-        size, stated_batch, is_open = _input(onnx, size)
+        size, stated_batch, is_open, entry = _input(onnx, size)
     size = tuple(open_size) if size is None and open_size else size  # type: ignore[assignment]
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
     is_single = about.layout == "torchvision"  # One image, without the axis of a batch.
     has_grid = about.takes not in ("classes", "outputs") and about.layout not in ("torchvision", *QUERIES)
     whole = not has_grid or all(side % 32 == 0 for side in size)
-    if not whole or not all(32 <= side <= _MOST_SIDE for side in size):
+    least = _LEAST_SIDE_OF_CELLS if has_grid else _LEAST_SIDE
+    if not whole or not all(least <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     core, tail = load_parts(str(file), architecture, False)
+    if isinstance(core, Graph):
+        entry, stated_batch = _entry_of(core, size)
+    integers: list[bool] = []  # Of each output, whether it is of whole numbers.
 
     def run(pixels: Tensor) -> list[Tensor]:
         try:
             with torch.inference_mode():
-                values = core(pixels[0] if is_single else pixels)
-                return [as_tensor(each).float() for each in (values if tail is None else tail(*values))]
+                values = core(pixels[0] if is_single else entered(entry, pixels))
+                found = [as_tensor(each) for each in (values if tail is None else tail(*values))]
+                integers[:] = [not each.is_floating_point() for each in found]
+                return [each.float() for each in found]
         except WeightsError:
             raise
         except Exception as error:  # Whatever a graph that does not fit its input provokes.
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator)
-    outputs = run(pixels[:stated_batch])
+    pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator) * (255 if entry.levels else 1)
+    try:
+        outputs = run(pixels[:stated_batch])
+    except ValueError:
+        if onnx is not None or entry != USUAL:
+            raise
+        entry = Entry(channels=1)  # Of libraries' networks and of scripts nothing is known before.
+        try:
+            outputs = run(pixels[:stated_batch])
+        except ValueError:
+            entry = USUAL
+            outputs = run(pixels[:stated_batch])
+    about = _normalised(about, entry)
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
+    notes: tuple[str, ...] = ()
+    if about.task == "segment_semantic" and _is_class_map(outputs[0], integers[0]):
+        how = replace(how, class_map=True)
+    if how.takes == "classes":
+        far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
+        how, notes = _scored(about, how, lambda given: run(given.clamp(*far)), size, stated_batch)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
         if onnx is not None and not is_open:
@@ -146,7 +187,9 @@ def _tried(
             core.free_batch = tail.free_batch = freed = True
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
-    return _as_tried(about, how, size, batch, freed, [(1, *output.shape[1:]) for output in outputs])
+    shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
+    notes = tuple(filter(None, (entry.said, *notes)))
+    return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry)
 
 
 def _of_finished(
@@ -166,7 +209,7 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
     freed: bool,
     shapes: Sequence[Sequence[int]],
 ) -> TriedImages:
-    imagenet = _is_imagenet(about)
+    mean, std = _normalisation(about)
     return TriedImages(
         about.task,
         how,
@@ -174,8 +217,8 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
         batch,
         freed,
         resize_of(about, how),
-        about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0)),
-        about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0)),
+        mean,
+        std,
         about.keypoints,
         about.exporter,
         about.licence,
@@ -184,11 +227,83 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
     )
 
 
+def _scored(
+    about: Description, how: Interpretation, run: Run, size: tuple[int, int], stated_batch: int
+) -> tuple[Interpretation, tuple[str, ...]]:
+    """How a classifier's scores are read, by what it makes of pictures and of what is far from any.
+
+    Raises ValueError.
+    """
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
+    pictures = (_pictures(size) - mean) / std
+    seen = _of_all(run, pictures, stated_batch)
+    if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
+        far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), stated_batch)
+        seen = torch.cat((seen, far[far.isfinite().all(1)]))
+    found, note = scored(how, about.scores, seen)
+    return found, (note,) if note else ()
+
+
+def _is_class_map(output: Tensor, is_whole: bool) -> bool:
+    """Whether an output [n, 1, h, w] has the number of each pixel's class, and not the scores of one."""
+    if output.ndim != 4 or output.shape[1] != 1:
+        return False
+    return is_whole or (bool((output == output.round()).all()) and bool(output.max() > 1))
+
+
+def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
+    """The first output for each image, [n, numbers], in batches of the stated size."""
+    count = len(pixels)
+    rows = [torch.arange(first, first + batch) % count for first in range(0, count, batch)]
+    return torch.cat([run(pixels[each])[0].flatten(1) for each in rows])[:count]
+
+
+def _pictures(size: tuple[int, int]) -> Tensor:
+    """Of those that come with anychip, float32 [n, 3, height, width] in 0 to 1."""
+    found = []
+    for file in sorted(IMAGES.glob("*.jpg"))[:_PICTURES]:
+        with Image.open(file) as image:
+            array = np.array(image.convert("RGB").resize((size[1], size[0]), Image.Resampling.BILINEAR))
+        found.append(torch.from_numpy(array).permute(2, 0, 1).float() / 255)
+    return torch.stack(found)
+
+
+def _normalised(about: Description, entry: Entry) -> Description:
+    """With the mean and the deviation that the network's input wants where nobody else can know them."""
+    if entry.levels:
+        return about.model_copy(update={"mean": (0.0,) * 3, "std": (1 / 255,) * 3})
+    if entry.channels == 1:  # Of three means the mean, as timm has it.
+        mean, std = about.mean or (0.0,) * 3, about.std or (1.0,) * 3
+        return about.model_copy(update={"mean": (sum(mean) / 3,) * 3, "std": (sum(std) / 3,) * 3})
+    return about
+
+
+def _entry_of(graph: Graph, size: tuple[int, int]) -> tuple[Entry, int]:
+    """How a program takes images, where it says so, and the stated batch, 1 where it is open. Raises ValueError."""
+    datatypes, shapes = graph.signature.datatypes, graph.signature.shapes
+    if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
+        return USUAL, 1
+    found = entry_of(shapes[0], datatypes[0] == "UINT8")
+    if found is None:
+        raise ValueError(_WANTED.format(f"{graph.signature.names[0]} {list(shapes[0])}"))
+    entry, height, width = found
+    if (height or size[0], width or size[1]) != size:
+        raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
+    batch = shapes[0][0]
+    return replace(entry, of_bytes=entry.levels), batch if isinstance(batch, int) else 1
+
+
+def _normalisation(about: Description) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    imagenet = _is_imagenet(about)
+    mean = about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0))
+    return mean, about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0))
+
+
 def example(file: Path) -> str:
     """What to write beside an .onnx of images that does not say what it is for; "" for one that takes no images."""
     try:
         onnx = read_onnx(file)
-        size, _, _ = _input(onnx, None)
+        size, *_ = _input(onnx, None)
     except (WeightsError, ValueError):
         return ""
     shapes = [value.shape or () for value in onnx.outputs]
@@ -246,22 +361,22 @@ def _is_imagenet(about: Description) -> bool:
     return (is_of_image and not about.exporter.startswith("ultralytics")) or about.layout == "rfdetr"
 
 
-def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool]:
-    """Height and width, the stated batch (1 where it is open), and whether it is open. Raises ValueError."""
+def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool, Entry]:
+    """Height and width, the stated batch (1 where it is open), whether it is open, and the form. Raises ValueError."""
     seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
     shapes = [value.shape for value in onnx.inputs]
     if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
         shapes = [(1, *shapes[0])]
-    if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
-        raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
-    batch, channels, height, width = shapes[0]
-    if isinstance(channels, int) and channels != 3:
-        raise ValueError(f"a network of images takes one input [n, 3, height, width]; this one takes {seen}")
-    if isinstance(height, int) and isinstance(width, int):
+    shape = shapes[0] if len(shapes) == 1 else None
+    found = None if shape is None or len(shape) != 4 else entry_of(shape, onnx.inputs[0].dtype == np.uint8)
+    if shape is None or found is None:
+        raise ValueError(_WANTED.format(seen))
+    batch, (entry, height, width) = shape[0], found
+    if height is not None and width is not None:
         if size is not None and size != (height, width):
             raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
         size = (height, width)
-    return size, batch if isinstance(batch, int) else 1, not isinstance(batch, int)
+    return size, batch if isinstance(batch, int) else 1, not isinstance(batch, int), entry
 
 
 def _takes_batches(run: Run, pixels: Tensor) -> bool:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.exports import library_files
+from models.exports.entry import USUAL, Entry, entered, grey
 from models.exports.layouts import SIZES, Interpretation, decoded
 from models.onnx.torchvision_detectors import only_float32, untraced
 
@@ -27,7 +28,7 @@ from models.onnx.torchvision_detectors import only_float32, untraced
 class Export:
     """What is known of a file's network once it was tried. `batch`: the sizes it takes, (1, 1) one at a time.
 
-    `freed`: whether an ONNX file that states batches of 1 is run with others.
+    `freed`: whether an ONNX file that states batches of 1 is run with others; `entry`: how its input takes images.
     """
 
     how: Interpretation
@@ -35,6 +36,7 @@ class Export:
     freed: bool
     exporter: str
     licence: str
+    entry: Entry = USUAL
 
 
 class ExportedNetwork(PixelNetwork):
@@ -43,27 +45,44 @@ class ExportedNetwork(PixelNetwork):
     def __init__(self, core: nn.Module, tail: nn.Module | None, model: ExportedImages) -> None:
         super().__init__(core, model.input_shape, model.mean, model.std)
         self.tail = tail
-        self.how, self.size, self.single = model.export.how, model.file.size, model.export.batch == (1, 1)
+        self.how, self.size, self.entry = model.export.how, model.file.size, model.export.entry
+        low, high = model.export.batch
+        self.stated_batch = low if low == high else 0
         self.of_task = model.adapter.compute
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """What the task makes of what `decoded` returns. A graph that takes one image at a time gets one at a time."""
+        """What the task makes of what `decoded` returns. A graph that takes batches of one size alone gets these."""
         if self.how.layout == "torchvision":
             alone = [decoded(self.how, self._outputs(image), self.size) for image in untraced(normalised)]
             return self.of_task([torch.cat(each) for each in zip(*alone, strict=True)])
-        if self.single and normalised.shape[0] > 1:
-            found = [self._outputs(normalised[row : row + 1]) for row in range(normalised.shape[0])]
-            outputs = [torch.cat(each) for each in zip(*found, strict=True)]
+        if self.stated_batch and normalised.shape[0] != self.stated_batch:
+            outputs = self._in_pieces(normalised)
         else:
             outputs = self._outputs(normalised)
         return self.of_task(decoded(self.how, outputs, self.size))
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """As of any network; of one channel the image is grey before."""
+        return super().normalise(grey(pixels) if self.entry.channels == 1 else pixels)
+
+    def _in_pieces(self, normalised: Tensor) -> list[Tensor]:
+        """Outputs of any number of images, in batches of the stated size, the last of which is filled up."""
+        size, count = self.stated_batch, normalised.shape[0]
+        found = []
+        for first in range(0, count, size):
+            piece = normalised[first : first + size]
+            missing = size - piece.shape[0]
+            if missing:
+                piece = torch.cat((piece, piece[:1].expand(missing, -1, -1, -1)))
+            found.append([each[: size - missing] for each in self._outputs(piece)])
+        return [torch.cat(each) for each in zip(*found, strict=True)]
 
     def cast(self, dtype: torch.dtype) -> PixelNetwork:
         """Cast the graph; one that chooses boxes before its last layers takes float32 alone."""
         return super().cast(only_float32(dtype) if self.how.layout == "torchvision" else dtype)
 
     def _outputs(self, normalised: Tensor) -> list[Tensor]:
-        values = self.core(normalised)
+        values = self.core(entered(self.entry, normalised))
         values = [each.float() if isinstance(each, Tensor) and each.is_floating_point() else each for each in values]
         return values if self.tail is None else list(self.tail(*values))
 

@@ -9,7 +9,7 @@ tasks but by what they take.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from models.contract.model import Array
 from models.contract.resize import ResizeHow
 from models.contract.task_adapter import Takes, task_class
-from models.exports.metadata import TASKS, Description
+from models.exports.metadata import TASKS, Description, Scores
 from models.onnx.torchvision_detectors import MOST_DETECTIONS
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
@@ -32,6 +32,7 @@ QUERIES = ("detr", "rfdetr", "softmax")
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
 _LEAST_PROBABILITY = 1e-12
+_WHOLE = 1e-3  # Of a sum of probabilities: what rounding to halves leaves of a thousand of them.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
@@ -42,6 +43,10 @@ Size = tuple[int, int]
 class Interpretation:
     """How to read a network's outputs. `takes`: what the task wants of them; `classes`: their number; `extras`: columns
     beside box, score and classes; `suppressed`: whether the network has done its own suppression.
+
+    `probabilities`: of classes, whether the network has done its softmax or its sigmoid; `each`: whether it is a
+    sigmoid, so that every class has a score of its own; `two_of_one`: whether it has one score for two labels, of the
+    second. `class_map`: whether the first output [n, 1, h, w] has numbers of classes.
 
     `boxes`, `prototypes`, `logits`: positions of these outputs, -1 where there are none. `transposed`: YOLOv8's
     candidates are rows and not columns.
@@ -57,6 +62,9 @@ class Interpretation:
     strides: tuple[int, ...] = ()
     transposed: bool = False
     probabilities: bool = False
+    each: bool = False
+    two_of_one: bool = False
+    class_map: bool = False
     logits: int = -1
 
 
@@ -83,7 +91,7 @@ def interpret(about: Description, shapes: Shapes, size: Size) -> Interpretation:
         return Interpretation("outputs", "raw", 0)
     if about.takes == "classes":
         return _read_classes(about, shapes, seen)
-    stated = about.layout or ""
+    stated = about.layout or _suppressed(about, shapes)
     read = LAYOUTS[stated].read if stated in LAYOUTS else _read
     return read(about, shapes, size, seen)
 
@@ -100,10 +108,10 @@ def resize_of(about: Description, how: Interpretation) -> ResizeHow:
 def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, ...]:
     """float32 outputs of the file -> what the task takes of them (models.contract.task_adapter.Takes)."""
     if how.takes == "outputs":
-        return tuple(each.contiguous() for each in outputs)
+        first = outputs[0].squeeze(1) if how.class_map else outputs[0]
+        return tuple(each.contiguous() for each in (first, *outputs[1:]))
     if how.takes == "classes":
-        logits = outputs[0].flatten(1)
-        return (logits.clamp_min(_LEAST_PROBABILITY).log() if how.probabilities else logits,)
+        return (_logits(how, outputs[0].flatten(1)),)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras and extras is not None:
@@ -114,17 +122,74 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretation:
-    found = [shape for shape in shapes if len(shape) == 2 or (len(shape) == 4 and shape[2:] == [1, 1])]
+    found = [shape for shape in shapes if len(shape) == 2 or (len(shape) == 4 and list(shape[2:]) == [1, 1])]
     if len(shapes) != 1 or not found:
         raise ValueError(f"a classifier has one output [n, classes]; this network's outputs are {seen}")
-    _check_count(found[0][1], len(about.labels) if about.labels else None, seen)
-    return Interpretation("classes", "classes", found[0][1], probabilities=about.scores == "probabilities")
+    count, given = found[0][1], about.scores == "probabilities"
+    if count == 1 and about.labels and len(about.labels) == 2:
+        return Interpretation("classes", "classes", 2, probabilities=given, two_of_one=True)
+    _check_count(count, len(about.labels) if about.labels else None, seen)
+    each = count == 1 or about.scores == "sigmoid"
+    return Interpretation("classes", "classes", count, probabilities=given, each=each)
+
+
+def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple[Interpretation, str]:
+    """How a network's scores are read that has answered images, real and far from real ones, with these, [n, classes];
+    and what to tell its owner of it. `stated`: what its owner or its exporter says.
+
+    Numbers of all images that are never outside 0 to 1 are no logits: of these, a network answers with others where its
+    input is multiplied. Raises ValueError where what is stated cannot be.
+    """
+    inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+    alone = how.each or how.two_of_one
+    whole = not alone and bool(((outputs.sum(1) - 1).abs() <= _WHOLE).all())
+    if stated == "probabilities" and not inside:
+        least, most = float(outputs.min()), float(outputs.max())
+        raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')
+    if stated == "logits" or not inside:
+        warned = "its outputs are probabilities, and softmax is done once more, as its sidecar says"
+        return how, warned if whole and inside else ""
+    if how.two_of_one or whole:
+        told = "its outputs are probabilities, and are answered as they are"
+        return replace(how, probabilities=True), "" if stated else told
+    told = "each of its outputs is a probability of its own (a sigmoid's), and is answered as it is"
+    return replace(how, probabilities=True, each=True), "" if stated else told
+
+
+def _logits(how: Interpretation, given: Tensor) -> Tensor:
+    """[n, classes], of which the task's softmax or sigmoid makes the network's scores."""
+    if how.probabilities:
+        log = given.clamp_min(_LEAST_PROBABILITY).log()
+        given = log - (1 - given).clamp_min(_LEAST_PROBABILITY).log() if how.each or how.two_of_one else log
+    return torch.cat((torch.zeros_like(given), given), dim=1) if how.two_of_one else given
 
 
 def _read_torchvision(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     if about.takes != "boxes" or [len(shape) for shape in shapes] != [2, 1, 1] or shapes[0][1] != 4:
         raise ValueError(f"torchvision's detectors are for detect, with outputs [k, 4], [k], [k]; this one: {seen}")
     return Interpretation("boxes", "torchvision", len(about.labels or ()), 0, True)
+
+
+def _suppressed(about: Description, shapes: Shapes) -> str:
+    """The layout of a detector that has done its own suppression, by its outputs; "" where they are none of those."""
+    if about.takes != "boxes":
+        return ""
+    lengths = [tuple(shape[1:]) for shape in shapes]
+    if len(lengths) == 2 and len(lengths[0]) == 2 and lengths[0][1] == 5 and lengths[1] == lengths[0][:1]:
+        return "mmdeploy"
+    is_counted = len(lengths) == 4 and len(lengths[1]) == 2 and lengths[0] == (1,) and lengths[1][1] == 4
+    return "end2end" if is_counted and lengths[2] == lengths[3] == lengths[1][:1] else ""
+
+
+def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
+    """Boxes, scores and classes, of mmdeploy in two outputs, of YOLOv7 each in its own, their number in front."""
+    found = _suppressed(about, shapes)
+    if found == "" or found != (about.layout or found):
+        raise ValueError(
+            "networks that suppress for themselves are for detect, with outputs [n, k, 5] and [n, k] (mmdeploy) or "
+            f"[n, 1], [n, k, 4], [n, k] and [n, k] (end2end), not {seen}"
+        )
+    return Interpretation("boxes", found, len(about.labels or ()), 0, True, int(found == "end2end"))
 
 
 def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
@@ -167,7 +232,8 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     name = about.layout or _layout(about, (first, second), extras, anchors)
     if name not in LAYOUTS:
         raise ValueError(
-            f"the layout of its outputs is not known ({seen}): state it in its sidecar, for example yolov8"
+            f'the layout of its outputs is not known ({seen}): state it in its sidecar, "layout": one of '
+            f"{', '.join(LAYOUTS)}"
         )
     if name == "rows" or (name == "rtdetr" and second == 6 + extras):
         if second != 6 + extras:
@@ -295,6 +361,18 @@ def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
     return _scaled(boxes, size), scores, classes.gather(1, places), None
 
 
+def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
+    found, classes = outputs
+    return found[..., :4], found[..., 4], classes, None
+
+
+def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
+    """What lies behind the stated number of boxes is none."""
+    count, boxes, scores, classes = outputs
+    there = torch.arange(scores.shape[1], device=scores.device) < count
+    return boxes, torch.where(there, scores, torch.zeros_like(scores)), classes, None
+
+
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
     """All boxes of an image -> the best `MOST_DETECTIONS`, followed by some of score 0."""
     boxes, scores, given = outputs
@@ -343,5 +421,7 @@ LAYOUTS: Mapping[str, _Layout] = {
     "rfdetr": _Layout(_read_queries, _rfdetr, "stretch"),
     "softmax": _Layout(_read_queries, _softmax, "stretch"),
     "torchvision": _Layout(_read_torchvision, _torchvision),
+    "mmdeploy": _Layout(_read_suppressed, _mmdeploy, "top-left"),
+    "end2end": _Layout(_read_suppressed, _end2end),
 }
 """Of networks that find objects."""

@@ -9,20 +9,22 @@ Sources: timm.data.create_transform (1.0.31), transformers' image processors (5.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from anychip_base.extras import how_to_install
-from models.contract.errors import WeightsError
+from models.contract.errors import WeightsError, reason_of
+from models.contract.regular import read_regular
 
 GROUP = "anychip.libraries"
 """Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-_MAX_BYTES = 16 << 20
+MAX_SIDE = 1 << 16
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
 _TASKS = {
     "ForImageClassification": "classify",
@@ -63,8 +65,32 @@ def is_timm(config: Mapping[str, Any]) -> bool:
     return "architecture" in config
 
 
+def class_of(config: Mapping[str, Any]) -> str:
+    """The class of a network of transformers, "" where its configuration names none. Raises WeightsError."""
+    names = config.get("architectures") or [""]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise WeightsError(f'"architectures" in {CONFIG} is {str(names)[:100]}, and no list of names.')
+    return names[0]
+
+
 def stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a sidecar, as far as files in the folder say them. Raises WeightsError."""
+    with _sense():
+        return _stated_in(folder, config)
+
+
+@contextlib.contextmanager
+def _sense() -> Iterator[None]:
+    """Whatever else than these files ever hold is a WeightsError."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise WeightsError(
+            f"{CONFIG} or {PREPROCESSOR} has a value that makes no sense: {reason_of(error)}."
+        ) from error
+
+
+def _stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if is_timm(config):
         labels = config.get("label_names")
         known: dict[str, Any] = {"labels": labels} if isinstance(labels, list) else {}
@@ -75,27 +101,43 @@ def stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     task = task_of(config)
     if task in ("embed", "depth"):
         known = {}
+    if task == "classify":
+        known |= scores_of(config)
     layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
     return {"task": task, **known, **layout, **preprocessor_of(folder)}
 
 
 def preprocessor_of(folder: Path) -> dict[str, Any]:
     """How images come into a network of transformers, in a sidecar's keys. Raises WeightsError."""
-    return _preprocessing(_json(folder / PREPROCESSOR), config_of(folder))
+    with _sense():
+        return _preprocessing(_json(folder / PREPROCESSOR), config_of(folder))
 
 
 def size_in(folder: Path) -> tuple[int, int] | None:
     """Height and width of the input, where files in the folder say it. Raises WeightsError."""
     config = config_of(folder)
     found = stated_in(folder, config).get("size") if config else None
-    return (found, found) if isinstance(found, int) else found
+    if found is None or (isinstance(found, int) and 0 < found <= MAX_SIDE):
+        return None if found is None else (found, found)
+    with _sense():
+        height, width = found
+        if not all(isinstance(each, int) and 0 < each <= MAX_SIDE for each in (height, width)):
+            raise ValueError(f"an input of {str(found)[:100]}")
+        return height, width
 
 
 def task_of(config: Mapping[str, Any]) -> str:
     """The task of a network of transformers."""
-    name = str((config.get("architectures") or [""])[0])
+    name = class_of(config)
     found = next((task for ending, task in _TASKS.items() if name.endswith(ending)), "embed")
+    if found == "classify" and config.get("problem_type") == "regression":
+        return "regress"
     return "segment_semantic" if name.startswith("UperNet") else found
+
+
+def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `scores` of a classifier of transformers, as its own pipeline has them: empty for softmax of logits."""
+    return {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
 
 
 def queries_of(config: Mapping[str, Any]) -> str:
@@ -179,12 +221,11 @@ def _pair(size: Mapping[str, int]) -> tuple[int, int]:
 
 def _json(file: Path) -> dict[str, Any]:
     """The object in a file; empty where there is no file. Raises WeightsError."""
-    if not file.is_file():
+    content = read_regular(file)
+    if content is None:
         return {}
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise ValueError("it is too large")
-        found = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsError(f"{file} cannot be read as JSON: {str(error)[:200]}.") from error
+        found = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     return found if isinstance(found, dict) else {}

@@ -16,15 +16,34 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from models.contract.errors import WeightsError
+from models.contract.plain_yaml import read_yaml
+from models.contract.regular import read_regular
 from models.contract.resize import Centre, Colour, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
 
-Layout = Literal["yolov5", "yolov8", "rows", "rtdetr", "detr", "rfdetr", "softmax", "yolox", "torchvision", "classes"]
+Layout = Literal[
+    "yolov5",
+    "yolov8",
+    "rows",
+    "rtdetr",
+    "detr",
+    "rfdetr",
+    "softmax",
+    "yolox",
+    "torchvision",
+    "mmdeploy",
+    "end2end",
+    "classes",
+]
+Scores = Literal["logits", "probabilities", "sigmoid"]
+"""Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
+own, whether the sigmoid is left to do or not.
+"""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -50,6 +69,14 @@ class Preprocessing(BaseModel):
     antialias: bool | None = None
     pad: Colour | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
+
+    @field_validator("mean", "std", mode="before")
+    @classmethod
+    def _of_each(cls, value: Any) -> Any:
+        """One number for all three channels, as networks of one channel have it."""
+        if isinstance(value, int | float):
+            value = [value]
+        return (*value,) * 3 if isinstance(value, list | tuple) and len(value) == 1 else value
 
     def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
         """How images come into an input of this size; `usual`: where nobody says. Raises ValueError for keys that have
@@ -99,7 +126,7 @@ class Sidecar(Preprocessing):
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
@@ -118,7 +145,7 @@ class Description(BaseModel):
     size: tuple[int, int] | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
-    scores: Literal["logits", "probabilities"] | None = None
+    scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
     end_to_end: bool = False
@@ -137,41 +164,49 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     implied = library_files.stated_in(file.parent, config) if config else {}
     implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
+    by_folder = sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
     if given is None:
-        return Sidecar.model_validate(implied) if implied else None
+        return by_folder
     if given.task == "tensors" or not implied:
         return given
     own = given.model_dump(exclude_none=True)
     if own.keys() & {"resize", "resize_to", "crop"}:
         implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
-    return Sidecar.model_validate({**implied, **own})
+    return sidecar_of({**implied, **own}, f"{library_files.CONFIG} and {file.stem}.json beside {file.name}")
+
+
+def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
+    """These keys. Raises WeightsError with one sentence, which `where` begins."""
+    try:
+        return Sidecar.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(each) for each in first["loc"][:1])
+        given = json.dumps(content.get(at), default=str)[:100]
+        raise WeightsError(f"{where}: {at} is {given}: {first['msg'].removeprefix('Value error, ')}.") from error
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
     """What the file's owner has written beside it, or behind its name."""
     beside = file.with_name(f"{file.stem}.json")
-    if not stated and not beside.is_file():
+    found = None if stated else read_regular(beside)
+    if not stated and found is None:
         return None
     try:
-        text = beside.read_text(encoding="utf-8-sig") if not stated else ""
+        text = (found or b"").decode("utf-8-sig")
         content = json.loads(text) if text else {name: _json(value) for name, value in parse_qsl(stated)}
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
         return None  # Labels, or of another purpose.
-    try:
-        sidecar = Sidecar.model_validate(content)
-        useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
-        if useless:
-            raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
-        if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
-            known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-            raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
-        return sidecar
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise WeightsError(f"{beside.name} beside {file.name}: {where}: {first['msg']}.") from error
+    sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
+    useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
+    if useless:
+        raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
+    if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
+        known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
+        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
+    return sidecar
 
 
 def _json(text: str) -> Any:
@@ -198,25 +233,15 @@ def script_metadata(file: Path) -> dict[str, Any]:
 def yaml_metadata(file: Path) -> dict[str, Any]:
     """What Ultralytics writes into `metadata.yaml` beside a network of OpenVINO, YOLOv5 into `best.yaml`; else empty.
 
-    Raises ValueError, with a sentence, for what cannot be read.
+    Raises ValueError, with a sentence, for what cannot be read, WeightsError for what is no file of the folder.
     """
-    import yaml  # Here, in the process that tries a file: the server reads none.
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Without aliases: a few lines of them stand for more than any memory holds."""
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                raise yaml.YAMLError("it has aliases")
-            return super().compose_node(parent, index)
-
     for beside in (file.with_name("metadata.yaml"), file.with_suffix(".yaml")):
-        if beside.is_file() and beside.stat().st_size <= _MAX_TEXT:
+        content = read_regular(beside, _MAX_TEXT)
+        if content is not None:
             try:
-                found = yaml.load(beside.read_bytes(), Loader)
-            except (yaml.YAMLError, ValueError, OSError, RecursionError) as error:
-                line = str(error).splitlines()[0][:200]
-                raise ValueError(f"{beside.name} beside it cannot be read as YAML: {line}") from error
+                found = read_yaml(content)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{beside.name} beside it cannot be read as YAML: {str(error)[:200]}") from error
             return found if isinstance(found, dict) else {}
     return {}
 

@@ -7,6 +7,7 @@ are there, subgraphs are read one deep, and weights outside the file must lie in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from models.contract.errors import WeightsError
 from models.contract.model import Array
+from models.contract.regular import open_regular
 
 MAX_FILE_BYTES = 4 << 30
 MAX_NODES = 200_000
@@ -35,6 +37,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     12: np.dtype("<u4"),
     13: np.dtype("<u8"),
 }
+_IR_VERSION = 8  # The first byte of every exporter's files: field 1, a number.
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 Length = int | str | None
@@ -79,12 +82,24 @@ class OnnxFile:
         return replace(self, inputs=left, constants={**self.constants, **taken})
 
 
+class DamagedError(WeightsError):
+    """The bytes are no whole ONNX file, whoever reads them."""
+
+
+class _CutError(ValueError):
+    """The bytes end before the file does."""
+
+
 class _InvalidError(ValueError):
-    """The bytes are no ONNX; the message continues a sentence that begins with the file's name."""
+    """The file has what is not read; the message continues a sentence that begins with the file's name."""
+
+
+class _DamagedError(ValueError):
+    """The bytes are no ONNX."""
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """The whole file. Raises WeightsError."""
+    """The whole file. Raises WeightsError; DamagedError where nobody could read it."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _InvalidError(f"is larger than {MAX_FILE_BYTES >> 30} GiB")
@@ -93,8 +108,11 @@ def read_onnx(path: Path) -> OnnxFile:
         raise WeightsError(f"{path.name} {error}.") from error
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
+    except _CutError as error:
+        size = path.stat().st_size
+        raise DamagedError(f"{path.name} is cut short: it ends after {size} bytes, within {error}.") from error
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
-        raise WeightsError(f"{path.name} is damaged, cut short, or not an ONNX file.") from error
+        raise DamagedError(f"{path.name} is damaged, cut short, or not an ONNX file.") from error
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -112,9 +130,24 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         else:
             size = {1: 8, 5: 4}.get(kind, -1)
         if size < 0 or at + size > end:
-            raise _InvalidError("is damaged, cut short, or not an ONNX file")
+            raise _DamagedError
         yield number, data[at : at + size]
         at += size
+
+
+def _whole_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Those of the file itself, which may end too early. Raises _CutError where it does."""
+    if not data:
+        raise _CutError("its first field")
+    seen = False
+    try:
+        for field_of_file in fields(data):
+            seen = True
+            yield field_of_file
+    except (_DamagedError, IndexError):
+        if not seen or data[0] != _IR_VERSION:
+            raise
+        raise _CutError("one of its fields") from None
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -125,7 +158,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise _InvalidError("is damaged, cut short, or not an ONNX file")
+    raise _DamagedError
 
 
 def _signed(value: int) -> int:
@@ -135,13 +168,13 @@ def _signed(value: int) -> int:
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise _InvalidError("is damaged, cut short, or not an ONNX file")
+        raise _DamagedError
     return value
 
 
 def _int(value: int | memoryview) -> int:
     if not isinstance(value, int):
-        raise _InvalidError("is damaged, cut short, or not an ONNX file")
+        raise _DamagedError
     return _signed(value)
 
 
@@ -172,7 +205,7 @@ class _Reader:
     def model(self, data: memoryview) -> OnnxFile:
         found = OnnxFile()
         graph: memoryview | None = None
-        for number, value in fields(data):
+        for number, value in _whole_fields(data):
             if number == 7:
                 graph = _bytes(value)
             elif number == 8:
@@ -183,7 +216,7 @@ class _Reader:
                 key, text = self._pair(_bytes(value))
                 found.metadata[key] = text
         if graph is None or not found.opset:
-            raise _InvalidError("is damaged, cut short, or not an ONNX file")
+            raise _DamagedError
         self._graph(graph, found)
         return found
 
@@ -346,16 +379,19 @@ class _Reader:
 
     def _external(self, places: dict[str, str]) -> memoryview:
         """Weights in a file beside this one: never outside its directory."""
-        folder = self._path.parent.resolve()
-        file = (folder / places.get("location", "")).resolve()
-        if not file.is_file() or folder not in file.parents:
-            raise _InvalidError(f"keeps its weights in {places.get('location', '')!r}, which is not beside it")
-        offset = int(places.get("offset", "0"))
-        size = file.stat().st_size
-        length = int(places.get("length", str(size - offset)))
-        if not (0 <= offset <= size and 0 <= length <= size - offset):
-            raise _InvalidError(f"keeps weights in {file.name} that are not there")
-        with file.open("rb") as stream:
+        file = self._path.parent / places.get("location", "")
+        try:
+            descriptor = open_regular(file, self._path.parent)
+        except (OSError, WeightsError):
+            raise _InvalidError(
+                f"keeps its weights in {places.get('location', '')!r}, which is not beside it"
+            ) from None
+        with open(descriptor, "rb") as stream:
+            offset = int(places.get("offset", "0"))
+            size = os.fstat(descriptor).st_size
+            length = int(places.get("length", str(size - offset)))
+            if not (0 <= offset <= size and 0 <= length <= size - offset):
+                raise _InvalidError(f"keeps weights in {file.name} that are not there")
             stream.seek(offset)
             return memoryview(stream.read(length))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,11 +23,13 @@ import torch
 from torch import Tensor, nn
 
 import models.onnx.layers
-import models.onnx.shapes  # noqa: F401  # Both register their operators.
+import models.onnx.resizing
+import models.onnx.shapes  # noqa: F401  # All register their operators.
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
+from models.onnx.forms import todays
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
 from models.onnx.torchvision_detectors import as_detector
 
@@ -148,11 +150,10 @@ class OnnxGraph(nn.Module):
     def __init__(self, file: OnnxFile, name: str) -> None:
         """`name`: what errors call the file. Raises WeightsError."""
         super().__init__()
-        unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant"})
+        unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant", "Upsample"})
         if unknown:
             raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.")
-        if file.opset < 9:
-            raise WeightsError(f"{name} is of ONNX opset {file.opset}; 9 and later are read.")
+        file = replace(file, nodes=todays(file, name))
         self.file_name = name
         inputs = tuple(value.name for value in file.inputs)
         outputs = tuple(value.name for value in file.outputs)

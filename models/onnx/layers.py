@@ -1,4 +1,4 @@
-"""ONNX's layers with weights, windows or images in PyTorch: convolutions, pooling, normalisation, resizing.
+"""ONNX's layers with weights, windows or images in PyTorch: convolutions, pooling, normalisation.
 
 Owns: these operators; models.onnx.operators has all others and the register. Must not know graphs or files.
 """
@@ -144,33 +144,6 @@ def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, padding = _padded(inputs[0], pads, rank, 0.0)
     strides, ceil = attributes.get("strides", [1] * rank), bool(attributes.get("ceil_mode", 0))
     return functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
-
-
-@operator("Resize", "Upsample")
-def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    tensor, mode = inputs[0], attributes.get("mode", "nearest")
-    rank = tensor.ndim - 2
-    # Upsample-9 has its factors as input 1; Resize has a region there, which only one coordinate mode uses.
-    factors_at = 2 if len(inputs) > 2 else 1
-    sizes, factors = input_at(inputs, 3), input_at(inputs, factors_at)
-    how = attributes.get("coordinate_transformation_mode", "half_pixel")
-    if "axes" in attributes or mode not in ("nearest", "linear", "cubic"):
-        raise UnsupportedError(f"Resize of mode {mode} with axes")
-    scale = (
-        None if factors is None or not len(as_numbers(factors)) else [float(each) for each in as_numbers(factors)][2:]
-    )
-    size = None if sizes is None else as_numbers(sizes)[2:]
-    scale = None if size is not None else scale
-    if mode == "nearest":
-        whole = scale is None or all(factor == int(factor) for factor in scale)
-        if how not in ("asymmetric", "half_pixel", "pytorch_half_pixel") or not whole:
-            raise UnsupportedError(f"Resize to the nearest with {how}")
-        return functional.interpolate(tensor, size, scale)
-    names = {1: "linear", 2: "bilinear", 3: "trilinear"}
-    torch_mode = "bicubic" if mode == "cubic" else names[rank]
-    if how not in ("align_corners", "half_pixel", "pytorch_half_pixel"):
-        raise UnsupportedError(f"Resize, {mode}, with {how}")
-    return functional.interpolate(tensor, size, scale, torch_mode, how == "align_corners")
 
 
 @operator("GridSample")

@@ -112,7 +112,9 @@ def _truncated_remainder(one: Any, other: Any) -> Any:
 
 
 def _power(base: Tensor, exponent: Tensor) -> Tensor:
-    return torch.pow(base, exponent.to(base.dtype) if base.is_floating_point() else exponent)
+    if base.is_floating_point():
+        return torch.pow(base, exponent.to(base.dtype))
+    return torch.pow(base, exponent).to(base.dtype)
 
 
 for _name, _on_tensors, _on_numbers in (
@@ -156,7 +158,6 @@ for _name, _function in (
     ("Mish", functional.mish),
     ("Sign", torch.sign),
     ("IsNaN", torch.isnan),
-    ("IsInf", torch.isinf),
 ):
     OPERATORS[_name] = lambda inputs, attributes, function=_function: function(as_tensor(inputs[0]))  # type: ignore[misc]
 
@@ -170,11 +171,8 @@ OPERATORS |= {
         inputs[0] * attributes.get("alpha", 0.2) + attributes.get("beta", 0.5), 0, 1
     ),
     "Gelu": lambda inputs, attributes: functional.gelu(inputs[0], approximate=attributes.get("approximate", "none")),
-    "Softmax": lambda inputs, attributes: inputs[0].softmax(attributes.get("axis", -1)),
-    "LogSoftmax": lambda inputs, attributes: inputs[0].log_softmax(attributes.get("axis", -1)),
-    "ArgMax": lambda inputs, attributes: inputs[0].argmax(
-        attributes.get("axis", 0), keepdim=bool(attributes.get("keepdims", 1))
-    ),
+    "Softmax": lambda inputs, attributes: _over_axis(torch.softmax, inputs[0], attributes),
+    "LogSoftmax": lambda inputs, attributes: _over_axis(torch.log_softmax, inputs[0], attributes),
     "NonZero": lambda inputs, attributes: as_tensor(inputs[0]).nonzero().t(),
     "Min": _elementwise(lambda *tensors: functools.reduce(torch.minimum, tensors), min),
     "Max": _elementwise(lambda *tensors: functools.reduce(torch.maximum, tensors), max),
@@ -184,6 +182,32 @@ OPERATORS |= {
         lambda condition, one, other: one if condition else other,
     ),
 }
+
+
+def _over_axis(function: Callable[..., Tensor], tensor: Tensor, attributes: Mapping[str, Any]) -> Tensor:
+    """Along an axis; before opset 13 over all numbers from that axis on (`flattened`, by models.onnx.forms)."""
+    axis = attributes.get("axis", -1)
+    if not attributes.get("flattened", 0) or axis in (-1, tensor.ndim - 1):
+        return function(tensor, axis)
+    return function(tensor.flatten(axis % tensor.ndim), -1).reshape(tensor.shape)
+
+
+@operator("ArgMax")
+def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axis, keep = attributes.get("axis", 0), bool(attributes.get("keepdims", 1))
+    if attributes.get("select_last_index", 0):
+        return inputs[0].shape[axis] - 1 - inputs[0].flip(axis).argmax(axis, keepdim=keep)
+    return inputs[0].argmax(axis, keepdim=keep)
+
+
+@operator("IsInf")
+def _is_infinite(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    tensor = as_tensor(inputs[0])
+    negative, positive = (attributes.get(f"detect_{sign}", 1) for sign in ("negative", "positive"))
+    if negative and positive:
+        return torch.isinf(tensor)
+    one_side = torch.isneginf(tensor) if negative else torch.isposinf(tensor)
+    return one_side if negative or positive else torch.zeros_like(one_side)
 
 
 @operator("Mod")
@@ -237,10 +261,9 @@ def _reduction(on_tensors: Callable[..., Any]) -> Operator:
     def compute(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         tensor = as_tensor(inputs[0])
         axes = axes_of(inputs, attributes)
-        if axes is None and attributes.get("noop_with_empty_axes", 0):
-            return tensor
-        chosen = list(range(tensor.ndim)) if axes is None else axes
-        return on_tensors(tensor, chosen, bool(attributes.get("keepdims", 1)))
+        if not axes and attributes.get("noop_with_empty_axes", 0):
+            return on_tensors(tensor.unsqueeze(0), [0], False)  # Each number alone: its square is one all the same.
+        return on_tensors(tensor, axes or list(range(tensor.ndim)), bool(attributes.get("keepdims", 1)))
 
     return compute
 
@@ -267,11 +290,16 @@ for _name, _reduce in (
 
 @operator("ReduceProd")
 def _reduce_prod(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    if is_host(inputs[0]):
+    if is_host(inputs[0]) and not attributes.get("noop_with_empty_axes", 0):
         product = math.prod(as_numbers(inputs[0]))
         return [product] if attributes.get("keepdims", 1) else product
-    [axis] = axes_of(inputs, attributes) or [0]
-    return inputs[0].prod(axis, keepdim=bool(attributes.get("keepdims", 1)))
+    return _reduction(_product)(inputs, attributes)
+
+
+def _product(tensor: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
+    for axis in sorted((axis % tensor.ndim for axis in axes), reverse=True):
+        tensor = tensor.prod(axis, keepdim=keep)
+    return tensor
 
 
 @operator("TopK")

@@ -57,7 +57,8 @@ def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Flatten")
 def _flatten(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    axis = attributes.get("axis", 1) % (inputs[0].ndim + 1)
+    axis = attributes.get("axis", 1)
+    axis = axis + inputs[0].ndim if axis < 0 else axis
     if axis == 1:
         return inputs[0].flatten(1)
     return inputs[0].reshape(math.prod(inputs[0].shape[:axis]), -1)

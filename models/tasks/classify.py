@@ -1,19 +1,20 @@
 """Classification: the classes of the highest scores.
 
-Owns: which classes these are and in which order, the answer's form, and what the precision gate measures of it. Must
-not know networks or how images are read.
+Owns: what logits become (softmax, or a sigmoid each where several classes may be there at once), which classes are the
+best and in which order, the answer's form, and what the precision gate measures of it. Must not know networks or how
+images are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from models.contract.measures import Limits, divided, scale_error
+from models.contract.measures import Accuracy, Limits, divided, in_deviations, scale_error
 from models.contract.model import Array, Options, OutputSpec, Placement, softmax
-from models.contract.task_adapter import TaskAdapter
+from models.contract.task_adapter import AdaptedFile, TaskAdapter
 from models.tasks.accuracy import Top1
 
 _LIMITS: Limits = {
@@ -22,17 +23,45 @@ _LIMITS: Limits = {
     "bf16": {"top1": 0.0, "cosine": 8e-3, "logit": 0.5, "scale": 0.02},
     "int8": {"top1": 0.0, "cosine": 0.03, "logit": 0.75, "scale": 0.04},
 }
+_LIMITS_EACH: Limits = {
+    "fp32": {"class": 0.0, "score": 0.002, "logit": 0.01, "scale": 0.002},
+    "fp16": {"class": 0.0, "score": 0.02, "logit": 0.05, "scale": 0.005},
+    "bf16": {"class": 0.0, "score": 0.1, "logit": 0.5, "scale": 0.02},
+    "int8": {"class": 0.0, "score": 0.1, "logit": 0.75, "scale": 0.04},
+}
+"""Of scores that have each a sigmoid."""
+_SURE = 0.1  # Of a score of its own: how far it is from a half.
+_LOWEST, _HIGHEST = -9.0, 6.0  # Of a logit: beyond them a score is 0 or 1 to a thousandth or two, however near.
 _FEW = 16
 """So many classes are found sooner one by one than by sorting."""
 
 
 class Classify(TaskAdapter):
-    """Logits to the `top_k` classes by descending score; equal scores by ascending number."""
+    """Logits to the `top_k` classes by descending score; equal scores by ascending number.
+
+    Options: `scores`, `softmax`, or `sigmoid` where each class has a score of its own. The only class of a network has
+    a sigmoid in any case: softmax would make 1 of whatever it says.
+    """
 
     finds = "classes"
     takes = "classes"
     limits = _LIMITS
-    accuracy = Top1()
+    accuracy: Accuracy | None = Top1()
+    known_options = ("scores",)
+
+    def __init__(self, file: AdaptedFile) -> None:
+        """Raises ValueError for another option."""
+        super().__init__(file)
+        self.each = file.option("scores") == "sigmoid" or len(file.labels) == 1
+        self.scores = sigmoid if self.each else softmax
+        if self.each:
+            self.limits = _LIMITS_EACH
+            self.accuracy = None  # Which class comes first is no measure of scores that stand alone.
+
+    @property
+    def scored_by(self) -> Literal["softmax", "sigmoid"]:
+        """`sigmoid` or `softmax`."""
+        return "sigmoid" if self.each else "softmax"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -48,7 +77,7 @@ class Classify(TaskAdapter):
         for, or too many classes.
         """
         logits = outputs[0][: len(options)].astype(np.float32, copy=True)
-        best = best_of_all(logits, [each.top_k for each in options])
+        best = best_of_all(logits, [each.top_k for each in options], self.scores)
         if best is None:
             return [(row,) for row in logits]
         return [
@@ -57,7 +86,7 @@ class Classify(TaskAdapter):
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         """`classes`."""
-        best, scores = best_in(outputs, options.top_k)
+        best, scores = best_in(outputs, options.top_k, self.scores)
         labels = self.file.labels
         return {
             "classes": [
@@ -70,20 +99,21 @@ class Classify(TaskAdapter):
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[Mapping[str, Any]]:
         """The same in a third of the time: what NumPy does costs by call more than by number."""
-        best = best_of_all(np.stack([each[0] for each in outputs]), [options.top_k] * len(outputs)) if outputs else None
-        if best is not None:
-            outputs = [(each,) for each in best]
+        if outputs:
+            logits = np.stack([each[0] for each in outputs])
+            best = best_of_all(logits, [options.top_k] * len(outputs), self.scores)
+            outputs = outputs if best is None else [(each,) for each in best]
         return super().postprocess_all(outputs, placements, options)
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The network's logits, and what softmax makes of them."""
+        """The network's logits, and the scores that they become."""
         return tuple(OutputSpec(name, "FP32", (-1, len(self.file.labels))) for name in ("logits", "probabilities"))
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
         """float32 [classes] each."""
         assert outputs[0].ndim == 1, "the logits were not asked for"
-        return {"logits": outputs[0], "probabilities": softmax(outputs[0])}
+        return {"logits": outputs[0], "probabilities": self.scores(outputs[0])}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
         """Errors of logits [n, classes].
@@ -91,8 +121,14 @@ class Classify(TaskAdapter):
         `top1`: fraction of images with a different class, among those where the reference is sure; `cosine`: 1 - cosine
         of the logits without their mean, which softmax ignores; `logit`: the largest error, in standard deviations of
         the image's logits; `scale`: how far the best common factor between both is from 1.
+
+        Of scores that have each a sigmoid: `class`: fraction of those on the other side of a half, among those that are
+        not near it; `score`: the largest error of one; `logit`: the largest error, in standard deviations of all
+        logits; `scale` as above. There is no mean to leave out, and an image may have one logit alone.
         """
         wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
+        if self.each:
+            return _errors_of_each(wanted, given)
         wanted, given = (logits - logits.mean(1, keepdims=True) for logits in (wanted, given))
         spread = wanted.std(1)
         best, second = np.sort(wanted, axis=1)[:, [-1, -2]].T if wanted.shape[1] > 1 else (wanted[:, 0], wanted[:, 0])
@@ -105,6 +141,29 @@ class Classify(TaskAdapter):
             "logit": float(divided(np.abs(wanted - given).max(1), spread).max()),
             "scale": scale_error(wanted, given),
         }
+
+
+def _errors_of_each(wanted: Array, given: Array) -> dict[str, float]:
+    scores, others = (sigmoid(each).astype(np.float64) for each in (wanted, given))
+    sure = np.abs(scores - 0.5) > _SURE
+    wrong = (scores > 0.5) != (others > 0.5)
+    within = (wanted > _LOWEST) & (wanted < _HIGHEST)
+    scale = scale_error(wanted[within], given[within]) if wanted[within].any() else 0.0
+    wanted, given = (each.clip(_LOWEST, _HIGHEST) for each in (wanted, given))
+    return {
+        "class": float((wrong & sure).sum() / max(1, sure.sum())),
+        "score": float(np.abs(scores - others).max()),
+        "logit": in_deviations(wanted, given),
+        "scale": scale,
+    }
+
+
+def sigmoid(logits: Array) -> Array:
+    """Stable sigmoid of each, float32."""
+    logits = logits.astype(np.float32, copy=False)
+    small = np.exp(-np.abs(logits))
+    scores: Array = np.where(logits >= 0, 1, small) / (1 + small)
+    return scores
 
 
 def best_of(scores: Array, count: int) -> Array:
@@ -141,31 +200,31 @@ def rounded(scores: Array) -> list[Any]:
     return numbers
 
 
-def best_of_all(logits: Array, counts: Sequence[int]) -> list[Array] | None:
+def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], Array]) -> list[Array] | None:
     """The best classes of each row of [n, classes]: float64 [2, count], numbers and scores. None where too many are
-    wanted. `counts`: how many, of each row.
+    wanted. `counts`: how many, of each row; `score`: what makes scores of logits.
     """
     most = min(max(counts, default=0), logits.shape[1])
     if not 0 < most <= _FEW or min(counts) <= 0:
         return None
     found = np.empty((len(logits), 2, most))
     if len(logits) == 1:  # Then what is for several takes longer.
-        scores = softmax(logits[0])
+        scores = score(logits[0])
         found[0, 0] = best = best_of(scores, most)
         found[0, 1] = scores[best]
     else:
-        scores = softmax(logits)
+        scores = score(logits)
         found[:, 0] = best = best_few(scores, most)
         found[:, 1] = scores[np.arange(len(scores))[:, None], best]
     found[:, 1].round(5, out=found[:, 1])
     return [each[:, :count] for each, count in zip(found, counts, strict=True)]
 
 
-def best_in(sent: Sequence[Array], count: int) -> tuple[list[int], list[float]]:
+def best_in(sent: Sequence[Array], count: int, score: Callable[[Array], Array]) -> tuple[list[int], list[float]]:
     """Numbers and scores of the best classes: as `best_of_all` found them for this `count`, or of logits."""
     if sent[-1].ndim == 2:
         classes, found = sent[-1].tolist()
         return [int(each) for each in classes], found
-    scores = softmax(sent[0])
+    scores = score(sent[0])
     best = best_of(scores, count)
     return best.tolist(), rounded(scores[best])

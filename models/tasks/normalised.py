@@ -41,7 +41,7 @@ class NormalisedModel(Model):
             (size,),
             image_model,
             weights_sha256=image_model.weights_sha256,
-            weights_pinned=image_model.weights_pinned,
+            files=image_model.files,
         )
 
     @property

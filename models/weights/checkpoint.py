@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.contract.regular import read_regular
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -28,6 +29,13 @@ MAX_MODULES = 100_000
 MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
 
 _SAFE_LOAD = (2, 10)
+_READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
+"""What a file that is named may end with: as trainers call what torch.save writes."""
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+"""What DataParallel, torch.compile and Lightning put before every name."""
+_BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
+"""Names, or their beginnings, of what trainers keep beside a network."""
+_ULTRALYTICS = re.compile(r"model\.\d+\.")
 _STATE_KEYS = ("ema", "model", "state_dict", "model_state_dict", "model_ema")
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
@@ -74,15 +82,15 @@ def labels_beside(path: Path) -> tuple[str, ...] | None:
     label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
     """
     for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
-        file = path.with_name(name)
-        if not file.is_file():
+        content = read_regular(path.with_name(name))
+        if content is None:
             continue
         try:
-            text = file.read_text(encoding="utf-8-sig")
-            if file.suffix == ".txt":
+            text = content.decode("utf-8-sig")
+            if name.endswith(".txt"):
                 return tuple(line.strip() for line in text.strip().splitlines())
             labels = _label_tuple(json.loads(text))
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"{name}, the labels beside {path.name}, cannot be read: {error}.") from error
         if labels is not None:
             return labels
@@ -96,7 +104,7 @@ def labels_beside(path: Path) -> tuple[str, ...] | None:
 def _read(path: Path, with_data: bool) -> Checkpoint:
     if not path.is_file():
         raise WeightsNotFoundError(f"There is no weights file {path}.")
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in _READ:
         raise WeightsError(f"{path.name} is not a weights file of a known kind ({', '.join(SUFFIXES)}).")
     try:
         if path.suffix == ".safetensors":
@@ -223,9 +231,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the prefix that DataParallel puts before every one."""
-    if all(name.startswith("module.") for name in state):
-        return {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    """Names without what wraps a network in training, in whatever order, and without what lies beside it."""
+    for wrapper in _WRAPPERS:
+        of_network = {name: tensor for name, tensor in state.items() if not name.startswith(_BESIDE)}
+        wrapped = bool(of_network) and all(name.startswith(wrapper) for name in of_network)
+        if wrapped and not all(_ULTRALYTICS.match(name) for name in of_network):
+            return _unwrapped({name.removeprefix(wrapper): tensor for name, tensor in of_network.items()})
     return state
 
 

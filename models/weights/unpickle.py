@@ -282,6 +282,7 @@ class Archive:
     def __init__(self, path: Path) -> None:
         """Raises what `interpret` raises, zipfile.BadZipFile, OSError."""
         self._zip = zipfile.ZipFile(path)
+        self._stem = path.stem
         try:
             self._entries = {info.filename.partition("/")[2]: info for info in self._zip.infolist()}
             self._storages: dict[str, Tensor] = {}
@@ -313,7 +314,9 @@ class Archive:
 
     def _interpret(self) -> Any:
         if "constants.pkl" in self._entries:
-            raise RefusedError("is a TorchScript program, not weights; save its state_dict() instead")
+            raise RefusedError(
+                f"is a TorchScript program, not weights: name it {self._stem}.ts, and it is served as one"
+            )
         if "data.pkl" not in self._entries:
             raise RefusedError("is a zip file but not one of torch.save")
         if "byteorder" in self._entries and self._read("byteorder") != b"little":

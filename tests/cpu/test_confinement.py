@@ -115,6 +115,9 @@ def test_the_process_that_tries_a_file_gets_nowhere(secret: Path, tmp_path: Path
     """As models.exports.child confines itself; what it tries is what the file would have it do."""
     file, answer = tmp_path / "model.pt2", tmp_path / "answers" / "answer.json"
     file.write_text("weights")
+    labels, link = file.with_name("model.labels.txt"), file.with_name("model.link")
+    link.symlink_to(secret)
+    own = json.dumps({"own": [str(each) for each in (file, labels, link)]})
     answer.parent.mkdir()
     script = f"""
 import json, sys
@@ -122,17 +125,18 @@ from pathlib import Path
 from tests.support import escapes
 from models.exports import child as exported_child
 def attack(file, form, declared):
-    own = Path(file).read_text() + Path({str(file.with_name("model.labels.txt"))!r}).read_text()
-    return {{**escapes.tried(*sys.argv[1:]), "thread": escapes.thread(), "own": own}}
+    own = Path(file).read_text() + Path({str(labels)!r}).read_text()
+    others = {{"follow a link": lambda: Path({str(link)!r}).read_text()}}
+    return {{**escapes.tried(*sys.argv[1:], others), "thread": escapes.thread(), "own": own}}
 exported_child._tried = attack
-exported_child._main({str(file)!r}, "pt2", "{{}}", {str(answer)!r})
+exported_child._main({str(file)!r}, "pt2", {own!r}, {str(answer)!r})
 print("{{}}")
 """
-    file.with_name("model.labels.txt").write_text(" and labels")
+    labels.write_text(" and labels")
     run(script, str(secret), str(secret.with_name("new")))
     found = json.loads(answer.read_text())
     assert (found.pop("thread"), found.pop("own")) == ("done", "weights and labels")
-    assert found == dict.fromkeys(attempts("", ""), "refused")
+    assert found == dict.fromkeys([*attempts("", ""), "follow a link"], "refused")
 
 
 def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def limits(file, form, declared):
     memory, seconds = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
     return {"memory": memory - pages * resource.getpagesize(), "seconds": seconds}
 exported_child._tried = limits
-exported_child._main(sys.argv[1], "onnx", "{}", sys.argv[2])
+exported_child._main(sys.argv[1], "onnx", json.dumps({"own": [sys.argv[1]]}), sys.argv[2])
 print("{}")
 """
     found = []
@@ -265,7 +269,8 @@ def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path
     slots, results = sorted(found["memories"])
     assert slots % 4096 == 0
     assert results == slots // 4096 * RESULT_BYTES
-    files = {str(folder / "models" / "evil.pt2"), str(service.log)}  # Which it reads, and where its own log goes.
+    [copy] = (folder / "cache" / "weights" / "opened").glob("*/evil.pt2")
+    files = {str(copy), str(service.log)}  # Which it reads, and where its own log goes.
     left = [each for each in found["descriptors"] if not each.startswith(("socket:", "pipe:", "/memfd:anychip-"))]
     assert set(left) <= {"/dev/null", f"/proc/{found['process']}", *files}
     assert (folder / "elsewhere" / "secret.txt").read_text() == "secret"

@@ -223,9 +223,13 @@ def test_half_a_file_is_refused(tmp_path, suffix):
 
 @pytest.mark.cold
 def test_the_server_hears_of_it_from_the_process_that_tried(tmp_path):
+    (tmp_path / "broken.ts").write_bytes(b"nothing of the kind")
+    with pytest.raises(WeightsError, match=r"^broken.ts cannot be read as TorchScript"):
+        open_model(parse_spec(f"qa={tmp_path}/broken.ts"), tmp_path)
     (tmp_path / "broken.onnx").write_bytes(b"nothing of the kind")
-    with pytest.raises(WeightsError, match=r"^broken.onnx cannot be read as an ONNX file"):
+    with pytest.raises(WeightsError, match=r"^broken.onnx is damaged, cut short, or not an ONNX file"):
         open_model(parse_spec(f"qa={tmp_path}/broken.onnx"), tmp_path)
+    (tmp_path / "broken.onnx").write_bytes(b"")
     with pytest.raises(WeightsNotFoundError, match="There is no file"):
         open_model(parse_spec(f"qa={tmp_path}/missing.onnx"), tmp_path)
     (tmp_path / "broken.tensors.json").write_text('{"dimension": {"sequence": 8}}', encoding="utf-8")

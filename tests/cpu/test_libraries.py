@@ -195,11 +195,61 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
     other = {**config, "architectures": ["MyViT"], "auto_map": {"AutoModel": "modeling.MyViT"}}
     (tmp_path / "vit" / "config.json").write_text(json.dumps(other))
     (tmp_path / "vit" / "modeling.py").write_text("raise SystemExit('run')")
-    with pytest.raises(WeightsError, match=r"vit is a MyViT, which is no class of transformers .* never run here"):
+    with pytest.raises(
+        WeightsError, match=r"config.json names MyViT, which is no class of transformers .* never run here"
+    ):
         opened(tmp_path / "vit")
     folders.timm_folder("resnet18", tmp_path / "resnet")
     with pytest.raises(WeightsError, match="timm cannot build timm/resnet34 of model"):
         open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)
+
+
+def test_a_configuration_has_no_other_weights_read(tmp_path: Path) -> None:
+    """Nor other code, nor a download: by the names of what would, however deep."""
+    folders.transformers_folder("vit", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert opened(tmp_path)
+    for given in (
+        {"transformers_weights": "sub/model.safetensors"},
+        {"auto_map": {"AutoModel": "modeling.MyViT"}},
+        {"quantization_config": {"quant_method": "quark"}},
+        {"backbone_config": {"model_type": "vit", "pretrained_model_name_or_path": "/etc"}},
+        {"backbone": "hf-hub:a/b"},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **given}))
+        with pytest.raises(WeightsError, match=r"'\w+' in config\.json is (not taken|'hf-hub)"):
+            opened(tmp_path)
+    harmless = {"_name_or_path": "/etc/passwd", "attn_implementation": "kernels-community/x", "unheard_of": [1]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **harmless}))
+    assert opened(tmp_path).network()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"checkpoint_path": "extra.bin"}, "'checkpoint_path' in config.json is not taken"),
+        ({"pretrained_cfg_overlay": {"file": "extra.bin"}}, "'pretrained_cfg_overlay' in config.json is not taken"),
+        ({"pretrained": True}, "'pretrained' in config.json is not taken"),
+        ({"cache_dir": "/tmp"}, "'cache_dir' in config.json is not taken"),
+        (
+            {"features_only": True},
+            "'features_only' of model_args in config.json is nothing that resnet18 of timm takes",
+        ),
+        ([1], "model_args in config.json is no object"),
+    ],
+)
+def test_arguments_of_timm_s_networks_are_those_of_networks(tmp_path: Path, given: Any, sentence: str) -> None:
+    folders.timm_folder("resnet18", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_args": given}))
+    with pytest.raises(WeightsError, match=sentence):
+        opened(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_args": {"drop_rate": 0.1}}))
+    assert opened(tmp_path)
+    for name in ("hf-hub:timm/resnet18", "local-dir:/etc"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architecture": name}))
+        with pytest.raises(WeightsError, match="has no network"):
+            opened(tmp_path)
 
 
 EXPORTED = ("vit", "convnext", "rt-detr", "rt-detr-v2", "d-fine", "yolos", "segformer", "dpt", "dinov2")

@@ -31,9 +31,10 @@ def quantised(x: Any) -> Any:
     return ops.fake_quantize(x, *limits, 16)
 
 
-def interpolated(x: Any, mode: str, how: str) -> Any:
+def interpolated(x: Any, mode: str, how: str, rounding: str = "floor", cube: float = -0.75, scale: float = 2) -> Any:
     attributes = {"mode": mode, "shape_calculation_mode": "scales", "coordinate_transformation_mode": how}
-    return ops.interpolate(x, constant([2, 2], np.float32), axes=constant([2, 3]), nearest_mode="floor", **attributes)
+    factors, axes = constant([scale, scale], np.float32), constant([2, 3])
+    return ops.interpolate(x, factors, axes=axes, nearest_mode=rounding, cube_coeff=cube, **attributes)
 
 
 def either(x: Any) -> Any:
@@ -63,6 +64,11 @@ LAYERS: dict[str, Nodes] = {
     "average": lambda x: ops.avg_pool(x, [2, 2], [1, 1], [1, 1], [3, 3], False),
     "nearest": lambda x: interpolated(x, "nearest", "asymmetric"),
     "bilinear": lambda x: interpolated(x, "linear_onnx", "half_pixel"),
+    "nearest by floor": lambda x: interpolated(x, "nearest", "half_pixel", "floor", scale=1.7),
+    "nearest by ceil": lambda x: interpolated(x, "nearest", "half_pixel", "ceil", scale=1.7),
+    "nearest by rounding up": lambda x: interpolated(x, "nearest", "asymmetric", "round_prefer_ceil"),
+    "cubic": lambda x: interpolated(x, "cubic", "asymmetric", cube=-0.5),
+    "smaller": lambda x: interpolated(x, "linear_onnx", "asymmetric", scale=0.6),
     "transposed axes": lambda x: ops.transpose(x, constant([0, 2, 3, 1])),
     "reshaped": lambda x: ops.reshape(x, constant([0, 2, -1]), True),
     "split": lambda x: ops.variadic_split(x, constant(1), constant([1, -1])).output(1),

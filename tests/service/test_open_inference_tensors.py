@@ -12,7 +12,7 @@ import torch
 
 from anychip_grpc.messages import message
 from models.confinement import what_there_is
-from models.contract.digest import sha256_of
+from tests.support import small_classifier
 from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
 from tests.support.grpc_client import arrays_of, infer
@@ -25,7 +25,14 @@ INFER = "/v2/models/qa/infer"
 @pytest.fixture(scope="module")
 def client(tmp_path_factory, port):
     file = exported(tmp_path_factory.mktemp("files"), ".pt2")
-    options = ("--models", f"qa={file}@sha256:{sha256_of(file)}", "--batch-sizes", "1,2", "--grpc-port", str(port))
+    options = (
+        "--models",
+        f"qa={file}@sha256:{small_classifier.digest_of(file)}",
+        "--batch-sizes",
+        "1,2",
+        "--grpc-port",
+        str(port),
+    )
     with running(tmp_path_factory.mktemp("service"), *options) as service, service.client() as client:
         client.service = service
         yield client

@@ -178,6 +178,7 @@ BY_PATH = {
                 "handover",
                 "shutdown",
                 "decode_overload",
+                "guard",
             )
         ),
     ),
@@ -237,6 +238,7 @@ BY_PATH = {
             "tests/service/test_tasks_of_images.py",
             "tests/service/test_task_adapter.py",
             "tests/service/test_operator_libraries.py",
+            "tests/service/test_exchanged_files.py",
         ),
     ),
     "simulated": Suite(
@@ -301,6 +303,9 @@ BY_PATH = {
             "tests/cpu/test_torchvision_files.py",
             "tests/cpu/test_sample_quality.py",
             "tests/cpu/test_tasks_of_images.py",
+            "tests/cpu/test_inputs_of_files.py",
+            "tests/cpu/test_scores_of_files.py",
+            "tests/cpu/test_onnx_node_tests.py",
             *REPRESENTATIVES,
         ),
         at_a_time=2,
@@ -395,6 +400,7 @@ NIGHTLY = {
             "tests/service/test_chaos.py",
             "tests/service/test_slow_connections.py",
             "tests/service/test_described_api.py",
+            "tests/service/test_figures_of_time.py",
         ),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),

@@ -90,7 +90,9 @@ class Worker:
         self.exited: asyncio.Future[None] = loop.create_future()
         self.sent: list[Any] = []
         self._started: asyncio.Future[None] = loop.create_future()
-        self._models = {index: replace(model, weights=name) for index, model in enumerate(models) if model}
+        self._models: dict[int, SmallModel] = {
+            index: replace(model, weights=name) for index, model in enumerate(models) if model
+        }
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -154,6 +156,9 @@ class Decoders:
         if again:
             self.again.append(image)
 
+    def wait_s(self, *_: object) -> float:
+        return 0.0
+
     def drop(self, image: PendingImage) -> None:
         image.wanted -= 1
         self.dropped.append(image)
@@ -168,7 +173,7 @@ class Decoders:
 class Decoder(DecoderProcess):
     """Keeps the jobs that it is sent."""
 
-    pid = 1  # type: ignore[assignment]
+    pid = 1
 
     def __init__(self, number: int, plan: DecodePlan) -> None:
         super().__init__(number, plan, answered=None)  # type: ignore[arg-type]

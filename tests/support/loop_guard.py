@@ -213,7 +213,7 @@ def _named(callback: Any, place: tuple[CodeType, int] | None) -> str:
 
 
 def _line(code: CodeType, number: int) -> str:
-    return f"{code.co_qualname if sys.version_info >= (3, 11) else code.co_name} {code.co_filename}:{number}"
+    return f"{getattr(code, 'co_qualname', code.co_name)} {code.co_filename}:{number}"
 
 
 class Witness:

@@ -32,4 +32,4 @@ async def _stalling(self: Ingress, *given: Any) -> Any:
     return await _answer(self, *given)
 
 
-Ingress.answer = _stalling  # type: ignore[method-assign]
+Ingress.answer = _stalling  # type: ignore[method-assign, assignment]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from models.exports.files import names_beside, names_within
+from models.weights.opened import looked_at
 
 PREDICT = "/v1/models/small:predict"
 
@@ -41,4 +43,9 @@ def saved(folder: Path, name: str, network: nn.Module) -> str:
         torch.jit.save(torch.jit.trace(network, torch.rand(1, 3, 32, 32)), str(file))
     about = {"task": "classify", "size": 32, "labels": ["circle", "square", "star"]}
     file.with_suffix(".json").write_text(json.dumps(about))
-    return f"{name}={file}@sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    return f"{name}={file}@sha256:{digest_of(file)}"
+
+
+def digest_of(file: Path) -> str:
+    """What pins a file that carries its own graph, with all that is read beside it."""
+    return looked_at(file, names_beside(file, is_graph=True), names_within).sha256

@@ -47,7 +47,7 @@ def of_one_thread(function: Callable[[], object]) -> float:
     before = {each.id: each.user_time + each.system_time for each in process.threads()}
     function()
     taken_s = [each.user_time + each.system_time - before.get(each.id, 0) for each in process.threads()]
-    return max(taken_s) / sum(taken_s)
+    return float(max(taken_s) / sum(taken_s))
 
 
 def until(condition: Callable[[], object], within_s: float = 240) -> None:

@@ -88,6 +88,18 @@ def test_a_bomb_of_yaml_is_refused_before_it_is_unfolded(tmp_path: Path) -> None
         yaml_metadata(tmp_path / "best.xml")
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["task: " + "[" * 300_000, "task: " + "{a: " * 200_000, "- " * 100_000 + "x", "x: [" + "a, " * 300_000 + "a]"],
+    ids=["lists", "maps", "dashes", "long"],
+)
+def test_yaml_is_as_deep_and_long_as_such_files_are(tmp_path: Path, text: str) -> None:
+    """The C library's reader ends the process where it is nested deep enough."""
+    (tmp_path / "metadata.yaml").write_text(text)
+    with pytest.raises(ValueError, match="cannot be read as YAML"):
+        yaml_metadata(tmp_path / "best.xml")
+
+
 def test_a_name_is_no_structure() -> None:
     for name in ([["x"] * 9], {"a": "b"}, ("x", "y")):
         with pytest.raises(ValueError, match="no words"):

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from app.images import decoding
-from app.images.header import ImageError, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.images.header import (
+    ImageError,
+    ImageTooLargeError,
+    InvalidImageError,
+    check_pixels,
+    exif_orientation,
+    read_header,
+)
 from tests.support.photographs import FILES
 
 
@@ -379,10 +386,72 @@ def test_a_jpeg_of_many_scans_is_refused(size):
         decode(encoded[:last] + encoded[last:-2] * 100 + encoded[-2:], size)
 
 
-@given(st.lists(st.sampled_from([0xFF, 0xDA, 0]), max_size=40).map(bytes))
-def test_scans_are_counted_wherever_they_lie(content):
+def scan_after_comment(jpeg: bytes, comment: bytes, times: int) -> bytes:
+    """The file with its last scan so many times more, and before each a comment of these bytes."""
+    last = jpeg.rindex(b"\xff\xda")
+    between = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
+    return jpeg[:last] + (between + jpeg[last:-2]) * times + jpeg[-2:]
+
+
+@pytest.mark.parametrize("comment", [b"", b"\xff\xd9", b"\xff\xd9" * 20, b"\xff" * 5])
+def test_scans_behind_what_looks_like_an_end_count(comment):
+    with pytest.raises(InvalidImageError, match="scans"):
+        decode(scan_after_comment(KINDS["progressive JPEG"], comment, 101))
+
+
+def test_what_a_phone_appends_has_no_scans_of_the_image():
+    """A film behind the picture: of 12 MB of it a hundred or two pairs of bytes look like a scan's beginning."""
+    film = np.random.default_rng(0).integers(0, 256, 12 << 20, dtype=np.uint8).tobytes()
+    assert film.count(b"\xff\xda") > 100
+    for kind in ("JPEG", "progressive JPEG"):
+        assert np.array_equal(decode(KINDS[kind] + film), decode(KINDS[kind]))
+
+
+def test_a_small_image_within_a_segment_has_no_scans_of_the_image():
+    jpeg = KINDS["JPEG"]
+    small = b"\xff\xd8" + b"\xff\xda" * 200 + b"\xff\xd9"
+    inserted = b"\xff\xe1" + (len(small) + 2).to_bytes(2, "big") + small
+    assert np.array_equal(decode(jpeg[:2] + inserted + jpeg[2:]), decode(jpeg))
+
+
+@given(st.binary(max_size=60) | st.lists(st.sampled_from([0xFF, 0xDA, 0xD9, 0, 1, 2, 0xD0]), max_size=60).map(bytes))
+def test_scans_of_any_bytes_are_counted_to_an_end(content):
     for data in (content, memoryview(bytearray(b"x" + content))[1:]):
-        assert decoding._scans(data) == content.count(b"\xff\xda")
+        decoding.check_scans(data)
+
+
+@pytest.mark.parametrize("window", [3, 7])
+def test_a_marker_is_found_wherever_a_window_ends(window, monkeypatch):
+    expected = decoding._marker(memoryview(KINDS["progressive JPEG"]), 400)
+    monkeypatch.setattr(decoding, "_LEAST_WINDOW", window)
+    monkeypatch.setattr(decoding, "_MOST_WINDOW", window)
+    assert decoding._marker(memoryview(KINDS["progressive JPEG"]), 400) == expected
+    assert 400 < expected < len(KINDS["progressive JPEG"])
+
+
+def test_segments_without_end_are_refused():
+    jpeg = KINDS["JPEG"]
+    scan = jpeg.index(b"\xff\xda")
+    with pytest.raises(InvalidImageError, match="segments"):
+        decoding.check_scans(jpeg[:scan] + b"\xff\xfe\0\2" * 6000 + jpeg[scan:])
+
+
+@pytest.mark.parametrize(("bits", "marker", "said"), [(12, 0xC0, "12 bits a colour"), (8, 0xC5, "hierarchical")])
+def test_a_jpeg_of_a_kind_that_is_not_read_is_called_that(bits, marker, said):
+    jpeg = KINDS["JPEG"]
+    frame = jpeg.index(b"\xff\xc0")
+    with pytest.raises(InvalidImageError, match=said):
+        read_header(jpeg[: frame + 1] + bytes((marker, *jpeg[frame + 2 : frame + 4], bits)) + jpeg[frame + 5 :])
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize(("kind", "form"), [(1, "B3x"), (3, "HH"), (4, "I")])
+def test_an_orientation_is_read_in_whatever_integer_it_is_stored(order, kind, form):
+    value = struct.pack(f"{order}{form}", 6, *([0] if form == "HH" else []))
+    exif = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, kind, 1) + value
+    assert exif_orientation(memoryview(exif)) == 6
+    wrong = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, 5, 1) + value
+    assert exif_orientation(memoryview(wrong)) == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])

@@ -253,7 +253,7 @@ async def test_what_a_worker_computes_arrives_as_it_was_by_the_model_that_comput
         assert result.computed_by == (worker.id, "null:0", "null", "fp32")
         assert (result.placement.width, result.placement.height) == (2, 2)
         assert result.infer_s == 0.001
-        assert result.begun_s <= result.queued_s <= time.monotonic()
+        assert result.begun_s <= result.queued_s
 
 
 async def test_what_is_no_number_is_said_to_be_none():

@@ -90,19 +90,19 @@ def asserted(tree: ast.Module) -> Iterator[int]:
             return
     exempt = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, Function) and any(map(measures, node.decorator_list))
-        for inner in ast.walk(node)
+        for each in ast.walk(tree)
+        if isinstance(each, Function) and any(map(measures, each.decorator_list))
+        for inner in ast.walk(each)
     }
     for function in ast.walk(tree):
         if not isinstance(function, Function) or id(function) in exempt:
             continue
         names = clock_names(function)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assert) and id(node) not in exempt:
-                compared = [each for each in ast.walk(node.test) if isinstance(each, ast.Compare)]
+        for inner in ast.walk(function):
+            if isinstance(inner, ast.Assert) and id(inner) not in exempt:
+                compared = [each for each in ast.walk(inner.test) if isinstance(each, ast.Compare)]
                 if any(told_by_a_clock(each, names) for each in compared):
-                    yield node.lineno
+                    yield inner.lineno
 
 
 def test_no_test_compares_what_a_clock_says():

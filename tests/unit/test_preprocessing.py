@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from models.contract.errors import WeightsError
@@ -176,6 +178,66 @@ def test_a_configuration_of_something_else_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(WeightsError, match="cannot be read as JSON"):
         read_sidecar(tmp_path / "best.onnx")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+TIMM_CONFIG = {"architecture": "resnet18", "num_classes": 2, "label_names": ["a", "b"], "pretrained_cfg": {}}
+HUGGING_CONFIG = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {}, "image_size": 8}
+TIMM_KEYS = ("input_size", "crop_mode", "mean", "crop_pct", "interpolation", "std")
+HUGGING_KEYS = (
+    *("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "rescale_offset", "do_rescale"),
+    *("image_mean", "image_std", "do_normalize", "image_processor_type", "crop_pct", "pad_size"),
+)
+
+
+def said(folder: Path, config: object, processor: object = None) -> str:
+    """The sentences by which a folder is refused, "" where it is read."""
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    sentences = []
+    for read in (
+        lambda: read_sidecar(folder / "model.safetensors"),
+        lambda: library_files.size_in(folder),
+        lambda: library_files.task_of(config) if isinstance(config, dict) else None,
+    ):
+        try:
+            read()
+        except WeightsError as error:
+            sentences.append(str(error))
+    return " ".join(sentences)
+
+
+@pytest.mark.parametrize(
+    ("config", "processor"),
+    [
+        ({**TIMM_CONFIG, "pretrained_cfg": {"input_size": 5}}, None),
+        ({**TIMM_CONFIG, "pretrained_cfg": {"crop_mode": "border", "mean": "x"}}, None),
+        ({**HUGGING_CONFIG, "id2label": {"a": "cat"}}, None),
+        ({**HUGGING_CONFIG, "architectures": {"a": 1}}, None),
+        (HUGGING_CONFIG, {"size": {"shortest_edge": "x"}, "do_center_crop": True, "crop_size": {"height": 3}}),
+        (HUGGING_CONFIG, {"rescale_factor": "x"}),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_in_a_sentence(tmp_path: Path, config: Any, processor: Any) -> None:
+    assert "config.json" in said(tmp_path, config, processor)
+
+
+@given(st.sampled_from(sorted({*TIMM_CONFIG, *HUGGING_CONFIG})), JSON)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_configuration_is_read_or_refused_in_a_sentence(tmp_path: Path, key: str, value: object) -> None:
+    for config in (TIMM_CONFIG, HUGGING_CONFIG):
+        assert "\n" not in said(tmp_path, {**config, key: value})
+
+
+@given(st.dictionaries(st.sampled_from((*TIMM_KEYS, *HUGGING_KEYS)), JSON, max_size=4))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_preprocessing_is_read_or_refused_in_a_sentence(tmp_path: Path, entries: dict[str, object]) -> None:
+    assert "\n" not in said(tmp_path, HUGGING_CONFIG, entries)
+    assert "\n" not in said(tmp_path, {**TIMM_CONFIG, "pretrained_cfg": entries})
 
 
 def test_keys_are_refused_where_the_task_does_not_know_them(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from app.http.routes import predict
 from app.observability.recorder import Recorder
 
 BEGAN_S = 1000.0
-SETTINGS = Settings(models="m", timeout_ms=30_000)
+GIVEN: dict[str, Any] = {"models": "m", "timeout_ms": 30_000}
+SETTINGS = Settings(**GIVEN)
 
 
 def request(query, **headers):

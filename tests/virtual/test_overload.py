@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -41,7 +41,7 @@ def served(folder, by, **given):
 class Found(NamedTuple):
     """The outcomes of each kind of request, and how many images were decoded."""
 
-    outcomes: list
+    outcomes: list[Any]
     decoded: int
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -11,8 +12,9 @@ from pydantic import BaseModel
 from app.errors import ServiceError, invalid_request
 from app.http.playground.page import PageFile
 from app.link import Devices, Link, ServedOn
-from models import Finds
+from models import Finds, Model, PixelModel
 from models.contract.cascade import Cascade
+from models.tasks.classify import Classify
 
 router = APIRouter(tags=["status"])
 
@@ -27,6 +29,7 @@ class ModelStatus(BaseModel):
     weights: str
     weights_sha256: str
     classes: int
+    scores: Literal["softmax", "sigmoid"] | None
     input_shape: tuple[int, ...]
     ready: bool
     profile: str
@@ -82,6 +85,7 @@ async def models(request: Request) -> Models:
                 weights=served.model.weights,
                 weights_sha256=served.model.weights_sha256,
                 classes=len(served.model.labels),
+                scores=_scores(served.model),
                 input_shape=served.model.input_shape,
                 ready=ask.state(served.model.name)[0].is_ready,
                 profile=ask.profile_of(served.model.name),
@@ -91,6 +95,12 @@ async def models(request: Request) -> Models:
         ]
         + [_cascade(link, cascade) for cascade in link.cascades.values()]
     )
+
+
+def _scores(model: Model) -> Literal["softmax", "sigmoid"] | None:
+    """What makes a classifier's scores of its logits; None for other tasks."""
+    adapter = model.adapter if isinstance(model, PixelModel) else None
+    return adapter.scored_by if isinstance(adapter, Classify) else None
 
 
 def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
@@ -104,6 +114,7 @@ def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
         weights=first.weights,
         weights_sha256=first.weights_sha256,
         classes=len(last.labels),
+        scores=_scores(first),
         input_shape=first.input_shape,
         ready=all(state.is_ready for state in states),
         profile="",

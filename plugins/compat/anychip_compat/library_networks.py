@@ -2,7 +2,8 @@
 
 Owns: which class is built, and which of its outputs a task takes. Must not know images, nor what becomes of outputs
 (models.exports.layouts). What runs is the installed library's code: `trust_remote_code` is never set, and a network
-whose code lies beside its weights is refused. Weights are safetensors, of timm's also a checkpoint read as data.
+whose code lies beside its weights is refused. Weights are safetensors, of timm's also a checkpoint read as data: both
+are read here, and the library is given tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from anychip_base.extras import how_to_install
+from anychip_compat import library_settings
 from models.contract.errors import WeightsError, reason_of
 from models.exports import library_files
 from models.weights.checkpoint import read, read_header
@@ -47,7 +49,7 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
     """
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     cfg = timm.get_pretrained_cfg(name) if architecture.startswith(TIMM) else None
-    if cfg is None:
+    if cfg is None or not timm.is_model(name):
         raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
     found = library_files.timm_preprocessing(cfg.to_dict())
     return {"task": "classify" if _class_count(timm, name, read_header(file).state) else "embed", **found}
@@ -74,8 +76,8 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     name = architecture.removeprefix(TIMM)
     state = read(file).state
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
-    options = {"num_classes": count, **(config.get("model_args") or {})}
-    network: nn.Module = timm.create_model(name, pretrained=False, **options)
+    given = library_settings.of_timm(timm, name, config.get("model_args") or {})
+    network: nn.Module = timm.create_model(name, pretrained=False, **{"num_classes": count, **given})
     network.load_state_dict(state)
     return _First(network)
 
@@ -90,16 +92,23 @@ def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
 
 
 def _of_transformers(transformers: Any, file: Path, config: Mapping[str, Any]) -> nn.Module:
-    name = str((config.get("architectures") or [""])[0])
+    name = library_files.class_of(config)
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         raise WeightsError(
-            f"{file.parent.name} is a {name or 'network without a name'}, which is no class of transformers "
+            f"{library_files.CONFIG} names {name or 'no class'}, which is no class of transformers "
             f"{transformers.__version__}, and code beside weights is never run here: export it as .onnx instead."
         )
     known: Any = kind
+    settings = library_settings.of_transformers(transformers, known.config_class, config)
+    # The library is given what was read here, and no folder: it would look for more in it than is known.
     network = known.from_pretrained(
-        file.parent, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+        None,
+        config=known.config_class.from_dict(settings),
+        state_dict=read(file).state,
+        local_files_only=True,
+        trust_remote_code=False,
+        dtype=torch.float32,
     )
     task = library_files.task_of(config)
     if task == "embed":

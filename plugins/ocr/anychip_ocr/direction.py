@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,11 +15,13 @@ from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 
+_LIMITS: Limits = {"fp32": {"score": 0.002}, "fp16": {"score": 0.01}, "bf16": {"score": 0.03}}
+
 
 class TextDirection(TaskAdapter):
     """A network with one output [n, 2]: probabilities of 0 and of 180 degrees."""
 
-    limits: ClassVar[Limits] = {"fp32": {"score": 0.002}, "fp16": {"score": 0.01}, "bf16": {"score": 0.03}}
+    limits = _LIMITS
 
     def __init__(self, file: AdaptedFile) -> None:
         super().__init__(file)

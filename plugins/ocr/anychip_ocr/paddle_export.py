@@ -10,28 +10,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from models.contract.errors import ModelError
+from models.contract.plain_yaml import read_yaml
+from models.contract.regular import read_regular
 
-_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # All scalars are texts: a character may be `1` or `true`.
 _PIXEL_SCALE = 1 / 255
 
 
 def sidecar_beside(file: Path) -> dict[str, Any]:
     """Entries of the network's sidecar; none where there is no `inference.yml`. Raises ModelError."""
     beside = file.with_name("inference.yml")
-    if not beside.is_file():
+    content = read_regular(beside)
+    if content is None:
         return {}
     try:
-        document = yaml.load(beside.read_text(encoding="utf-8"), _LOADER)
+        document = read_yaml(content, texts=True, aliases=True)
         steps = {name: stated for step in document["PreProcess"]["transform_ops"] for name, stated in step.items()}
         return {
             **_normalised(steps.get("NormalizeImage")),
             **_resized(steps.get("ResizeImage")),
             "options": _options(document["PostProcess"]),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ModelError(f"{beside} is not understood: {line}.") from error
 

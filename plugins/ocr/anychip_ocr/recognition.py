@@ -7,7 +7,7 @@ Must not know where the line is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 _BLANK = 0
 
+_LIMITS: Limits = {
+    "fp32": {"distance": 0.0, "score": 0.005},
+    "fp16": {"distance": 0.01, "score": 0.02},
+    "bf16": {"distance": 0.03, "score": 0.045},
+}
+
 
 class TextRecognition(TaskAdapter):
     """A network with one output [n, steps, characters + 2]: probabilities of a blank, each character and a space."""
 
-    limits: ClassVar[Limits] = {
-        "fp32": {"distance": 0.0, "score": 0.005},
-        "fp16": {"distance": 0.01, "score": 0.02},
-        "bf16": {"distance": 0.03, "score": 0.045},
-    }
+    limits = _LIMITS
 
     def __init__(self, file: AdaptedFile) -> None:
         super().__init__(file)

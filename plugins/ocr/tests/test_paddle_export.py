@@ -143,7 +143,7 @@ def test_sidecars_are_what_the_exports_say(tmp_path):
         (DETECTION.replace("1./255.", "1."), "scaled by 1., and not by 1/255"),
         (DETECTION.replace("DBPostProcess", "PicoDetPostProcess"), "no network of text"),
         (DETECTION.replace("PostProcess:", "Other:"), "KeyError: 'PostProcess'"),
-        ("- [", "ParserError"),
+        ("- [", "while parsing"),
         ("nothing", "TypeError"),
     ],
 )
@@ -151,6 +151,33 @@ def test_what_is_not_understood_is_said(tmp_path, text, words):
     exported(tmp_path, det=text, rec=RECOGNITION)
     with pytest.raises(ModelError, match=words):
         Ppocr("ocr", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PreProcess: " + "[" * 300_000,
+        "- " * 100_000 + "x",
+        "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 50)}]" for n in range(1, 5))]),
+        "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 50))]),
+        "PreProcess: &a [*a]",
+    ],
+    ids=["deep", "dashes", "many by aliases", "deep by aliases", "endless"],
+)
+def test_what_would_end_the_process_or_fill_its_memory_is_refused(tmp_path, text):
+    (tmp_path / "inference.yml").write_text(text)
+    with pytest.raises(
+        ModelError, match=r"is not understood: ValueError: (it is deeper|it has more|what a stands for)"
+    ):
+        sidecar_beside(tmp_path / "inference.onnx")
+
+
+def test_a_file_from_elsewhere_is_not_read(tmp_path):
+    (tmp_path / "ocr").mkdir()
+    (tmp_path / "other.yml").write_text("PostProcess: {Topk: 1}\nPreProcess: {transform_ops: []}")
+    (tmp_path / "ocr" / "inference.yml").symlink_to("../other.yml")
+    with pytest.raises(ModelError, match="link out of its folder"):
+        sidecar_beside(tmp_path / "ocr" / "inference.onnx")
 
 
 def test_other_files_say_nothing(tmp_path):

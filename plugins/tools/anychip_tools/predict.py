@@ -23,6 +23,7 @@ from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
 from anychip_tools.prediction.tables import FORMATS, Format, check_format, convert
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings
+from app.config.models import absent
 from app.logs import printable
 from app.protocols.options import OPTIONS
 
@@ -122,6 +123,8 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
 
         yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
         return
+    if said := absent(parsed.model):
+        raise CommandError(said)
     from anychip_tools.prediction.offline import LocalPredictor
     from models import Options, PixelModel, open_model, parse_spec
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from models.contract.errors import WeightsError
 from models.contract.model import Array
+from models.contract.regular import read_regular
 
 MAX_XML_BYTES = 256 << 20
 MAX_BIN_BYTES = 4 << 30
@@ -77,14 +78,10 @@ def read_layers(path: Path) -> tuple[list[OpenVinoLayer], dict[str, Array]]:
     """All layers but the constants, and the constants by name. Raises WeightsError."""
     beside = path.with_suffix(".bin")
     try:
-        if path.stat().st_size > MAX_XML_BYTES:
-            raise InvalidError(f"is larger than {MAX_XML_BYTES >> 20} MiB")
-        text = path.read_bytes()
-        weights = np.empty(0, np.uint8)
-        if beside.is_file() and beside.stat().st_size:
-            if beside.stat().st_size > MAX_BIN_BYTES:
-                raise InvalidError(f"has more than {MAX_BIN_BYTES >> 30} GiB of weights")
-            weights = np.fromfile(beside, np.uint8)
+        text = read_regular(path, MAX_XML_BYTES)
+        if text is None:
+            raise InvalidError("is not there")
+        weights = np.frombuffer(read_regular(beside, MAX_BIN_BYTES) or b"", np.uint8)
         layers, constants = [], {}
         for layer in _layers(ElementTree.fromstring(text, ElementTree.XMLParser(target=_WithoutDeclarations()))):
             if layer.kind == "Const":

@@ -230,7 +230,9 @@ def _interpolate(graph: _Graph, layer: OpenVinoLayer) -> None:
         graph.add("Concat", (first, layer.inputs[1]), (values,), axis=0)
     inputs = (layer.inputs[0], "", values) if is_scales else (layer.inputs[0], "", "", values)
     how = layer.data.get("coordinate_transformation_mode", "half_pixel")
-    graph.add("Resize", inputs, layer.outputs, mode=mode, coordinate_transformation_mode=how)
+    more: dict[str, Any] = {"nearest_mode": layer.data.get("nearest_mode", "round_prefer_floor")}
+    more["cubic_coeff_a"] = float(layer.data.get("cube_coeff", "-0.75"))
+    graph.add("Resize", inputs, layer.outputs, mode=mode, coordinate_transformation_mode=how, **more)
 
 
 @_layer("Transpose")

@@ -1,0 +1,67 @@
+"""Reads YAML that a stranger wrote: what a file says of its network, in a few lines.
+
+    events of the parser, one by one: how deep, how many, what aliases stand for ─► the document
+
+Owns: these bounds. Must not know what a document is about, nor import the parser before it is asked for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+MAX_DEPTH = 20
+MAX_ENTRIES = 200_000
+"""With what aliases stand for. A character of a network that reads text is one; PP-OCRv5 has 18,000."""
+
+
+def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> Any:
+    """The document. `texts`: all scalars are texts, as a character may be `1` or `true`; `aliases`: may be there.
+
+    Raises ValueError, with a sentence, for what is no YAML, or deeper or longer than such a file ever is.
+    """
+    import yaml
+
+    fast = getattr(yaml, "CBaseLoader" if texts else "CSafeLoader", None)
+    loader = fast or (yaml.BaseLoader if texts else yaml.SafeLoader)
+    try:
+        _check(yaml.parse(content, loader), yaml, aliases)
+        return yaml.load(content, loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())[:200] or "it is no YAML") from error
+
+
+def _check(events: Iterable[Any], yaml: Any, aliases: bool) -> None:
+    """Raises ValueError. The parser reads no further than it is asked."""
+    known: dict[str, tuple[int, int]] = {}  # Of each anchor: how many entries it stands for, and how deep.
+    open_ones: list[tuple[str | None, int, int]] = [(None, 0, 0)]
+    for event in events:
+        entries, depth = 1, 0
+        if isinstance(event, yaml.AliasEvent):
+            if not aliases:
+                raise ValueError("it has aliases")
+            if event.anchor not in known:
+                raise ValueError(f"what {str(event.anchor)[:50]} stands for is not known, or holds itself")
+            entries, depth = known[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            known.pop(event.anchor, None)
+            open_ones.append((event.anchor, 0, 0))
+            if len(open_ones) > MAX_DEPTH:
+                raise ValueError(f"it is deeper than {MAX_DEPTH} levels")
+            continue
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, within, height = open_ones.pop()
+            entries, depth = within + 1, height + 1
+            if anchor is not None:
+                known[anchor] = entries, depth
+        elif isinstance(event, yaml.ScalarEvent):
+            if event.anchor is not None:
+                known[event.anchor] = 1, 0
+        else:
+            continue
+        anchor, within, height = open_ones.pop()
+        open_ones.append((anchor, within + entries, max(height, depth)))
+        if within + entries > MAX_ENTRIES:
+            raise ValueError(f"it has more than {MAX_ENTRIES} entries")
+        if len(open_ones) + depth > MAX_DEPTH:
+            raise ValueError(f"it is deeper than {MAX_DEPTH} levels")

@@ -1,0 +1,72 @@
+"""How the input of an exported network takes images: its channels, their place, and whether it wants levels or floats.
+
+Owns: this form, how it is read from a shape, and bringing normalised pixels into it. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_CHANNELS = (3, 1)
+_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Of 65,536: ITU-R 601-2, as Pillow's convert("L") has it.
+_UNIT = 65536.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`channels`: 3, or 1 for a network of grey images; `last`: [n, height, width, channels], as TensorFlow has it;
+    `levels`: numbers of 0 to 255 that the network itself normalises; `of_bytes`: as uint8, and not as floats.
+    """
+
+    channels: int = 3
+    last: bool = False
+    levels: bool = False
+    of_bytes: bool = False
+
+    @property
+    def said(self) -> str:
+        """What was found, for a log; "" for the usual form."""
+        found = [
+            "takes one channel, and images are made grey" if self.channels == 1 else "",
+            "has its channels last" if self.last else "",
+            "is of levels (uint8), and mean and deviation are left to it" if self.levels else "",
+        ]
+        return f"its input {', '.join(filter(None, found))}" if any(found) else ""
+
+
+USUAL = Entry()
+
+
+def entry_of(shape: Sequence[int | str | None], is_bytes: bool) -> tuple[Entry, int | None, int | None] | None:
+    """The form of an input of four axes, and its height and width, None where they are open; None for none of images.
+
+    `is_bytes`: whether its type is uint8.
+    """
+    _, first, second, third = (each if isinstance(each, int) else None for each in shape)
+    if first in _CHANNELS or (first is None and third not in _CHANNELS):
+        return Entry(first or 3, levels=is_bytes), second, third
+    return (Entry(third, last=True, levels=is_bytes), first, second) if third in _CHANNELS else None
+
+
+def entered(entry: Entry, normalised: Tensor) -> Tensor:
+    """What the network's input is given of normalised pixels [n, 3, height, width], which are alike in grey ones."""
+    found = normalised[:, : entry.channels] if entry.channels < normalised.shape[1] else normalised
+    if entry.levels:
+        found = found.round()
+    if entry.last:
+        found = found.permute(0, 2, 3, 1).contiguous()
+    return found.clamp(0, 255).to(torch.uint8) if entry.of_bytes else found
+
+
+def grey(pixels: Tensor) -> Tensor:
+    """uint8 [n, height, width, 3] -> float32 of the same shape, all three the level of Pillow's convert("L").
+
+    By products and sums, which are whole and under 2**24: no device rounds them.
+    """
+    red, green, blue = pixels.to(torch.float32).unbind(3)
+    weighed = red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _UNIT / 2
+    return (weighed / _UNIT).floor().unsqueeze(3).expand(-1, -1, -1, 3)

@@ -1,0 +1,190 @@
+"""Copies of what a model is made of: taken when it is opened, and what every process reads from then on.
+
+    the folder that was named ─► each file by descriptor, with its digest ─► CACHE/opened/DIGEST/, files of ours
+
+Owns: making, finding and removing these copies. Must not know which files a model consists of (models.exports.files),
+nor what is in them. A file that is replaced, cut or removed afterwards changes nothing for a worker that starts then.
+Where there is no place for a copy, files stay where they are, and a worker refuses those that have changed.
+
+Several services may share the folder: a copy is made under another name and renamed, and one that a process holds
+(`OpenedFiles.hold`) is not removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from models.contract.digest import OpenedFiles, listed, sha256_of
+from models.contract.errors import WeightsError, WeightsNotFoundError
+from models.contract.regular import open_regular
+
+log = logging.getLogger(__name__)
+
+_UNUSED_S = 7 * 86_400.0
+_SPARE_BYTES = 256 << 20
+"""What a copy leaves free on the disk."""
+_CHUNK_BYTES = 1 << 20
+_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, where the file system can do that.
+
+
+def looked_at(
+    file: Path, beside: Iterable[str] = (), within: Callable[[Path], Iterable[str]] = lambda _: ()
+) -> OpenedFiles:
+    """The files of a model where they lie, with the digest of each.
+
+    `beside`: names of files that belong to it where they are there; `within`: of those that the file itself names.
+    Raises WeightsNotFoundError, WeightsError.
+    """
+    folder = Path(os.path.realpath(file.parent))
+    digests: dict[str, str] = {}
+    for name in (file.name, *beside):
+        if os.path.lexists(folder / name):
+            digests[_checked(name, file.name)] = sha256_of(folder / name, folder)
+    if file.name not in digests:
+        raise WeightsNotFoundError(f"There is no file {str(file)!r}.")
+    for name in within(folder / file.name):
+        if (inside := _checked(name, file.name)) not in digests:
+            try:
+                digests[inside] = sha256_of(folder / inside, folder)
+            except WeightsError as error:
+                reason = f"{file.name} keeps its weights in {name!r}, which is not beside it"
+                raise WeightsError(f"{reason}: {error}") from None
+    return OpenedFiles(str(folder), file.name, tuple(sorted(digests.items())), os.path.abspath(file))
+
+
+def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
+    """A copy of these files in a folder of ours, held; where there is no place for one, they themselves.
+
+    Raises WeightsError for a file that is another by now.
+    """
+    entry = hashlib.sha256(listed(files.digests).encode()).hexdigest()
+    copy = replace(files, folder=str(store.absolute() / entry), is_copy=True)
+    if copy.hold() and _is_whole(copy, files):
+        return copy
+    try:
+        _make(copy, files)
+    except OSError as error:
+        log.warning(
+            "%s is served from where it lies, as %s takes no copy (%s): once one of its files has changed, a worker "
+            "that ends has no successor until the model is loaded again",
+            *(files.source, store, error.strerror or error),
+        )
+        return files
+    return copy
+
+
+def _checked(name: str, main: str) -> str:
+    """A name within the folder, in one spelling. Raises WeightsError."""
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or not path.parts or not name.isprintable() or "\\" in name:
+        raise WeightsError(f"{main} keeps its weights in {name!r}, which is not beside it.")
+    return str(path)
+
+
+def _is_whole(copy: OpenedFiles, original: OpenedFiles) -> bool:
+    """Whether there is a copy, whose files are as long as they should be. Workers compare their digests."""
+    try:
+        same = all(
+            path.lstat().st_size == other.stat().st_size for path, other in zip(copy.paths, original.paths, strict=True)
+        )
+        if same:
+            os.utime(copy.folder)  # It is in use.
+    except OSError:
+        return False
+    return same
+
+
+def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
+    """Raises OSError where there is no room, WeightsError where a file changes meanwhile."""
+    target = Path(copy.folder)
+    store = target.parent
+    store.mkdir(parents=True, exist_ok=True, mode=0o700)
+    size_bytes = sum(path.stat().st_size for path in original.paths)
+    remove_unused(store, size_bytes + _SPARE_BYTES)
+    if _free_bytes(store) < size_bytes + _SPARE_BYTES:
+        raise OSError(f"{size_bytes + _SPARE_BYTES} bytes would have to be free")
+    partial = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=store))
+    cut = partial.with_suffix(".old")
+    try:
+        with _held(partial, fcntl.LOCK_SH):
+            for name, digest in copy.digests:
+                _copy(original, name, partial / name, digest)
+            with _held(store, fcntl.LOCK_EX):
+                # Another service was faster, or what is there is not whole.
+                if not _is_whole(copy, original):
+                    if target.exists():
+                        target.rename(cut)
+                    partial.rename(target)
+                    _synchronise(store)
+        copy.hold()
+    finally:
+        for each in (partial, cut):
+            shutil.rmtree(each, ignore_errors=True)
+
+
+def _synchronise(folder: Path) -> None:
+    with _held(folder, None) as descriptor:
+        os.fsync(descriptor)
+
+
+def _copy(original: OpenedFiles, name: str, target: Path, wanted: str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source = open_regular(Path(original.folder, name), Path(original.folder))
+    with open(source, "rb", buffering=0) as read, open(target, "xb", buffering=0) as written:
+        os.fchmod(written.fileno(), 0o400)
+        try:
+            fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
+        except OSError:
+            digest, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
+            while count := read.readinto(chunk):
+                digest.update(chunk[:count])
+                _write(written.fileno(), chunk[:count])
+            found = digest.hexdigest()
+        else:
+            found = sha256_of(target)
+        os.fsync(written.fileno())
+    if found != wanted:
+        raise WeightsError(f"{name} changed while it was read: load the model again once it is written.")
+
+
+def _write(descriptor: int, chunk: memoryview) -> None:
+    while chunk:
+        chunk = chunk[os.write(descriptor, chunk) :]
+
+
+def remove_unused(store: Path, wanted_bytes: int = 0) -> None:
+    """Remove copies that nobody holds: those of a week ago, and as many as it takes until `wanted_bytes` are free."""
+    with contextlib.suppress(OSError):
+        entries = [(path.stat().st_mtime, path) for path in store.iterdir()]
+        for used_s, path in sorted(entries):
+            is_old = time.time() - used_s > _UNUSED_S or path.suffix == ".old"
+            if is_old or _free_bytes(store) < wanted_bytes:
+                with contextlib.suppress(OSError), _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held(folder: Path, how: int | None) -> Iterator[int]:
+    """Its descriptor, under a lock of this kind. Raises OSError where another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if how is not None:
+            fcntl.flock(descriptor, how)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _free_bytes(folder: Path) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

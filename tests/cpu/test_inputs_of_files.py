@@ -1,0 +1,138 @@
+"""Inputs of exported networks that are not [n, 3, height, width] of normalised floats: answers are the file's own."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from app.precision.gate import Gate
+from app.precision.probes import probes
+from models import open_model, parse_spec
+from models.contract.digest import sha256_of
+
+pytest.importorskip("onnx")
+
+SIDE = 32
+SIDECAR = {"task": "classify", "resize": "stretch", "scores": "logits"}
+PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8))
+PLANES = PIXELS.permute(0, 3, 1, 2)
+GREY = torch.stack([torch.from_numpy(np.array(Image.fromarray(each).convert("L")))[None] for each in PIXELS.numpy()])
+
+
+class Network(nn.Module):
+    """Of whatever channels, wherever they are; `scale`: what its numbers are divided by first."""
+
+    def __init__(self, channels: int = 3, *, last: bool = False, scale: float = 0.0, batch: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layer, self.head = nn.Conv2d(channels, 8, 5, 2), nn.Linear(8, 4)
+        self.last, self.scale, self.batch = last, scale, batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, 4]."""
+        x = x.float() / self.scale if self.scale else x
+        x = self.layer(x.permute(0, 3, 1, 2) if self.last else x).relu().amax((2, 3))
+        logits: Tensor = self.head(x.reshape(self.batch, 8) if self.batch else x)
+        return logits * 3
+
+
+def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidecar: dict[str, Any], axes: Any) -> Any:
+    """The model that a file of this network is."""
+    file = folder / f"m{suffix}"
+    network = network.eval().requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Exporters and PyTorch are not of one version's mind.
+        if suffix == ".onnx":
+            torch.onnx.export(network, (example,), str(file), dynamo=False, input_names=["x"], dynamic_axes=axes)
+        else:
+            dynamic = ({0: torch.export.Dim("n", min=1, max=8)},)
+            torch.export.save(torch.export.export(network, (example,), dynamic_shapes=dynamic), file)
+    file.with_suffix(".json").write_text(json.dumps({**SIDECAR, **sidecar}))
+    return open_model(parse_spec(f"m={file}@sha256:{sha256_of(file)}"), folder)
+
+
+def check(model: Any, right: Tensor) -> None:
+    """The network's logits of PIXELS, alone and together, and what the gate takes for right."""
+    network = model.network()
+    with torch.inference_mode():
+        together = network(PIXELS)[0]
+        alone = torch.cat([network(each[None])[0] for each in PIXELS])
+    torch.testing.assert_close(together, right, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(alone, right, rtol=1e-4, atol=1e-4)
+    assert np.isfinite(Gate(model, probes(model))._expected[0]).all()
+
+
+OPEN = {"x": {0: "n"}}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_input_of_bytes_is_normalised_by_the_network_alone(tmp_path: Path, suffix: str, last: bool) -> None:
+    network, given = Network(last=last, scale=255.0), PIXELS if last else PLANES.contiguous()
+    sidecar = {"size": SIDE, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    model = opened(tmp_path, network, given[:2], suffix, sidecar, OPEN)
+    check(model, network(given))
+    if suffix == ".onnx":  # Its floats follow the precision that is asked for, as of every file.
+        [half] = model.network().cast(torch.bfloat16)(PIXELS)
+        torch.testing.assert_close(half, network(given), rtol=0.05, atol=0.3)
+
+
+def test_channels_may_come_last(tmp_path: Path) -> None:
+    network = Network(last=True)
+    model = opened(tmp_path, network, torch.rand(1, SIDE, SIDE, 3), ".onnx", {"mean": 0, "std": 1 / 255}, OPEN)
+    assert model.input_shape == (SIDE, SIDE, 3)
+    check(model, network(PIXELS.float()))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("last", [False, True])
+def test_one_channel_sees_grey(tmp_path: Path, suffix: str, last: bool) -> None:
+    network, given = Network(1, last=last), GREY.permute(0, 2, 3, 1) if last else GREY
+    model = opened(
+        tmp_path, network, torch.rand_like(given.float()), suffix, {"size": SIDE, "mean": 0.5, "std": 0.25}, OPEN
+    )
+    check(model, network((given.float() / 255 - 0.5) / 0.25))
+
+
+def test_of_one_channel_nobody_knows_a_mean(tmp_path: Path) -> None:
+    network = Network(1)
+    model = opened(tmp_path, network, torch.rand(1, 1, SIDE, SIDE), ".onnx", {}, OPEN)
+    check(model, network(GREY.float() / 255))
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_file_of_one_size_of_batch_answers_any_number_of_images(tmp_path: Path, batch: int) -> None:
+    network = Network(batch=batch)
+    model = opened(tmp_path, network, torch.rand(batch, 3, SIDE, SIDE), ".onnx", {"mean": 0, "std": 1}, None)
+    assert model.batch_sizes((1, 2, 8)) == ((2,) if batch == 2 else (4,))
+    network.batch = 0
+    check(model, network(PLANES.float() / 255))
+
+
+def test_an_input_of_halves_is_one_of_floats(tmp_path: Path) -> None:
+    network = Network()
+    right = network(PLANES.float() / 255)
+    model = opened(tmp_path, network.half(), torch.rand(1, 3, SIDE, SIDE).half(), ".onnx", {"mean": 0, "std": 1}, OPEN)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.network()(PIXELS)[0], right, rtol=5e-3, atol=1e-2)
+
+
+def test_an_oblong_input_keeps_its_sides(tmp_path: Path) -> None:
+    network = Network(last=True)
+    model = opened(tmp_path, network, torch.rand(1, 32, 48, 3), ".onnx", {"mean": 0, "std": 1}, OPEN)
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, 32, 48, 3), dtype=np.uint8))
+    torch.testing.assert_close(model.network()(pixels)[0], network(pixels.float() / 255), rtol=1e-4, atol=1e-4)
+
+
+def test_six_channels_are_refused_with_what_is_taken(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"of three channels or one; this one takes x \['n', 6, 32, 32\]"):
+        opened(tmp_path, Network(6), torch.rand(1, 6, SIDE, SIDE), ".onnx", {}, OPEN)

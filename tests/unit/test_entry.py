@@ -1,0 +1,60 @@
+"""How an exported network's input takes images: channels, their place, levels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from models.exports.entry import Entry, entered, entry_of, grey
+from models.exports.metadata import Sidecar
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((1, 3, 224, 192), (Entry(), 224, 192)),
+        (("n", 3, None, None), (Entry(), None, None)),
+        (("n", None, 224, 192), (Entry(), 224, 192)),
+        ((1, 1, 28, 28), (Entry(1), 28, 28)),
+        ((1, 224, 192, 3), (Entry(last=True), 224, 192)),
+        (("n", 28, 28, 1), (Entry(1, last=True), 28, 28)),
+        (("n", None, None, 3), (Entry(last=True), None, None)),
+        ((1, 6, 32, 32), None),
+    ],
+)
+def test_the_form_of_an_input_is_read_from_its_shape(shape: Any, found: Any) -> None:
+    assert entry_of(shape, False) == found
+    levels = entry_of(shape, True)
+    assert (levels is None) == (found is None)
+    assert levels is None or levels[0].levels
+
+
+def test_grey_is_pillows_to_the_level() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    found = grey(torch.from_numpy(pixels)[None])
+    assert found.shape == (1, 300, 400, 3)
+    right = np.array(Image.fromarray(pixels).convert("L"))
+    for channel in range(3):
+        assert (found[0, :, :, channel].numpy() == right).all()
+
+
+def test_pixels_are_brought_into_the_form() -> None:
+    pixels = torch.arange(24, dtype=torch.float32).reshape(1, 3, 2, 4) + 1e-5
+    assert torch.equal(entered(Entry(), pixels), pixels)
+    assert entered(Entry(last=True), pixels).shape == (1, 2, 4, 3)
+    assert torch.equal(entered(Entry(last=True), pixels)[0, :, :, 1], pixels[0, 1])
+    assert entered(Entry(1), pixels).shape == (1, 1, 2, 4)
+    assert entered(Entry(1, last=True), pixels).shape == (1, 2, 4, 1)
+    assert torch.equal(entered(Entry(levels=True), pixels), pixels.round())
+    levels = entered(Entry(levels=True, of_bytes=True), pixels - 5)
+    assert levels.dtype == torch.uint8
+    assert levels.flatten().tolist() == [max(0, each - 5) for each in range(24)]
+
+
+@pytest.mark.parametrize("given", [0.5, [0.5], (0.5,), [0.5, 0.5, 0.5]])
+def test_one_mean_is_of_all_channels(given: Any) -> None:
+    assert Sidecar.model_validate({"mean": given, "std": given}).mean == (0.5, 0.5, 0.5)

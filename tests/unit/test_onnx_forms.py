@@ -1,0 +1,168 @@
+"""Forms of ONNX's operators: those of older opsets mean what they meant, what is not computed is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.contract.errors import WeightsError
+from models.onnx.file import Node, OnnxFile, Value
+from models.onnx.graph import OnnxGraph
+
+
+def computed(
+    operator: str, given: Any, *more: Any, opset: int = 18, outputs: tuple[str, ...] = ("y",), **attributes: Any
+) -> Any:
+    """What one node makes of a tensor and of constants; None for one that is left out."""
+    constants = {f"c{number}": np.array(each) for number, each in enumerate(more) if each is not None}
+    names = ["x", *("" if each is None else f"c{number}" for number, each in enumerate(more))]
+    node = Node(operator, tuple(names), outputs, attributes)
+    inputs, results = (Value("x", None, None),), tuple(Value(name, None, None) for name in outputs)
+    graph = OnnxGraph(OnnxFile(opset, {}, [node], constants, inputs, results), "a.onnx")
+    return graph(torch.tensor(given))[0]
+
+
+def resized(values: list[list[float]], *more: Any, **attributes: Any) -> list[list[float]]:
+    found = computed("Resize", [[values]], None, *more, **attributes)
+    return [[round(each, 4) for each in row] for row in found[0, 0].tolist()]
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_softmax_before_opset_13_is_over_all_numbers_from_its_axis_on(operator: str, opset: int) -> None:
+    """As SqueezeNet ends: [n, classes, 1, 1] without an axis, which is 1; over the last one all are 1."""
+    logits = torch.tensor([1.0, 2.0, -1.0]).reshape(1, 3, 1, 1)
+    right = logits.flatten(1).softmax(1) if operator == "Softmax" else logits.flatten(1).log_softmax(1)
+    found = computed(operator, logits.tolist(), opset=opset)
+    assert found.shape == (1, 3, 1, 1)
+    torch.testing.assert_close(found.flatten(1), right)
+    torch.testing.assert_close(computed(operator, logits.tolist(), opset=13, axis=1).flatten(1), right)
+
+
+def test_softmax_since_opset_13_is_over_its_axis() -> None:
+    assert computed("Softmax", [[[0.0, 5.0]], [[1.0, 1.0]]], axis=0)[:, 0].sum(0).tolist() == pytest.approx([1, 1])
+    assert computed("Softmax", [[1.0, 1.0]], opset=13).tolist() == [[0.5, 0.5]]
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(-1, (6, 4)), (-2, (2, 12)), (-3, (1, 24)), (3, (24, 1)), (0, (1, 24))])
+def test_flatten_counts_a_negative_axis_from_the_end(axis: int, shape: tuple[int, int]) -> None:
+    assert computed("Flatten", np.zeros((2, 3, 4)).tolist(), axis=axis).shape == shape
+
+
+def test_reductions_over_no_axes_do_what_they_are_told() -> None:
+    values = [[1.0, 2.0], [3.0, 4.0]]
+    nothing = np.zeros(0, np.int64)
+    assert computed("ReduceSum", values, nothing).tolist() == [[10]]
+    assert computed("ReduceSum", values, nothing, noop_with_empty_axes=1).tolist() == values
+    assert computed("ReduceSumSquare", values, nothing, noop_with_empty_axes=1).tolist() == [[1, 4], [9, 16]]
+    assert computed("ReduceProd", values).tolist() == [[24]]
+    assert computed("ReduceProd", values, keepdims=0).tolist() == 24
+    assert computed("ReduceProd", values, axes=[0, -1], keepdims=0).tolist() == 24
+    assert computed("ReduceProd", values, axes=[1], opset=13).tolist() == [[2], [12]]
+
+
+def test_the_last_of_equals_is_found_where_it_is_asked_for() -> None:
+    values = [[2.0, 2.0, 1.0]]
+    assert computed("ArgMax", values, axis=1).tolist() == [[0]]
+    assert computed("ArgMax", values, axis=-1, select_last_index=1).tolist() == [[1]]
+    assert computed("ArgMax", values, axis=1, select_last_index=1, keepdims=0).tolist() == [1]
+
+
+def test_infinities_of_one_sign_are_told_apart() -> None:
+    values = [float("inf"), -float("inf"), 1.0]
+    assert computed("IsInf", values).tolist() == [True, True, False]
+    assert computed("IsInf", values, detect_negative=0).tolist() == [True, False, False]
+    assert computed("IsInf", values, detect_positive=0).tolist() == [False, True, False]
+    assert computed("IsInf", values, detect_positive=0, detect_negative=0).tolist() == [False] * 3
+
+
+def test_a_power_has_the_type_of_its_base() -> None:
+    found = computed("Pow", [1, 2, 3], np.array([2.0, 0.5, 2.0], np.float32))
+    assert (found.dtype, found.tolist()) == (torch.int64, [1, 1, 9])
+
+
+# The right numbers are those of onnx.reference and of ONNX Runtime.
+GRID = [[1.0, 2.0], [3.0, 4.0]]
+ONE, TWO, THREE = (np.array([1, 1, factor, factor], np.float32) for factor in (1, 2, 3))
+ROW = [[0.0, 1.0, 2.0, 3.0]]
+
+
+def row_to(length: int, **attributes: Any) -> list[float]:
+    return resized(ROW, None, np.array([1, 1, 1, length], np.int64), **attributes)[0]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "right"),
+    [
+        ({}, [0, 0, 1, 2, 2, 3]),  # half_pixel, round_prefer_floor
+        ({"nearest_mode": "round_prefer_ceil"}, [0, 1, 1, 2, 3, 3]),
+        ({"nearest_mode": "floor"}, [0, 0, 1, 1, 2, 3]),
+        ({"nearest_mode": "ceil"}, [0, 1, 2, 2, 3, 3]),
+        ({"coordinate_transformation_mode": "asymmetric"}, [0, 1, 1, 2, 3, 3]),
+        ({"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, [0, 0, 1, 2, 2, 3]),
+        ({"coordinate_transformation_mode": "align_corners"}, [0, 1, 1, 2, 2, 3]),
+    ],
+)
+def test_the_nearest_is_where_and_of_what_rounding_is_stated(attributes: dict[str, str], right: list[int]) -> None:
+    """Six of four: every mode differs from another somewhere."""
+    assert row_to(6, **attributes) == right
+
+
+@pytest.mark.parametrize(
+    ("attributes", "right"),
+    [
+        ({"mode": "linear"}, [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]),
+        ({"mode": "linear", "coordinate_transformation_mode": "asymmetric"}, [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]),
+        ({"mode": "cubic", "coordinate_transformation_mode": "asymmetric"}, [0, 0.4063, 1, 1.5, 2, 2.5938, 3, 3.0938]),
+        ({"mode": "cubic", "cubic_coeff_a": -0.5}, [-0.0703, 0.1797, 0.7266, 1.25, 1.75, 2.2734, 2.8203, 3.0703]),
+        ({"mode": "cubic", "exclude_outside": 1}, [-0.1364, 0.1731, 0.6453, 1.2969, 1.7031, 2.3547, 2.8269, 3.1364]),
+    ],
+)
+def test_a_kernel_is_the_one_that_is_stated(attributes: dict[str, Any], right: list[float]) -> None:
+    assert row_to(8, **attributes) == pytest.approx(right, abs=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("operator", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_before_opset_11_places_are_asymmetric(mode: str, operator: str, opset: int) -> None:
+    found = computed(operator, [[[[0.0, 1.0, 2.0, 3.0]]]], np.array([1, 1, 1, 2], np.float32), opset=opset, mode=mode)
+    right = [0, 0, 1, 1, 2, 2, 3, 3] if mode == "nearest" else [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]
+    assert found[0, 0, 0].tolist() == pytest.approx(right)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes", "said"),
+    [
+        ("Resize", (None, None, [1, 1, 1, 1]), {"mode": "linear", "antialias": 1}, "Resize with antialias"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"keep_aspect_ratio_policy": "not_larger"}, "policy not_larger"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"nearest_mode": "simple"}, "nearest_mode simple"),
+        ("Resize", (None, None, [1, 2, 4, 4]), {}, "channels"),
+        ("Relu", (), {"threshold": 0.5}, "Relu with threshold 0.5"),
+        ("DequantizeLinear", (np.float32(1),), {"block_size": 2}, "DequantizeLinear with block_size 2"),
+        ("MaxPool", (), {"kernel_shape": [1, 1], "storage_order": 1}, "storage_order 1"),
+    ],
+)
+def test_what_is_not_computed_is_named(operator: str, inputs: Any, attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WeightsError, match=rf"^a\.onnx uses .*{said}.*, which is not computed here\.$"):
+        computed(operator, [[GRID]], *inputs, **attributes)
+
+
+def test_an_output_that_nobody_computes_is_named() -> None:
+    with pytest.raises(WeightsError, match="MaxPool with the output 'places'"):
+        computed("MaxPool", [[GRID]], outputs=("y", "places"), kernel_shape=[2, 2])
+
+
+def test_dropout_that_is_trained_is_refused() -> None:
+    assert computed("Dropout", [1.0], np.float32(0.5), np.bool_(False)).tolist() == [1]
+    with pytest.raises(WeightsError, match="Dropout with training_mode"):
+        computed("Dropout", [1.0], np.float32(0.5), np.bool_(True))
+
+
+@pytest.mark.parametrize("opset", [8, 99])
+def test_an_opset_that_nobody_has_tried_is_refused(opset: int) -> None:
+    with pytest.raises(WeightsError, match=f"is of ONNX opset {opset}; 9 to 28 are read"):
+        computed("Relu", [1.0], opset=opset)

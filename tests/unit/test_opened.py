@@ -1,0 +1,265 @@
+"""A model's folder as a hostile archive: which files are read, what their digest is, and what a worker reads later."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import mobilenet_v3_small
+
+from models import WeightsError, WeightsNotFoundError, open_model, parse_spec
+from models.contract import regular
+from models.contract.digest import OpenedFiles, digest_of_all, sha256_of
+from models.contract.regular import open_regular, read_regular
+from models.weights import opened
+from models.weights.opened import copied, looked_at, remove_unused
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of two files, and beside its folder one that is none of its business."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "net.bin").write_bytes(b"weights")
+    (tmp_path / "model" / "labels.txt").write_text("cat\ndog\n")
+    (tmp_path / "secret").write_text("secret")
+    return tmp_path / "model"
+
+
+def look(folder: Path, *within: str) -> OpenedFiles:
+    return looked_at(folder / "net.bin", ["labels.txt", "config.json"], lambda _: within)
+
+
+def replaced_by(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink(missing_ok=True)
+    make(path)
+
+
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a link out": (lambda path: path.symlink_to("../secret"), "link out of its folder, to .*secret"),
+    "an absolute link": (lambda path: path.symlink_to("/proc/self/environ"), "link out of its folder"),
+    "a link to the root": (lambda path: path.symlink_to("/"), "link out of its folder, to /"),
+    "a link to nothing": (lambda path: path.symlink_to("nothing"), "link to what is not there"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
+    "a pipe": (os.mkfifo, "no plain file"),
+    "a folder": (Path.mkdir, "no plain file"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("name", ["net.bin", "labels.txt", "config.json", "outside.data"])
+def test_only_plain_files_of_the_folder_are_read(folder: Path, kind: str, name: str) -> None:
+    make, sentence = STRANGE[kind]
+    replaced_by(folder / name, make)
+    with pytest.raises(WeightsError, match=sentence):
+        look(folder, *(["outside.data"] if name == "outside.data" else []))
+
+
+def test_links_within_the_folder_and_those_of_hugging_face_s_cache_are_followed(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"  # As Kubernetes mounts a ConfigMap.
+    (volume / "..1").mkdir(parents=True)
+    (volume / "..1" / "net.bin").write_bytes(b"weights")
+    (volume / "..data").symlink_to("..1")
+    (volume / "net.bin").symlink_to("..data/net.bin")
+    assert look(volume).sha256 == hashlib.sha256(b"weights").hexdigest()
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    blobs = tmp_path / "models--a--b" / "blobs"
+    blobs.mkdir()
+    (blobs / "77").write_bytes(b"weights")
+    (snapshot / "net.bin").symlink_to("../../blobs/77")
+    files = look(snapshot)
+    assert files.sha256 == hashlib.sha256(b"weights").hexdigest()
+    assert files.paths == [blobs / "77"]
+    (blobs / "78").symlink_to("/etc/passwd")
+    (snapshot / "config.json").symlink_to("../../blobs/78")
+    with pytest.raises(WeightsError, match=r"config\.json is a link out of its folder"):
+        look(snapshot)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "", ".", "a\nb", "..\\secret"])
+def test_names_that_a_file_states_stay_in_its_folder(folder: Path, name: str) -> None:
+    with pytest.raises(WeightsError, match="not beside it"):
+        look(folder, name)
+
+
+def test_files_that_describe_have_a_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "config.json").open("wb") as file:
+        file.truncate(regular.MAX_TEXT_BYTES + 1)
+    with pytest.raises(WeightsError, match=r"config\.json is larger than"):
+        look(folder)
+    with pytest.raises(WeightsError, match=r"labels\.txt is larger than 3 bytes"):
+        read_regular(folder / "labels.txt", 3)
+
+
+def test_an_exchange_between_the_look_and_the_opening_changes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "part").write_text("part")
+    real_open = os.open
+
+    def file_becomes_a_link(*arguments: Any) -> int:
+        replaced_by(folder / "labels.txt", lambda path: path.symlink_to("../secret"))
+        return real_open(*arguments)
+
+    monkeypatch.setattr(os, "open", file_becomes_a_link)
+    with pytest.raises(WeightsError, match=r"labels\.txt cannot be read"):
+        open_regular(folder / "labels.txt")
+
+    def folder_becomes_a_link(*arguments: Any) -> int:
+        (folder / "sub").rename(folder / "was")
+        (folder.parent / "part").write_text("secret")
+        (folder / "sub").symlink_to("..")
+        return real_open(*arguments)
+
+    monkeypatch.setattr(os, "open", folder_becomes_a_link)
+    with pytest.raises(WeightsError, match="part was exchanged while it was opened"):
+        open_regular(folder / "sub" / "part", folder)
+
+
+def test_one_digest_covers_every_file(folder: Path) -> None:
+    both = look(folder)
+    lines = "".join(f"{sha256_of(folder / name)}  {name}\n" for name in ("labels.txt", "net.bin"))
+    assert both.sha256 == hashlib.sha256(lines.encode()).hexdigest()
+    (folder / "labels.txt").write_text("dog\ncat\n")
+    assert look(folder).sha256 != both.sha256
+    (folder / "labels.txt").unlink()
+    assert look(folder).sha256 == sha256_of(folder / "net.bin"), "of a single file it is the file's own"
+    assert digest_of_all([("b", "1"), ("a", "2")]) == digest_of_all([("a", "2"), ("b", "1")])
+    with pytest.raises(WeightsNotFoundError):
+        looked_at(folder / "missing")
+
+
+@pytest.mark.parametrize("change", ["replaced", "cut", "removed", "written over"])
+def test_a_copy_stays_what_was_opened(folder: Path, tmp_path: Path, change: str) -> None:
+    files = copied(look(folder), tmp_path / "store")
+    assert files.is_copy
+    assert files.source == str(folder / "net.bin")
+    file = folder / "net.bin"
+    if change == "replaced":
+        (folder / "new").write_bytes(b"others")
+        (folder / "new").rename(file)
+    elif change == "cut":
+        os.truncate(file, 2)
+    elif change == "removed":
+        file.unlink()
+    else:
+        with file.open("r+b") as written:
+            written.write(b"W")
+    files.check()
+    assert (files.file.read_bytes(), (Path(files.folder) / "labels.txt").read_text()) == (b"weights", "cat\ndog\n")
+    if change != "removed":
+        assert copied(look(folder), tmp_path / "store").folder != files.folder, "a load takes what is there now"
+
+
+def test_a_copy_is_made_once_and_a_damaged_one_again(folder: Path, tmp_path: Path) -> None:
+    files = copied(look(folder), tmp_path / "store")
+    before = files.file.stat().st_ino
+    again = copied(look(folder), tmp_path / "store")
+    assert (again.folder, again.file.stat().st_ino) == (files.folder, before)
+    files.file.chmod(0o600)
+    os.truncate(files.file, 3)
+    with pytest.raises(WeightsError, match="load the model again, or put the file back"):
+        files.check()
+    copied(look(folder), tmp_path / "store").check()
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS, errno.EACCES, "full"])
+def test_without_a_place_for_copies_files_stay_where_they_are_and_must_stay_the_same(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Any
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    if fault == "full":
+        monkeypatch.setattr(opened, "_free_bytes", lambda _: 1000)
+    else:
+        monkeypatch.setattr(opened, "_write", fails)
+    files = copied(look(folder), tmp_path / "store")
+    assert not files.is_copy
+    assert files.file == folder / "net.bin"
+    assert "is served from where it lies" in caplog.text
+    assert not list((tmp_path / "store").iterdir()), "nothing is left of it"
+    files.check()
+    (folder / "labels.txt").write_text("dog\ncat\n")
+    with pytest.raises(WeightsError, match=re.escape(f"{folder / 'labels.txt'} has SHA-256")):
+        files.check()
+    replaced_by(folder / "labels.txt", lambda path: path.symlink_to("../secret"))
+    with pytest.raises(WeightsError, match="link out of its folder"):
+        files.check()
+
+
+def test_a_file_that_is_written_meanwhile_is_refused(folder: Path, tmp_path: Path) -> None:
+    files = look(folder)
+    (folder / "net.bin").write_bytes(b"weightz")
+    with pytest.raises(WeightsError, match="changed while it was read"):
+        copied(files, tmp_path / "store")
+    assert not list((tmp_path / "store").iterdir())
+
+
+def test_copies_that_nobody_holds_go_after_a_week_or_when_room_is_wanted(folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    held = copied(look(folder), store)
+    (folder / "net.bin").write_bytes(b"second")
+    second = Path(copied(look(folder), store).folder)  # Nothing holds it once this is done.
+    (folder / "net.bin").write_bytes(b"third")
+    third = Path(copied(look(folder), store).folder)
+    week_ago = time.time() - 8 * DAY_S
+    for each in (Path(held.folder), second):
+        os.utime(each, (week_ago, week_ago))
+    remove_unused(store)
+    assert [Path(held.folder).is_dir(), second.is_dir(), third.is_dir()] == [True, False, True]
+    remove_unused(store, 1 << 62)
+    assert [Path(held.folder).is_dir(), third.is_dir()] == [True, False]
+    held.check()
+
+
+def test_services_that_share_a_store_make_one_copy(folder: Path, tmp_path: Path) -> None:
+    (folder / "net.bin").write_bytes(os.urandom(3 << 20))
+    found: list[OpenedFiles] = []
+    files = look(folder)
+    threads = [threading.Thread(target=lambda: found.append(copied(files, tmp_path / "store"))) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len({each.folder for each in found}) == 1
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [Path(found[0].folder).name]
+    found[0].check()
+
+
+def test_a_model_computes_with_what_was_opened(tmp_path: Path) -> None:
+    """Weights, labels and digest, though all of its files were exchanged: as a worker that starts later reads them."""
+
+    def written(seed: int, *labels: str) -> None:
+        torch.manual_seed(seed)
+        save_file(mobilenet_v3_small(num_classes=2).state_dict(), tmp_path / "net.safetensors")
+        (tmp_path / "net.labels.txt").write_text("\n".join(labels))
+
+    written(1, "cat", "dog")
+    text = f"m=mobilenet_v3_small:{tmp_path / 'net.safetensors'}"
+    model = open_model(parse_spec(text), tmp_path / "cache")
+    pixels = torch.zeros(1, *model.input_shape, dtype=torch.uint8)
+    (expected,) = model.network()(pixels)
+    written(2, "dog", "cat")
+    model.check_weights()
+    assert torch.equal(model.network()(pixels)[0], expected)
+    assert model.labels == ("cat", "dog")
+    with pytest.raises(WeightsError, match=r"net.safetensors and what is read beside it \(net.labels.txt\) have"):
+        open_model(parse_spec(f"{text}@sha256:{model.weights_sha256}"), tmp_path / "cache")
+    changed = open_model(parse_spec(text), tmp_path / "cache")
+    assert changed.labels == ("dog", "cat")
+    assert not torch.equal(changed.network()(pixels)[0], expected)
+    assert changed.weights_sha256 != model.weights_sha256
