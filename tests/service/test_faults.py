@@ -87,9 +87,9 @@ async def test_two_devices_share_the_work_and_one_of_them_may_fail(serve):
         async with Load(service.url, PREDICT, GREY, 8) as load:
 
             def least():
-                return min(metric(service, "anychip_batch_size_count", device=f"null:{index}") for index in (0, 1))
+                return min(metric(service, "anychip_batch_size_sum", device=f"null:{index}") for index in (0, 1))
 
-            await until(lambda: least() >= 10)
+            await until(lambda: least() >= 10)  # Images.
             service.workers()[0].kill()
             await load.answers(40)
         assert set(load.outcomes) == {(200, "OK")}

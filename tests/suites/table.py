@@ -177,6 +177,7 @@ BY_PATH = {
                 "stalls",
                 "handover",
                 "shutdown",
+                "guard",
                 "decode_overload",
                 "guard",
             )
@@ -399,6 +400,7 @@ NIGHTLY = {
         (
             "tests/service/test_chaos.py",
             "tests/service/test_slow_connections.py",
+            "tests/service/test_figures_of_time.py",
             "tests/service/test_described_api.py",
             "tests/service/test_figures_of_time.py",
         ),
@@ -553,6 +555,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/environments/cached.py", ("install",)),
     # Shared by tests that name them in no way that choice.py sees
     ("tests/support/older_cpu.py", ()),
+    ("tests/support/planted_stalls.py", ("faults",)),
     ("tests/support/other_clients.py", ("clients",)),
     ("tests/support/tritonclient_session.py", ("clients",)),
     ("tests/support/torchair_networks.json", ()),

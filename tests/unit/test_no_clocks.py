@@ -1,7 +1,7 @@
 """No test asserts what a real clock says: on a busy machine that says nothing about the product.
 
 What a test waits for it waits for with an `until` of tests/support (`load` in a loop, `work` in none), which fails
-where it never comes about. What is measured in seconds is marked `nightly` or `soak`, or is in benchmarks/.
+where it never comes about. What is measured in seconds is marked `nightly`, or is in benchmarks/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "c
 CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"timeit", "repeat", "default_timer"}
 OF = {"time", "loop", "timeit", "process"}
 ARITHMETIC = {"max", "min", "abs", "round", "int", "float", "sum", "sorted", "any", "all", "len"}
-MEASURES = {"nightly", "soak"}
+MEASURES = {"nightly"}
 SHARED = {"tests/support/loop_guard.py", "tests/support/liveness.py"}
 """These keep real time, and have a reason."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -123,8 +123,8 @@ def test_no_test_compares_what_a_clock_says():
         ("async def test():\n a = asyncio.get_running_loop().time()\n for _ in x:\n  assert a + 1 > f()", [4]),
         ("def test():\n assert (taken := time.time() - 3) < 9", [2]),
         ("@pytest.mark.nightly\ndef test():\n assert time.monotonic() < 1", []),
-        ("pytestmark = [pytest.mark.soak, pytest.mark.alone]\ndef test():\n assert time.monotonic() < 1", []),
-        ("@parametrize('x', [pytest.param(1, marks=pytest.mark.soak)])\ndef t(x):\n assert time.time() < x", [3]),
+        ("pytestmark = [pytest.mark.nightly, pytest.mark.cold]\ndef test():\n assert time.monotonic() < 1", []),
+        ("@parametrize('x', [pytest.param(1, marks=pytest.mark.nightly)])\ndef t(x):\n assert time.time() < x", [3]),
         ("def test():\n deadline = time.monotonic() + 9\n run(deadline)\n assert count == 3", []),
         ("def test():\n assert max(time.time() - 3, 0) < 9", [2]),
         ("def test():\n found = run(time.monotonic() + 9)\n assert found == 3", []),
