@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -35,8 +36,9 @@ def services(started):
     """The process of each card's service, by card."""
     found = {}
     for child in psutil.Process(started.process.pid).children():
-        if named := re.search(r"--device=(\S+)", " ".join(child.cmdline())):
-            found[named[1]] = child
+        with contextlib.suppress(psutil.ZombieProcess):  # It has just ended, and another takes its place.
+            if named := re.search(r"--device=(\S+)", " ".join(child.cmdline())):
+                found[named[1]] = child
     return found
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 
 import httpx
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from anychip_base.extras import how_to_install
 from app.application import create_app
 from app.config import Settings
 from app.errors import ServiceError
@@ -272,5 +274,5 @@ def test_the_services_name_can_be_given(monkeypatch):
 
 def test_without_the_packages_an_endpoint_is_refused_in_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingError, match=r"pip install 'anychip\[traces\]'"):
+    with pytest.raises(TracingError, match=re.escape(how_to_install("traces"))):
         from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))

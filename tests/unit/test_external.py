@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from anychip_base.extras import how_to_install
 from backends import external, registry
 from backends.contract.errors import EngineRefusedError
 from backends.engines import EagerEngine, engines_of
@@ -90,5 +92,5 @@ def test_a_finished_file_whose_reader_is_not_installed_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(finished, "_CHILDREN", {})
     (tmp_path / "model.om").touch()
-    with pytest.raises(WeightsError, match=r"model\.om is not installed: pip install 'anychip\[ascend\]'\.$"):
+    with pytest.raises(WeightsError, match=rf"model\.om is not installed: {re.escape(how_to_install('ascend'))}\.$"):
         open_model(parse_spec(f"x={tmp_path / 'model.om'}"), tmp_path)

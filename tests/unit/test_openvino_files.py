@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from importlib.metadata import EntryPoints
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 from models.exports.metadata import description, yaml_metadata
 from models.onnx import graph as graphs
@@ -29,7 +31,7 @@ def test_a_network_is_read_and_computed(tmp_path: Path) -> None:
 def test_without_the_package_that_reads_it_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs.reader_of.cache_clear()
     monkeypatch.setattr(graphs, "entry_points", lambda **_: EntryPoints())
-    with pytest.raises(WeightsError, match=r"pip install 'anychip\[compat\]'"):
+    with pytest.raises(WeightsError, match=re.escape(how_to_install("compat"))):
         load_onnx(written(tmp_path, NETWORK))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Resize, Whole
 from models.exports import library_files
@@ -149,7 +151,7 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
 def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library_files.builder.cache_clear()
     monkeypatch.setattr(library_files, "entry_points", lambda **_: EntryPoints())
-    with pytest.raises(WeightsError, match=r"pip install 'anychip\[compat\]'"):
+    with pytest.raises(WeightsError, match=re.escape(how_to_install("compat"))):
         library_files.builder()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from anychip_base.extras import how_to_install
 from anychip_tools import doctor
 from app.config import Settings
 from app.serving.opening import chosen
@@ -201,7 +203,7 @@ def test_what_is_not_automatic_is_chosen_by_name_alone_and_not_reported(
     [
         ("cpu:1", r"no device 'cpu:1'; there is cpu:0"),
         ("cpu:", r"no device 'cpu:'; there is cpu:0"),
-        ("null", r"the one called null, are part of the tools: pip install .anychip\[tools\].\.$"),
+        ("null", rf"the one called null, are part of the tools: {re.escape(how_to_install('tools'))}\.$"),
         ("cup", r"no device 'cup'; known are auto, first, cpu; did you mean cpu\?"),
         ("auto:0", r"did you mean auto\?"),
         ("", r"known are auto, first, cpu\.$"),

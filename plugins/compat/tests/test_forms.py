@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 import pytest
 from pydantic import ValidationError
 
+from anychip_base.extras import how_to_install
 from anychip_compat import deepstack, labelling
 from app.config import Settings, values
 
@@ -49,7 +51,7 @@ def test_key_points_that_are_seen_are_of_the_group_of_their_box():
 def test_without_this_package_one_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(values, "entry_points", lambda group: [])
     for name in values.PACKAGED:
-        with pytest.raises(ValidationError, match=rf"'{name}' is none of .*: pip install 'anychip\[compat\]'"):
+        with pytest.raises(ValidationError, match=rf"'{name}' is none of .*: {re.escape(how_to_install('compat'))}"):
             Settings(compat=name)
     with pytest.raises(ValidationError, match=r"'nonsense' is none of [a-z, -]+ \[type"):
         Settings(compat="nonsense")

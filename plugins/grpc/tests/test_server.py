@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
 
+from anychip_base.extras import how_to_install
 from anychip_grpc import server
 from anychip_grpc.answering import NEEDS
 from app import main
@@ -41,8 +43,8 @@ class Broken:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ([], r"gRPC \(--grpc-port\) is a package of its own: pip install 'anychip\[grpc\]'"),
-        ([Broken()], r"--grpc-port needs the packages of anychip\[grpc\]: No module named 'grpc_health'"),
+        ([], rf"gRPC \(--grpc-port\) is a package of its own: {re.escape(how_to_install('grpc'))}"),
+        ([Broken()], r"--grpc-port needs more packages \(No module named 'grpc_health'\): "),
     ],
 )
 async def test_what_is_missing_is_said_in_a_sentence(

@@ -9,13 +9,13 @@ not load a driver: it looks at files.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import re
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from anychip_base.extras import version
 from anychip_tools.facts import rows
 
 FORMS = ("docker", "helm", "compose")
@@ -145,7 +145,7 @@ def _version() -> str:
         found = _VERSION.search(project.read_text(encoding="utf-8"))
         assert found
         return found[1]
-    return version()
+    return importlib.metadata.version("anychip")
 
 
 def main() -> None:
