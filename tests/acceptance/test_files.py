@@ -28,13 +28,13 @@ def test_best_pt_of_ultralytics_and_graphs_as_pytorch_saves_them(
 ):
     theirs, own = ultralytics_files, library_files
     models = f"graph={own.folder}/graph.pt2,script={own.folder}/script.ts,cars={theirs.folder}/best.pt"
-    for name in ("graph.pt2", "script.ts"):
-        # These are programs: each is named with its digest, which the refusal says.
-        said = anychip.run("serve", "--models", models, "--device", "cpu", "--port", "0", cwd=project, status=1)
-        named = re.search(rf"name the file you trust as (\S+{re.escape(name)}@sha256:\w+),", said)
-        assert named, said
-        models = models.replace(named[1].partition("@")[0], named[1])
-    with anychip.serving("serve", "--models", models, "--device", "cpu", "--port", "0", cwd=project) as service:
+    # These are programs: one is named with its digest, which the refusal says, and the other trusted with all.
+    serve = ("serve", "--device", "cpu", "--port", "0", "--models")
+    said = anychip.run(*serve, models, cwd=project, status=1)
+    named = re.search(r"name the file you trust as (\S+\.pt2@sha256:\w+),", said)
+    assert named, said
+    models = models.replace(named[1].partition("@")[0], named[1])
+    with anychip.serving(*serve, models, "--trust-exported", "true", cwd=project) as service:
         same_boxes(service.predict("cars", theirs.folder / "street.jpg")["detections"], theirs.answers["best.pt"])
         for name in ("graph.pt2", "script.ts"):
             found = service.predict(name.partition(".")[0], own.folder / "small.png")
