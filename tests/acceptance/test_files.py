@@ -7,7 +7,7 @@ Several files are one service, as each start takes seconds: what is wrong with o
 
 from __future__ import annotations
 
-import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -27,14 +27,16 @@ def test_best_pt_of_ultralytics_and_graphs_as_pytorch_saves_them(
     anychip, project, ultralytics_files, library_files, same_boxes, same_classes
 ):
     theirs, own = ultralytics_files, library_files
-    digests = {
-        name: hashlib.sha256((own.folder / name).read_bytes()).hexdigest() for name in ("graph.pt2", "script.ts")
-    }
-    graphs = [f"{name.partition('.')[0]}={own.folder}/{name}@sha256:{digest}" for name, digest in digests.items()]
-    models = ",".join((f"cars={theirs.folder}/best.pt", *graphs))
-    with anychip.serving("serve", "--models", models, "--device", "cpu", "--port", "0", cwd=project) as service:
+    models = f"graph={own.folder}/graph.pt2,script={own.folder}/script.ts,cars={theirs.folder}/best.pt"
+    # These are programs: one is named with its digest, which the refusal says, and the other trusted with all.
+    serve = ("serve", "--device", "cpu", "--port", "0", "--models")
+    said = anychip.run(*serve, models, cwd=project, status=1)
+    named = re.search(r"name the file you trust as (\S+\.pt2@sha256:\w+),", said)
+    assert named, said
+    models = models.replace(named[1].partition("@")[0], named[1])
+    with anychip.serving(*serve, models, "--trust-exported", "true", cwd=project) as service:
         same_boxes(service.predict("cars", theirs.folder / "street.jpg")["detections"], theirs.answers["best.pt"])
-        for name in digests:
+        for name in ("graph.pt2", "script.ts"):
             found = service.predict(name.partition(".")[0], own.folder / "small.png")
             same_classes(found["classes"], own.answers[name])
 
