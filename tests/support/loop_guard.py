@@ -168,9 +168,11 @@ class CallbackGuard:
 
 
 def turn_s() -> float:
-    """What a turn of an empty loop costs this thread, in seconds of a processor."""
+    """What a turn of an empty loop costs this thread, in seconds of a processor: the least of several looks, as
+    another thread of the same core makes some of them twice as long.
+    """
     taken_s = []
-    for _ in range(3):
+    for _ in range(7):
         began_s = time.thread_time()
         for _ in range(_TURNS):
             pass

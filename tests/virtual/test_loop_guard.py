@@ -77,7 +77,7 @@ def run(kind, main):
 def test_what_computes_for_long_is_named_and_nothing_else(hogs, kind):
     async def plant():
         await asyncio.sleep(0.02)
-        computes(2 * COMPUTED_TURNS)
+        computes(4 * COMPUTED_TURNS)
 
     async def main():
         await asyncio.gather(plant(), *(asyncio.sleep(0.001 * number) for number in range(300)))
@@ -180,7 +180,7 @@ def test_a_process_that_is_stopped_blocks_in_nothing(tmp_path):
 
 def test_the_fixture_of_other_tests_fails_with_the_name():
     async def plant():
-        computes(2 * COMPUTED_TURNS)
+        computes(4 * COMPUTED_TURNS)
 
     with pytest.raises(AssertionError, match="plant"), guarded():
         asyncio.run(plant())
