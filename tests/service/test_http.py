@@ -157,7 +157,7 @@ def test_a_header_that_makes_no_sense(client, header):
     ("query", "nearest"),
     [
         ("score_treshold=0.4", "did you mean score_threshold?"),
-        ("threshold=0.4", "did you mean iou_threshold?"),
+        ("threshold=0.4", "did you mean score_threshold?"),
         ("topk=3&iou_threshold=0.5", "did you mean top_k?"),
         ("utm_source=mail", "there is top_k, score_threshold"),
     ],
