@@ -23,7 +23,7 @@ if [[ $step != code ]]; then
     site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     echo "$target/code" > "$site/anychip.pth"
     # A worker process, which is spawned, imports this file again: then it must not start a second service.
-    printf '#!%s/bin/python\nimport sys\n\nfrom app.cli import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n' "$target" > "$target/bin/anychip"
+    printf '#!%s/bin/python\nimport sys\n\nfrom anychip_base.command import main\n\nif __name__ == "__main__":\n    sys.exit(main())\n' "$target" > "$target/bin/anychip"
     chmod 0755 "$target/bin/anychip"
 fi
 if [[ $step != dependencies ]]; then

@@ -47,6 +47,13 @@ def test_the_dockerfiles_are_what_their_one_source_writes():
     assert sorted(path.suffix[1:] for path in ROOT.glob("Dockerfile.*")) == sorted(FLAVOURS)
 
 
+def test_every_package_comes_into_an_image():
+    included = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
+    packages = re.findall(r'"(\w+)\*"', included[1])
+    assert {"app", "models", "backends"} < {*packages}
+    assert [name for name in packages if f"!{name}\n" not in (ROOT / ".dockerignore").read_text()] == []
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_image_ends_alike(flavour):
     """User, port, volume, signal, health check, entry and command: those of the CPU's image."""

@@ -52,8 +52,10 @@ the loop, takes several times as much.
 GRPC_TURNS = 20_000_000
 """Of a callback of gRPC's library, which copies each message in the loop: 18 MB take up to 6,200,000."""
 _OF_GRPC = "grpc/_cython/_cygrpc/aio/"
-BLOCKED_S = 0.1
-"""A disk or another thread may keep a callback waiting for some milliseconds, and for longer on a slow machine."""
+BLOCKED_S = 1.0
+"""A disk keeps a callback waiting, and so does a thread that has the interpreter's lock and no processor itself: for
+0.13 to 0.24 s beside programs that hog them. What a client or a worker can make wait has no such end.
+"""
 NOTED = 0.2
 """Of the limits: what a guard in a service writes down from there on, for who wants to know what comes near."""
 _TURNS = 5_000
