@@ -53,8 +53,11 @@ def entry_of(shape: Sequence[int | str | None], is_bytes: bool) -> tuple[Entry, 
 
 
 def entered(entry: Entry, normalised: Tensor) -> Tensor:
-    """What the network's input is given of normalised pixels [n, 3, height, width], which are alike in grey ones."""
-    found = normalised[:, : entry.channels] if entry.channels < normalised.shape[1] else normalised
+    """What the network's input is given of normalised pixels [n, 3, height, width], which are alike in grey ones.
+
+    Of one image alone they are [3, height, width], as torchvision's detectors take them.
+    """
+    found = normalised[..., : entry.channels, :, :] if entry.channels < normalised.shape[-3] else normalised
     if entry.levels:
         found = found.round()
     if entry.last:

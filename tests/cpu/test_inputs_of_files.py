@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from app.precision.gate import Gate
 from app.precision.probes import probes
 from models import open_model, parse_spec
-from models.contract.digest import sha256_of
+from tests.support.small_classifier import digest_of
 
 pytest.importorskip("onnx")
 
@@ -57,7 +57,7 @@ def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidec
             dynamic = ({0: torch.export.Dim("n", min=1, max=8)},)
             torch.export.save(torch.export.export(network, (example,), dynamic_shapes=dynamic), file)
     file.with_suffix(".json").write_text(json.dumps({**SIDECAR, **sidecar}))
-    return open_model(parse_spec(f"m={file}@sha256:{sha256_of(file)}"), folder)
+    return open_model(parse_spec(f"m={file}@sha256:{digest_of(file)}"), folder)
 
 
 def check(model: Any, right: Tensor) -> None:
