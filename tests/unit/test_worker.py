@@ -48,8 +48,10 @@ OPTIONS = Options()
 class Talk:
     """The server's end of a worker that runs in a thread."""
 
-    def __init__(self, *specs, device="cpu:0", engine="eager", precision="fp32", batch_sizes=(1, 2)):
-        self.models = tuple(open_model(parse_spec(spec), Path("nowhere")) for spec in specs)
+    def __init__(
+        self, *specs, device="cpu:0", engine="eager", precision="fp32", batch_sizes=(1, 2), weights=Path("nowhere")
+    ):
+        self.models = tuple(open_model(parse_spec(spec), weights) for spec in specs)
         self.arena = Arena([(int(np.prod(model.input_shape)), 4) for model in self.models])
         ours, theirs = socket_pair()
         self.channel = Channel(ours)
@@ -209,7 +211,7 @@ def test_nan_is_never_answered(tmp_path, architecture):
         state = type(network.network().core)("n", 80).state_dict()
         state["model.22.cv3.0.2.bias"][3] = float("nan")
     save_file(state, tmp_path / "broken.safetensors")
-    with Talk(f"{architecture}:{tmp_path / 'broken.safetensors'}", batch_sizes=(1,)) as talk:
+    with Talk(f"{architecture}:{tmp_path / 'broken.safetensors'}", batch_sizes=(1,), weights=tmp_path) as talk:
         assert isinstance(talk.hear(), Ready)
         talk.send(Run(1, 0, (0,), (OPTIONS,), 1))
         assert talk.hear().results == (None,)
