@@ -13,8 +13,6 @@ from tests.support import small_classifier
 from tests.support.images import png
 from tests.support.service_process import ServiceProcess, running
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path, bytes]]:

@@ -29,7 +29,7 @@ def test_batch_norm_is_as_published() -> None:
 
 def test_fusing_removes_batch_norm_and_twice_is_once() -> None:
     network = YOLOv8("n", 3).eval()
-    images = reference_yolov8.image_batch(64)
+    images = reference_yolov8.image_batch(64).float()
     once = network.fuse()(images)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
     torch.testing.assert_close(network.fuse()(images), once, rtol=0, atol=0)
@@ -37,7 +37,9 @@ def test_fusing_removes_batch_norm_and_twice_is_once() -> None:
 
 def test_raw_outputs_carry_gradients_to_every_weight_but_the_bins() -> None:
     network = YOLOv8("n", 3).train()
-    torch.stack([level.square().mean() for level in network.raw(reference_yolov8.image_batch(64))]).sum().backward()
+    torch.stack(
+        [level.square().mean() for level in network.raw(reference_yolov8.image_batch(64).float())]
+    ).sum().backward()
     without = {name for name, weight in network.named_parameters() if weight.grad is None}
     assert without == {"model.22.dfl.conv.weight"}
 
@@ -47,7 +49,7 @@ def test_low_precision_networks_decode_in_float32(dtype: torch.dtype) -> None:
     network = YOLOv8("n", 3).eval()
     network.load_state_dict(reference_yolov8.perturbed(network.state_dict()))
     network.fuse()
-    images = reference_yolov8.image_batch(64)
+    images = reference_yolov8.image_batch(64).float()
     with torch.inference_mode():
         expected = network(images)
         found = network.to(dtype)(images.to(dtype))
