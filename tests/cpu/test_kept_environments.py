@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,8 +54,8 @@ def clone(folder: Path, log: Path) -> Path:
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "anyproject.py").write_text(f"text = 'of {folder.name}'")
-    site = sysconfig.get_path("purelib")
-    leads = [site, *(line for file in Path(site).glob("zz_*.pth") for line in file.read_text().split() if "/" in line)]
+    # Where they are imported from: our own environment may be a thin one over an entry, which has them.
+    leads = sorted({str(metadata.distribution(name).locate_file("")) for name in ("numpy", "pip", "setuptools")})
     (folder / "recipe.py").write_text(SCRIPT.format(log=str(log), site="\n".join(leads)))
     return folder
 
