@@ -78,11 +78,14 @@ RECIPES = {
     "deploy": Recipe(
         (f"{_SCRIPTS}/deploy_environment.py",),
         (f"{_SCRIPTS}/deploy_environment.py",),
-        (".", "plugins/hosting"),
+        (".", "plugins/hosting", "plugins/tools"),
         above="developer",
     ),
     "ocr": Recipe(
-        (f"{_SCRIPTS}/ocr_environment.py",), (f"{_SCRIPTS}/ocr_environment.py",), ("plugins/ocr",), "developer"
+        (f"{_SCRIPTS}/ocr_environment.py",),
+        (f"{_SCRIPTS}/ocr_environment.py",),
+        ("plugins/ocr", "plugins/tools"),
+        "developer",
     ),
     "arm": Recipe(
         (f"{_SCRIPTS}/arm_environment.py",),
