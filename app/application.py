@@ -24,7 +24,7 @@ from app.http.api_description import describe_api
 from app.http.docs_page import mount_docs
 from app.http.edge import BIND, Edge
 from app.http.playground import mount_playground
-from app.http.routes import cards, devices, infer, predict, repository, stats, status, v2
+from app.http.routes import devices, infer, predict, repository, stats, status, v2
 from app.ingress.ingress import Ingress
 from app.observability.tracing import Tracing, untraced
 from app.serving.service import Service
@@ -57,10 +57,9 @@ def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
     return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
 
 
-def create_app(service: Service, *, hosted: bool = False, card_of: str = "", share: float = 1.0) -> FastAPI:
-    """The application over a service that its caller starts and stops; `hosted`: others listen for it; `card_of`: where
-    what is asked of all cards is answered, if this is the service of one (app.cards). `share`: of the bytes that
-    requests may hold; other ingresses have the rest.
+def create_app(service: Service, *, hosted: bool = False, share: float = 1.0) -> FastAPI:
+    """The application over a service that its caller starts and stops; `hosted`: others listen for it. `share`: of the
+    bytes that requests may hold; other ingresses have the rest.
 
     Raises KeysError.
     """
@@ -78,8 +77,6 @@ def create_app(service: Service, *, hosted: bool = False, card_of: str = "", sha
     app.state.stats_feed = stats.StatsFeed(service.link)
     app.add_exception_handler(HTTPException, _framework_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    if card_of:  # Before those that answer for this service alone.
-        app.include_router(cards.router(card_of))
     settings = service.settings
     on_public = settings.admin == "port"
     add_routes(app, playground=settings.playground, compat=split(settings.compat), administered=on_public)

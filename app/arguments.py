@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
 from app.config import Settings
 
@@ -20,12 +19,10 @@ def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> No
     """Give the parser an option for each of these settings. Help text and default come from the setting."""
     for name in names:
         field = Settings.model_fields[name]
-        extra: Any = field.json_schema_extra or {}
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"setting_{name}",
             default=None,
-            **({"nargs": "?", "const": extra["alone"]} if "alone" in extra else {}),
             metavar=name.upper(),
             help=f"{field.description} (default: {field.default})".replace("%", "%%"),
         )

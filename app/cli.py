@@ -43,13 +43,19 @@ _EXAMPLES = {
     "weights convert": "anychip weights convert dogs.pth dogs.safetensors --half",
 }
 
+_GONE = {"--per-card": "one service takes all cards with --device all, and docs/cards.md shows one container a card"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, 0 only on success."""
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     given = sys.argv[1:] if arguments is None else arguments
-    parsed = _parser(given[0] if given else "").parse_args(given)
+    parser = _parser(given[0] if given else "")
+    parsed, unknown = parser.parse_known_args(given)
+    if unknown:
+        hints = [f"; {hint}" for option, hint in _GONE.items() if any(each.startswith(option) for each in unknown)]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
     try:
         return int(parsed.command(parsed) or 0)
     except ValidationError as error:
@@ -113,7 +119,6 @@ def _parser(first: str) -> argparse.ArgumentParser:
     for command in (serve, demo):
         for section in SECTIONS:
             add_settings(command.add_argument_group(str(section.__doc__)), tuple(section.model_fields))
-    serve.add_argument("--card-of", default="", help=argparse.SUPPRESS)  # Where --per-card starts a card's service.
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
     devices = add(
@@ -181,11 +186,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     def announce(address: str) -> None:
         print(f"anychip serves {settings.models} at {address}", flush=True)
 
-    if settings.per_card:
-        from app.cards import serve_cards
-
-        return serve_cards(settings, announce)
-    return _run_service(settings, announce, parsed.card_of)
+    return _run_service(settings, announce)
 
 
 def _demo(parsed: argparse.Namespace) -> int:
@@ -209,7 +210,7 @@ def _demo(parsed: argparse.Namespace) -> int:
     return _run_service(settings, announce)
 
 
-def _run_service(settings: Settings, announce: Callable[[str], None], card_of: str = "") -> int:
+def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
     from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
@@ -217,7 +218,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None], card_of: s
 
     try:
         prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
-        return _serve_opened(settings, announce, card_of)
+        return _serve_opened(settings, announce)
     finally:
         discard_prepared(FOR_DECODERS)
         discard_prepared(FOR_WORKERS)
@@ -232,12 +233,12 @@ def _import_torch() -> None:
     decoders.import_libraries()
 
 
-def _serve_opened(settings: Settings, announce: Callable[[str], None], card_of: str) -> int:
+def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     from app.main import serve
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
-    serving = serve(settings, announce, card_of)
+    serving = serve(settings, announce)
     try:
         import uvloop
     except ImportError:

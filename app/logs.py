@@ -42,7 +42,6 @@ def configure(level: str, form: Format) -> None:
     logging.captureWarnings(True)
     # It has a warning for each strange byte that a client sends; the client is told, and the log is not the client's.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # A line for each of our own questions (app.cards).
     # Whatever people read, the audit is for machines, and no level silences it.
     audit = logging.getLogger(AUDIT)
     lines = logging.StreamHandler(sys.stderr)

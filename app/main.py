@@ -66,11 +66,8 @@ _THREADS = 8
 """For `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
 
 
-async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: str = "") -> None:
+async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` hears the address once every model answers.
-
-    `card_of`: what is asked of all cards is answered there (app.cards). Such a service is asked at the port that it
-    shares, and has no other but its administration's.
 
     The port is open before the models are read: it says how far that is. Raises ModelError,
     BackendUnavailableError, WorkerStartError when a worker cannot start, OSError when the port is taken.
@@ -81,19 +78,17 @@ async def serve(settings: Settings, on_ready: Callable[[str], None], card_of: st
     opening, tls = Opening(), Tls.of(settings)
     counted = connections(min(settings.max_connections, room))
     application = OpeningApp(lambda: opening.said)
-    where = LOOPBACK if card_of else settings.host, settings.port
     async with (
-        _listening(application, OpeningProtocol, counted, settings, where, tls=tls) as server,
-        _listening_for_administration(application, settings, server, bool(card_of)) as admin,
+        _listening(application, OpeningProtocol, counted, settings, (settings.host, settings.port), tls=tls) as server,
+        _listening_for_administration(application, settings, server) as admin,
         contextlib.AsyncExitStack() as rpc,
     ):
         ports = _Ports(server, admin, rpc, lambda: opening.said)
-        if not card_of:
-            await ports.listen_for_rpc(settings)
+        await ports.listen_for_rpc(settings)
         # Signals end the process meanwhile: nothing would be lost.
         async with _told(ports.said):
             opened = await _opened(opening, settings)
-        await _serve(settings, *opened, ports, on_ready, card_of=card_of)
+        await _serve(settings, *opened, ports, on_ready)
 
 
 async def _serve(
@@ -102,8 +97,6 @@ async def _serve(
     choice: Choice,
     ports: _Ports,
     on_ready: Callable[[str], None],
-    *,
-    card_of: str,
 ) -> None:
     server, admin_server = ports.server, ports.admin
     stop, tls = server.hurry, server.tls
@@ -120,7 +113,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         check_secrets(settings, programs=any(model.is_program for model in models))
-        app = create_app(service, card_of=card_of, share=OWNERS_SHARE if count else 1.0)
+        app = create_app(service, share=OWNERS_SHARE if count else 1.0)
         app.state.ingress.connections = server.connections
         ports.become(app)
         async with ports.rpc.pop_all() as ports.rpc:
@@ -138,9 +131,6 @@ async def _serve(
                     shared = await _sharing(server, settings)
                     if ingresses is not None:
                         server.pass_on(ingresses.take)
-                    if card_of:  # Now that calls can be answered: others share this port, too.
-                        await ports.listen_for_rpc(settings, reuse_port=True)
-                        ports.become(app)
                     log.info("ready at %s", address)
                     on_ready(address)
                     await stop.wait()
@@ -338,11 +328,8 @@ class _Ports:
     said: Callable[[], str]
     _rpc_becomes: Callable[[Ingress], None] | None = None
 
-    async def listen_for_rpc(self, settings: Settings, *, reuse_port: bool = False) -> None:
-        """gRPC, where it is wanted; `reuse_port`: on a port that others share.
-
-        Raises OSError when its packages are missing or its port is taken.
-        """
+    async def listen_for_rpc(self, settings: Settings) -> None:
+        """Listen for gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
         if not settings.grpc_port:
             return
         try:
@@ -352,7 +339,7 @@ class _Ports:
         if not found:
             raise OSError(f"gRPC (--grpc-port) is a package of its own: {how_to_install('grpc')}")
         public = self.server
-        listening = found[0](settings, self.said, public.connections, public.hurry, public.tls, reuse_port=reuse_port)
+        listening = found[0](settings, self.said, public.connections, public.hurry, public.tls)
         self._rpc_becomes = await self.rpc.enter_async_context(listening)
 
     def become(self, app: FastAPI) -> None:
@@ -367,13 +354,10 @@ class _Ports:
 
 @contextlib.asynccontextmanager
 async def _listening_for_administration(
-    app: ASGIApp, settings: Settings, public: Server, of_a_card: bool
+    app: ASGIApp, settings: Settings, public: Server
 ) -> AsyncIterator[Server | None]:
-    """On this machine alone, where that is wanted; `of_a_card`: in any case, as app.cards asks there.
-
-    Raises OSError when a port that was asked for is taken.
-    """
-    if settings.admin != "loopback" and not of_a_card:
+    """Listen on this machine alone, where that is wanted. Raises OSError when a port that was asked for is taken."""
+    if settings.admin != "loopback":
         yield None
         return
     port = settings.admin_port or (settings.port and port_of(public) + ADMIN_PORT_DISTANCE)

@@ -64,23 +64,6 @@ ROUTES: dict[str, dict[str, Need]] = {
 }
 """By path, as the application writes it, and method."""
 
-OF_ALL_CARDS = {
-    "/v2/health/ready": "GET",
-    "/ping": "GET",
-    "/metrics": "GET",
-    "/v1/stats": "GET",
-    "/v1/stats/stream": "GET",
-    "/v1/devices": "GET",
-    "/v1/models": "GET",
-    "/v1/devices/{device}:release": "POST",
-    "/v2/repository/models/{model}/load": "POST",
-    "/v2/repository/models/{model}/unload": "POST",
-    "/v2/repository/models/{model}/traffic": "POST",
-}
-"""What is asked of all cards of a host, where each has a service of its own (app.cards): by path, with the method."""
-HEADERS_FOR_CARDS = ("authorization", "x-api-key", "accept", "content-type")
-"""Of such a request: these are passed on, to app.cards and to each card."""
-
 _PARAMETER = re.compile(r"\\\{(\w+)(:path)?\\\}")
 _FIXED = {path: needs for path, needs in ROUTES.items() if "{" not in path}
 _OTHER_SPELLING = re.compile(

@@ -13,17 +13,6 @@ class DeviceSettings(BaseModel):
     """DeviceSettings, engines, precisions."""
 
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
-    per_card: float = Field(
-        0,
-        ge=0,
-        le=1,
-        json_schema_extra={"alone": "1"},
-        description="A service for each card, all behind one port (docs/cards.md): the share of cards that must be "
-        "ready for the service to be; 1 where no number follows, 0: one service for all",
-    )
-    affinity: Literal["auto", "off"] = Field(
-        "auto", description="Whether --per-card pins what serves a card to the cores and the memory near it"
-    )
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
     engine: str = Field("auto", description="Engine that runs the networks, e.g. auto, openvino, eager")
     precision: str = Field("auto", description="Precision of the networks: auto, fp32, fp16, bf16, int8")

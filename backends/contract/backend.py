@@ -407,10 +407,6 @@ class Backend(ABC):
     def telemetry(self, device: str) -> Telemetry:
         """What the device says of itself now."""
 
-    def _pci_address(self, device: Device) -> str:
-        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown."""
-        return device.details.get("pci", "")
-
     def _held_bytes(self, device: str) -> int:
         """What is held of the device, by the best means: by this process where that is known, else by everybody.
 

@@ -17,22 +17,16 @@ from backends.vendors.table import Facts
 
 @dataclass(frozen=True)
 class FoundBackend(Backend):
-    """A backend that another process has found, as data. `sick`: its devices that do not answer; `addresses`: where
-    the system has its cards, by device.
-    """
+    """A backend that another process has found, as data. `sick`: its devices that do not answer."""
 
     name: str
     facts: Facts
     sick: Mapping[str, str]
-    addresses: Mapping[str, str]
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise BackendUnavailableError("The device is another process's.")
 
     probe = devices = memory = release_cache = telemetry = _refuse
-
-    def _pci_address(self, device: Device) -> str:
-        return self.addresses[device.id]
 
     def _sick(self) -> Mapping[str, str]:
         return self.sick
@@ -54,10 +48,6 @@ class Choice:
         """What detection said of one device. Raises KeyError."""
         return {device.id: device for device in self.found}[device_id]
 
-    def pci_address(self, device_id: str) -> str:
-        """Where the system has a device's card, in `lspci -D`'s form; empty where that is unknown. Raises KeyError."""
-        return self.backend._pci_address(self.device(device_id))
-
     @property
     def left_out(self) -> Mapping[str, str]:
         """Devices of the backend that do not answer, by id, with the reason."""
@@ -75,6 +65,5 @@ class Choice:
 
     def as_data(self) -> Choice:
         """The same for another process, which need not have the backend."""
-        addresses = {each.id: self.backend._pci_address(each) for each in self.found}
-        found = FoundBackend(self.backend.name, self.backend.facts, dict(self.backend._sick()), addresses)
+        found = FoundBackend(self.backend.name, self.backend.facts, dict(self.backend._sick()))
         return replace(self, backend=found)

@@ -26,7 +26,6 @@ _CHECKS = {
         "assert torch._dynamo.__file__"
     ),
     "what answers": "import app.main, app.serving.service, app.serving.opening, sys; assert 'torch' not in sys.modules",
-    "what starts a service for each card": "import app.cards, sys; assert 'torch' not in sys.modules",
     "a torchvision that wants more gets more": (
         "import sys, types, torch\n"
         "class Finder:\n"

@@ -200,7 +200,6 @@ BY_PATH = {
             f"tests/service/test_{name}.py"
             for name in (
                 "ingresses",
-                "cards",
                 "reuse_port",
                 "converter",
                 "opening",
@@ -452,7 +451,6 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The service
     ("anychip_base/", ("install", "processes", "faults", "tools")),
     ("app/*.py", SERVICE),
-    ("app/cards.py", ("ingress", "tools")),
     ("app/ingress_main.py", ("ingress",)),
     ("app/converter_main.py", ("ingress",)),
     ("app/access/", ("ingress", "connections")),

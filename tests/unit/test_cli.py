@@ -122,3 +122,13 @@ def test_of_other_packages_commands_the_one_that_is_asked_for_is_loaded_alone(mo
     said = capsys.readouterr()
     assert "--skip" in said.out
     assert said.err == ""
+
+
+def test_an_option_that_is_gone_says_what_is_in_its_place(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--device", "all", "--per-card", "0.5"])
+    assert ended.value.code == 2
+    assert (
+        "unrecognized arguments: --per-card 0.5; one service takes all cards with --device all"
+        in capsys.readouterr().err
+    )

@@ -52,7 +52,6 @@ ORDER = (
     "ingress_main",
     "arguments",
     "main",
-    "cards",
     "cli",
     "__main__",
 )

@@ -57,7 +57,6 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
         {"max_wait_ms": -1},
         {"surprise": 1},
         *({"guard_policy": wrong} for wrong in ("on", "0", "0.0", "1.5", "-1", "nan", "")),
-        {"affinity": "on"},
         *({"device_memory": wrong} for wrong in ("0", "-1", "much", "inf", "nan", "5XB", "")),
     ],
 )
@@ -102,7 +101,7 @@ def test_the_guard_is_told_a_word_a_share_or_a_number_of_batches(written, policy
 
 def test_there_are_no_more_settings_than_people_read():
     """Who adds one makes another a constant, or tells two as one."""
-    assert len(Settings.model_fields) <= 61
+    assert len(Settings.model_fields) <= 59
 
 
 def test_models_on_demand_are_named_or_all_but_some():

@@ -10,16 +10,13 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from anychip_ascend import smi
 from anychip_ascend.acl import card
 from anychip_ascend.dvpp import DvppDecoder
 from anychip_ascend.om import OmEngine
 from anychip_ascend.torchair import TorchairEngine
 from backends import detect
-from backends.contract.backend import Device
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
-from backends.telemetry.tool import Tool, ToolError
 from backends.vendors import table as vendors
 from backends.vendors.torch_device import TorchBackend
 
@@ -93,13 +90,6 @@ class AscendBackend(TorchBackend):
             own = card()
             own.set_device(target)
         return DvppDecoder(target, own)
-
-    def _pci_address(self, device: Device) -> str:
-        """As npu-smi says: torch_npu has no such property. A failure of the tool is no address."""
-        try:
-            return smi.pci_address(Tool(), int(device.id.partition(":")[2]))
-        except ToolError:
-            return ""
 
     def _has_bf16(self, module: Any) -> bool:
         # torch_npu's answer for 310B follows from the order of an enum (IsBF16Supported in NpuVariables.cpp).

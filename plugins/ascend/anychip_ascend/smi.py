@@ -76,22 +76,6 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
     return {logic: completed(of_npu[npu].get(chip, Telemetry()), _care(tool, npu, chip)) for npu, chip, logic in chips}
 
 
-def pci_address(tool: Tool, logic: int) -> str:
-    """The PCI address of a chip by logic id (`read`), empty where the tool names none. Raises ToolError.
-
-    The key is written with blanks by some versions and without by others, and the place is asked for by NPU and chip:
-    so Huawei's own scripts, which bind processes to cores, read it (Copyright Huawei 2023-2024, `_get_pcie_info`).
-    """
-    for npu, chip, number in parse_map(tool.run("npu-smi", "info", "-m")):
-        if number == logic:
-            said = tool.run("npu-smi", "info", "-t", "board", "-i", str(npu), "-c", str(chip))
-            for line in said.splitlines():
-                key, _, value = line.partition(":")
-                if "".join(key.split()).lower() == "pciebusinfo":
-                    return value.strip().lower()
-    return ""
-
-
 def _care(tool: Tool, npu: int, chip: int) -> Telemetry:
     place = ("-i", str(npu), "-c", str(chip))
     return parse_care(*(tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")))

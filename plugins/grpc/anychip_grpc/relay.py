@@ -144,9 +144,9 @@ class Relay:
             yield f"unix:{folder}/grpc"
             self._core = os.open(f"{folder}/grpc", os.O_PATH | os.O_CLOEXEC)
 
-    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+    async def listen(self, host: str, port: int) -> None:
         """Accept what comes to a port, which others may share. Raises OSError."""
-        await self._listener.listen(host, port, reuse_port=reuse_port)
+        await self._listener.listen(host, port)
 
     def close(self) -> None:
         """Accept no more; connections that have begun go on."""

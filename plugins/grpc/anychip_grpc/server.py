@@ -56,14 +56,12 @@ async def listening(
     connections: Budget,
     hurry: asyncio.Event,
     tls: Tls | None,
-    *,
-    reuse_port: bool,
 ) -> AsyncIterator[Callable[[Ingress], None]]:
     """On the port of the settings, and on that of administration where it has one of its own; what to call once there
     is a service. The entry `grpc` of the group `anychip.transports`.
 
-    `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no client. `reuse_port`: others
-    listen there, too. Raises OSError when the port is taken.
+    `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no client.
+    Raises OSError when the port is taken.
     """
     ports: dict[Bind, RpcPort] = {}
 
@@ -75,14 +73,12 @@ async def listening(
     async with contextlib.AsyncExitStack() as stack:
 
         async def listen(bind: Bind, host: str, port: int, counted: Budget, tls: Tls | None = None) -> None:
-            opening = _listening(
-                settings, said, host, port, connections=counted, hurry=hurry, tls=tls, reuse_port=reuse_port
-            )
+            opening = _listening(settings, said, host, port, connections=counted, hurry=hurry, tls=tls)
             ports[bind] = opened = await stack.enter_async_context(opening)
             log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", opened.address)
 
         await listen("public", settings.host, settings.grpc_port, connections, tls)
-        if settings.admin == "loopback" and not reuse_port:
+        if settings.admin == "loopback":
             counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
             try:
                 await listen("admin", LOOPBACK, settings.grpc_port + ADMIN_PORT_DISTANCE, counted)
@@ -101,7 +97,6 @@ async def _listening(
     connections: Budget,
     hurry: asyncio.Event,
     tls: Tls | None,
-    reuse_port: bool,
 ) -> AsyncIterator[RpcPort]:
     server = grpc.aio.server(
         options=[
@@ -125,7 +120,7 @@ async def _listening(
     await server.start()
     try:
         try:
-            await relay.listen(host, port, reuse_port=reuse_port)
+            await relay.listen(host, port)
         except OSError:
             raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
         yield opened
