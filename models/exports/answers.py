@@ -20,7 +20,7 @@ class TriedImages:
     """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them;
     `entry`: how its input takes images; `notes`: what was found by trying it and nobody has stated; `metadata`: texts
     of the file, where its task takes its outputs as they are; `implied`: what a library that builds the network says of
-    it, in the keys of a sidecar.
+    it, in the keys of a sidecar; `witness`: with what another runtime's numbers were compared, or why with none.
     """
 
     task: str
@@ -40,6 +40,7 @@ class TriedImages:
     entry: Entry = USUAL
     metadata: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
+    witness: str = ""
 
 
 @dataclass(frozen=True)

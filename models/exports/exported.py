@@ -218,6 +218,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         found.mean,
         found.std,
         export=Export(found.how, found.batch, found.freed, found.exporter, found.licence, found.entry),
+        witness=found.witness,
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
-from models.exports import library_files
+from models.exports import library_files, witness
 from models.exports.answers import TriedImages
 from models.exports.entry import USUAL, Entry, entered, entry_of
 from models.exports.images import load_parts
@@ -146,11 +146,15 @@ def _tried(
         entry, stated_batch = _entry_of(core, size)
     integers: list[bool] = []  # Of each output, whether it is of whole numbers.
 
+    def compute(given: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            values = core(given)
+            return [as_tensor(each) for each in (values if tail is None else tail(*values))]
+
     def run(pixels: Tensor) -> list[Tensor]:
         try:
             with torch.inference_mode():
-                values = core(pixels[0] if is_single else entered(entry, pixels))
-                found = [as_tensor(each) for each in (values if tail is None else tail(*values))]
+                found = compute(pixels[0] if is_single else entered(entry, pixels))
                 integers[:] = [not each.is_floating_point() for each in found]
                 return [each.float() for each in found]
         except WeightsError:
@@ -189,7 +193,16 @@ def _tried(
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
-    return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
+    pictures = (_pictures(size) - mean) / std
+    given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
+    seen = [each[0] if is_single else entered(entry, each) for each in given]
+    said = witness.compared(file, architecture, onnx, seen, compute)
+    return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry, witness=said)
+
+
+def _batch(pictures: Tensor, first: int, size: int) -> Tensor:
+    return pictures[(first + torch.arange(size)) % len(pictures)]
 
 
 def _of_finished(

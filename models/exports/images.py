@@ -125,9 +125,10 @@ class FinishedImages(ExportedNetwork):
 
 @dataclass(frozen=True)
 class ExportedImages(PixelModel):
-    """A model of images from a file."""
+    """A model of images from a file. `witness`: with what its numbers were compared when it was first read."""
 
     export: Export = field(kw_only=True)
+    witness: str = field(default="", kw_only=True)
 
     @property
     def has_reference(self) -> bool:

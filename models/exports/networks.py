@@ -122,15 +122,7 @@ class ProgramGraph(Graph):
 
     def __init__(self, file: str) -> None:
         super().__init__()
-        with zipfile.ZipFile(file) as archive:
-            if any(Path(name).name.startswith(_OBJECTS) for name in archive.namelist()):
-                raise WeightsError(f"{Path(file).name} holds objects besides tensors, which are not read.")
-        with _tensors_only(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.load(file)
-        for node in program.graph.nodes:
-            if node.op == "call_function" and not _is_operator(node.target):
-                raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
+        program = _loaded_program(file)
         self.signature = _program_signature(program)
         self._arguments = program.call_spec.in_spec
         module = unchecked_module(program)
@@ -222,6 +214,25 @@ class ScriptGraph(Graph):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the script."""
         return _flat(self.module(*tensors))
+
+
+def as_saved(file: str) -> Callable[..., tuple[Tensor, ...]]:
+    """A program of torch.export as PyTorch itself runs it: with its checks and its types. Raises WeightsError."""
+    module = _loaded_program(file).module()
+    return lambda *tensors: _flat(module(*tensors))
+
+
+def _loaded_program(file: str) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        if any(Path(name).name.startswith(_OBJECTS) for name in archive.namelist()):
+            raise WeightsError(f"{Path(file).name} holds objects besides tensors, which are not read.")
+    with _tensors_only(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.load(file)
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not _is_operator(node.target):
+            raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
+    return program
 
 
 def load_graph(file: str, form: Form) -> Graph:

@@ -94,6 +94,7 @@ COMPUTING = tuple(
         "torchair_networks",
         "yolov8",
         "onnx_graph",
+        "witness",
         "classifiers_by_pillow",
     )
 )

@@ -55,16 +55,18 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
     return {"task": "classify" if _class_count(timm, name, read_header(file).state) else "embed", **found}
 
 
-def built(file: Path, architecture: str) -> nn.Module:
+def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Module:
     """The network of an architecture with the weights of a file, on the CPU in float32. Raises WeightsError.
 
-    pixels, normalised, float [n, 3, h, w] -> tuple of the tensors that its task takes.
+    pixels, normalised, float [n, 3, h, w] -> tuple of the tensors that its task takes. `by_itself`: the library reads
+    the files, as it does for everybody; to compare with, and in a confined process only.
     """
     name = library_files.library_of(architecture)
     found = library(name)
     config = library_files.config_of(file.parent)
+    build = _of_timm if name == "timm" else _of_transformers
     try:
-        core = _of_timm(found, file, architecture, config) if name == "timm" else _of_transformers(found, file, config)
+        core = build(found, file, architecture, config, by_itself)
     except WeightsError:
         raise
     except Exception as error:  # Whatever a library makes of a configuration or weights that do not fit.
@@ -72,13 +74,20 @@ def built(file: Path, architecture: str) -> nn.Module:
     return core.float().eval().requires_grad_(False)
 
 
-def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]) -> nn.Module:
+def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any], by_itself: bool) -> nn.Module:
     name = architecture.removeprefix(TIMM)
+    if by_itself and config:
+        weights = {"file": str(file), "source": "", "hf_hub_id": None, "url": ""}
+        network = timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights)
+        return _First(network)
     state = read(file).state
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
     given = library_settings.of_timm(timm, name, config.get("model_args") or {})
     network: nn.Module = timm.create_model(name, pretrained=False, **{"num_classes": count, **given})
-    network.load_state_dict(state)
+    if by_itself:
+        timm.models.load_checkpoint(network, str(file))
+    else:
+        network.load_state_dict(state)
     return _First(network)
 
 
@@ -91,7 +100,9 @@ def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
     return 0 if weight is None else len(weight)
 
 
-def _of_transformers(transformers: Any, file: Path, config: Mapping[str, Any]) -> nn.Module:
+def _of_transformers(
+    transformers: Any, file: Path, architecture: str, config: Mapping[str, Any], by_itself: bool
+) -> nn.Module:
     name = library_files.class_of(config)
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
@@ -102,10 +113,15 @@ def _of_transformers(transformers: Any, file: Path, config: Mapping[str, Any]) -
     known: Any = kind
     settings = library_settings.of_transformers(transformers, known.config_class, config)
     # The library is given what was read here, and no folder: it would look for more in it than is known.
+    if by_itself:
+        config_of_file = known.config_class.from_json_file(str(file.parent / library_files.CONFIG))
+        state = importlib.import_module("safetensors.torch").load_file(str(file))
+    else:
+        config_of_file, state = known.config_class.from_dict(settings), read(file).state
     network = known.from_pretrained(
         None,
-        config=known.config_class.from_dict(settings),
-        state_dict=read(file).state,
+        config=config_of_file,
+        state_dict=state,
         local_files_only=True,
         trust_remote_code=False,
         dtype=torch.float32,

@@ -1,0 +1,252 @@
+"""Compares what is read of a file with a runtime that is not ours, on pictures.
+
+    pictures ─► our reading, float32 ─► outputs ┐
+    pictures ─► witness              ─► outputs ┴─► alike, or the first operator that differs, by name
+
+Witnesses: ONNX Runtime without optimisations for .onnx, OpenVINO for .xml, for the networks of a library that library's
+own reading of the same files, for a program (.pt2, .ts) what PyTorch loads of it.
+
+Owns: these runtimes, and the comparison of whole networks. Must not know how a file becomes a network, nor what its
+outputs mean. In a process of its own (models.exports.child): must not be imported by the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anychip_base.extras import how_to_install
+from models.contract.errors import WeightsError, reason_of
+from models.contract.model import Array
+from models.exports import library_files
+from models.exports.layouts import SIZES
+from models.exports.networks import as_saved
+from models.onnx.compared import Witness, first_different, has_halves
+from models.onnx.file import OnnxFile, read_onnx
+
+PICTURES = 2
+_WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
+"""Of a network's outputs, as a share of the largest number among their like: beyond, each operator is compared."""
+_LEAST_LIKE = 64  # Numbers of a row or column that are taken for alike: of a detector's outputs each class.
+_FLOOR = 1e-6
+_GRAPH, _VALUE, _NAME = 7, 12, 1  # onnx.proto3: ModelProto.graph, GraphProto.output, ValueInfoProto.name
+_MOST_BYTES = 1 << 31  # Of a protobuf.
+
+
+class UnavailableError(Exception):
+    """The witness cannot say anything; the message says why."""
+
+
+class OnnxRuntimeWitness:
+    """An .onnx by ONNX Runtime on the CPU, as it is written. Raises UnavailableError."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise UnavailableError(f"ONNX Runtime is not installed ({how_to_install('onnx')})") from error
+        self._runtime, self._file = onnxruntime, file
+        self.name = f"ONNX Runtime {onnxruntime.__version__} without optimisations"
+        self._session = self._opened(str(file))
+        self.inputs = [each.name for each in self._session.get_inputs()]
+        self._outputs = {each.name for each in self._session.get_outputs()}
+        self._all: Any = None
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All values of the file's own nodes; subgraphs keep theirs."""
+        return frozenset(name for node in read_onnx(self._file).nodes for name in node.outputs if name)
+
+    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Outputs, or other values."""
+        session = self._session
+        if not self._outputs.issuperset(names):
+            session = self._all = self._all or self._with_all()
+        try:
+            return dict(zip(names, session.run(list(names), dict(given)), strict=True))
+        except Exception as error:
+            raise UnavailableError(f"ONNX Runtime cannot run it: {reason_of(error)}") from error
+
+    def _with_all(self) -> Any:
+        """A session of the same file in which every value is an output: a message goes on where bytes are added."""
+        added = b"".join(_field(_VALUE, _field(_NAME, each.encode())) for each in sorted(self.names - self._outputs))
+        if self._file.stat().st_size + len(added) >= _MOST_BYTES:
+            raise UnavailableError("the file is too large")
+        return self._opened(self._file.read_bytes() + _field(_GRAPH, added))
+
+    def _opened(self, source: str | bytes) -> Any:
+        options = self._runtime.SessionOptions()
+        options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        if isinstance(source, bytes):  # Where weights lie that are in files of their own.
+            options.add_session_config_entry(
+                "session.model_external_initializers_file_folder_path", str(self._file.parent)
+            )
+        try:
+            return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise UnavailableError(f"ONNX Runtime cannot load it: {reason_of(error)}") from error
+
+
+class OpenVinoWitness:
+    """An .xml by OpenVINO on the CPU, in float32. Raises UnavailableError."""
+
+    def __init__(self, file: Path) -> None:
+        try:
+            import openvino
+        except ImportError as error:
+            raise UnavailableError(f"OpenVINO is not installed ({how_to_install('cpu')})") from error
+        self.name = f"OpenVINO {openvino.__version__.partition('-')[0]}"
+        self._core = openvino.Core()
+        try:
+            self._model = self._core.read_model(str(file))
+        except Exception as error:
+            raise UnavailableError(f"OpenVINO cannot load it: {reason_of(error)}") from error
+        if any(each.get_type_name() == "FakeQuantize" for each in self._model.get_ops()):
+            raise UnavailableError("OpenVINO computes it in int8, and not in float32")
+        self._places = {
+            node.get_friendly_name() + (f".{place}" if place else ""): node.output(place)
+            for node in self._model.get_ordered_ops()
+            if node.get_type_name() not in ("Result", "Constant")
+            for place in range(node.get_output_size())
+        }
+        self.inputs = [each.get_node().get_friendly_name() for each in self._model.inputs]
+        self.names = frozenset(self._places)
+
+    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Values by the names of layers, as anychip_compat.openvino calls them."""
+        import openvino
+
+        try:
+            model = openvino.Model([self._places[name] for name in names], self._model.get_parameters(), "part")
+            compiled = self._core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+            found = compiled([given[name] for name in self.inputs])
+        except Exception as error:
+            raise UnavailableError(f"OpenVINO cannot run it: {reason_of(error)}") from error
+        return {name: np.array(found[place]) for place, name in enumerate(names)}
+
+
+def compared(
+    file: Path,
+    architecture: str,
+    onnx: OnnxFile | None,
+    given: Sequence[Tensor],
+    ours: Callable[[Tensor], Sequence[Tensor]],
+) -> str:
+    """What was compared, in a sentence without an end; or that nothing was, and why. Raises WeightsError.
+
+    `given`: what the network takes, of pictures; `ours`: the outputs of what is read here.
+    """
+    try:
+        if onnx is not None:
+            witness = OpenVinoWitness(file) if file.suffix == ".xml" else OnnxRuntimeWitness(file)
+            return of_graph(file, onnx, witness, given, ours)
+        if library := library_files.library_of(architecture):
+            try:
+                theirs = library_files.builder().built(file, architecture, by_itself=True)
+            except WeightsError as error:
+                raise UnavailableError(str(error).rstrip(".")) from error
+            return of_network(f"{library} by itself", theirs, given, ours, file)
+        if architecture == "pt2":
+            return of_network("torch.export by itself", as_saved(str(file)), given, ours, file)
+        return "it is computed by TorchScript itself, so that nothing was compared"
+    except UnavailableError as error:
+        return f"with nothing was it compared: {error}"
+
+
+def of_graph(
+    file: Path,
+    onnx: OnnxFile,
+    witness: Witness,
+    given: Sequence[Tensor],
+    ours: Callable[[Tensor], Sequence[Tensor]],
+) -> str:
+    """The same of a graph whose operators can be compared one by one. Raises WeightsError, UnavailableError."""
+    [taken], names = onnx.inputs, [value.name for value in onnx.outputs]
+    share, largest = _WHOLE_IN_HALVES if has_halves(onnx) else _WHOLE, 0.0
+    others = {name: SIZES[name] for name in witness.inputs if name in SIZES}
+    for tensor in given:
+        array = tensor.numpy().astype(taken.dtype or np.float32)
+        inputs = {taken.name: array, **others}
+        wanted = witness.values(inputs, names)
+        found = _largest([wanted[name] for name in names], ours(torch.from_numpy(array).float()))
+        if found <= share:
+            largest = max(largest, found)
+            continue
+        try:
+            reason = first_different(onnx, file.name, inputs, witness)
+        except UnavailableError as error:
+            reason = f"the outputs differ by {found:.2g} of their largest number, whose operator is not known: {error}"
+        if reason:
+            raise WeightsError(
+                f"{file.name} is not read as {witness.name} reads it, and is not served as a network of images: of the "
+                f"same inputs {reason}. Please report it."
+            )
+        return f"each operator computes what {witness.name} does of the same inputs, and the network enlarges rounding"
+    return _said(witness.name, len(given), largest)
+
+
+def of_network(
+    name: str,
+    theirs: Callable[[Tensor], Sequence[Tensor]],
+    given: Sequence[Tensor],
+    ours: Callable[[Tensor], Sequence[Tensor]],
+    file: Path,
+) -> str:
+    """The same of a network as a whole. Raises WeightsError, UnavailableError."""
+    largest = 0.0
+    for tensor in given:
+        try:
+            with torch.inference_mode():
+                wanted = [each.float().numpy() for each in theirs(tensor)]
+        except Exception as error:
+            raise UnavailableError(f"{name} does not run: {reason_of(error)}") from error
+        found = _largest(wanted, ours(tensor))
+        if not found <= _WHOLE:
+            raise WeightsError(
+                f"{file.name} is not read as {name} reads it, and is not served: outputs differ by {found:.2g} of "
+                "their largest number. Please report it."
+            )
+        largest = max(largest, found)
+    return _said(name, len(given), largest)
+
+
+def _said(name: str, count: int, largest: float) -> str:
+    return f"as {name} computes {count} pictures, within {largest:.1e} of the largest number"
+
+
+def _largest(wanted: Sequence[Array], ours: Sequence[Tensor]) -> float:
+    """The largest difference, as a share of the largest number among its like; infinite for other shapes."""
+    found = 0.0
+    for theirs, mine in zip(wanted, ours, strict=True):
+        if tuple(mine.shape) != theirs.shape:
+            return float("inf")
+        one, other = mine.numpy().astype(np.float64), theirs.astype(np.float64)
+        if not other.size:
+            continue
+        if not (np.isfinite(one).all() and np.isfinite(other).all()):
+            return 0.0 if np.array_equal(one, other, equal_nan=True) else float("inf")
+        size = np.abs(other)
+        scale = np.full(other.shape, size.max())
+        for axis in range(other.ndim):
+            rest = tuple(each for each in range(other.ndim) if each != axis)
+            if other.size // other.shape[axis] >= _LEAST_LIKE:
+                scale = np.minimum(scale, size.max(rest, keepdims=True))
+        scale = np.maximum(scale, _FLOOR / _WHOLE * size.max()) + np.finfo(np.float32).tiny
+        found = max(found, float((np.abs(one - other) / scale).max()))
+    return found
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf that holds bytes."""
+    size, length = len(content), bytearray()
+    while size > 0x7F:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content

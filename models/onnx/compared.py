@@ -1,0 +1,201 @@
+"""Whether each operator of a graph computes what another runtime says of the same inputs.
+
+    file ─► our graph, one call after another ─┐
+    file ─► witness: its values by name ───────┴─► every call on the witness's inputs ─► the first that differs
+
+Owns: that comparison, and what counts as the same number. Must not know which runtimes there are
+(models.exports.witness). Where no operator differs by itself, the graph computes what the witness does: what is left
+between them is rounding, which a network may enlarge, and the order of ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.contract.model import Array
+from models.onnx.file import Node, OnnxFile
+from models.onnx.graph import OnnxGraph, OnnxPart
+from models.onnx.operators import OPERATORS, as_tensor, is_host
+
+_ALONE = 2e-5
+"""Of one operator on the same inputs, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
+_ALONE_IN_HALVES = 5e-3
+_ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
+_AT_ONCE = 128  # Operators whose values are held: those of all may be gigabytes.
+_GREATEST_HALF = 65504.0
+_EDGE = 0.01  # Boxes that rounding alone lets overlap by more or less than the limit of a suppression.
+
+
+class Witness(Protocol):
+    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it can say."""
+
+    name: str
+    inputs: list[str]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of nodes."""
+
+    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
+        """Values by name, of inputs by name."""
+
+
+class DifferentError(ValueError):
+    """An operator differs; the message says which and how."""
+
+
+class _Values:
+    """The witness's values, a few operators ahead."""
+
+    def __init__(self, witness: Witness, given: Mapping[str, Array], order: Sequence[str]) -> None:
+        self._witness, self._given = witness, given
+        self._order = [name for name in order if name in witness.names]
+        self._places = {name: place for place, name in enumerate(self._order)}
+        self._held: dict[str, Array] = {}
+
+    def get(self, name: str) -> Array | None:
+        """None for what the witness does not say."""
+        place = self._places.get(name)
+        if place is None:
+            return None
+        if name not in self._held:
+            self._held = self._witness.values(self._given, self._order[place : place + _AT_ONCE])
+        return self._held[name]
+
+
+class _ComparedPart(OnnxPart):
+    """An OnnxPart whose calls go on with the witness's values, and are compared with them."""
+
+    witnessed: _Values
+    nodes_of: Mapping[str, Node]
+    of_halves: bool
+
+    def _computed(self, call: Any, inputs: list[Any]) -> Any:
+        found = super()._computed(call, inputs)
+        results = list(found) if isinstance(found, tuple) else [found]
+        for place, (name, ours) in enumerate(zip(call.outputs, results, strict=False)):
+            wanted = self.witnessed.get(name)
+            if wanted is None:
+                continue
+            reason = self._difference(call, inputs, place, ours, wanted)
+            if reason:
+                raise DifferentError(f"{_called(self.nodes_of[name])} {reason}")
+            results[place] = _as(ours, wanted)
+        return tuple(results)
+
+    def _difference(self, call: Any, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
+        if call.operator == "NonMaxSuppression":
+            return _of_boxes(as_tensor(ours), wanted)
+        if call.operator == "TopK" and place == 1 and tuple(as_tensor(ours).shape) == wanted.shape:
+            # Of equal numbers either may be named.
+            axis, of = call.attributes.get("axis", -1), as_tensor(inputs[0])
+            wanted = of.gather(axis, torch.from_numpy(wanted.astype(np.int64))).numpy()
+            ours = of.gather(axis, ours)
+        reason = difference(ours, wanted, _alone(self.of_halves))
+        if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:
+            return reason
+        exact = OPERATORS[call.operator]([_doubled(each) for each in inputs], call.attributes)
+        exact = exact[place] if isinstance(exact, tuple) else exact
+        rounding = float((exact - ours).abs().nan_to_num().max())
+        return difference(exact, wanted, _alone(self.of_halves), _ROUNDINGS * rounding)
+
+
+def _alone(of_halves: bool) -> float:
+    return _ALONE_IN_HALVES if of_halves else _ALONE
+
+
+class _ComparedGraph(OnnxGraph):
+    """An OnnxGraph whose constants are compared while they are computed."""
+
+    def __init__(self, file: OnnxFile, name: str, values: _Values) -> None:
+        self._values, self._of_halves = values, has_halves(file)
+        super().__init__(file, name)
+        nodes_of = {name: node for node in file.nodes for name in node.outputs}
+        for part in (self.core, self.tail):
+            part.__class__ = _ComparedPart
+            compared = cast(_ComparedPart, part)
+            compared.witnessed, compared.nodes_of, compared.of_halves = values, nodes_of, self._of_halves
+
+    def _folded(self, node: Node, known: dict[str, Any]) -> bool:
+        if not super()._folded(node, known):
+            return False
+        for name in node.outputs if node.operator != "Constant" else ():
+            wanted = self._values.get(name)
+            reason = "" if wanted is None else difference(known[name], wanted, _alone(self._of_halves))
+            if reason:
+                raise DifferentError(f"{_called(node)} {reason}")
+        return True
+
+
+def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witness: Witness) -> str:
+    """The first operator in the order of computation that differs from the witness, and how; "" where none does.
+
+    `name`: what errors call the file. `given`: all inputs that the witness takes, by name. Raises WeightsError.
+    """
+    values = _Values(witness, given, [name for node in file.nodes for name in node.outputs])
+    tensors = [torch.from_numpy(given[value.name]) for value in file.inputs]
+    try:
+        graph = _ComparedGraph(file, name, values).eval()
+        with torch.inference_mode():
+            graph(*(each.float() if each.is_floating_point() else each for each in tensors))
+    except DifferentError as error:
+        return str(error)
+    return ""
+
+
+def has_halves(file: OnnxFile) -> bool:
+    """Whether a file computes in float16, so that its own numbers are coarser than ours."""
+    return any(array.dtype == np.float16 for array in file.constants.values())
+
+
+def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) -> str:
+    """How a value is another than the one that is wanted, "" where it is not.
+
+    Floats may differ by `share` of the largest number, and by `rounding`.
+    """
+    found = as_tensor(ours)
+    given = found.numpy() if not is_host(ours) or wanted.size != found.numel() else found.numpy().reshape(wanted.shape)
+    if given.shape != wanted.shape:
+        return f"has the shape {list(given.shape)}, and not {list(wanted.shape)}"
+    if wanted.dtype.kind != "f":
+        count = int((given != wanted).sum())
+        return f"has {count} other numbers of {given.size}" if count else ""
+    one, other = given.astype(np.float64), wanted.astype(np.float64)
+    if wanted.dtype == np.float16:  # Which knows no greater number than this.
+        one = np.where(np.abs(one) > _GREATEST_HALF, np.copysign(np.inf, one), one)
+    finite = np.isfinite(other)
+    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
+        return "is not finite in the same places"
+    if not finite.any():
+        return ""
+    magnitude = float(np.abs(other[finite]).max())
+    largest = np.abs(one[finite] - other[finite]).max()
+    if largest <= share * magnitude + rounding:
+        return ""
+    return f"differs by {largest:.3g} in numbers of up to {magnitude:.3g}"
+
+
+def _of_boxes(ours: Tensor, wanted: Array) -> str:
+    one, other = ({tuple(row) for row in rows.tolist()} for rows in (ours, wanted))
+    count = len(one ^ other)
+    return f"chooses {count} other boxes of {len(other)}" if count > _EDGE * len(other) else ""
+
+
+def _called(node: Node) -> str:
+    return f"{node.operator} {node.name or node.outputs[0]!r}"
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _as(ours: Any, wanted: Array) -> Any:
+    """The witness's value, of the kind that ours is."""
+    if isinstance(ours, Tensor):
+        return torch.from_numpy(wanted).to(ours.dtype)
+    return wanted.reshape(-1).tolist() if isinstance(ours, list) else wanted.reshape(-1).tolist()[0]

@@ -1,0 +1,226 @@
+"""What is read of a file is compared with a runtime that is not ours: a misreading is refused by its operator's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.contract.errors import WeightsError
+from models.exports import witness
+from models.exports.child import _tried
+from models.exports.exported import _Declared
+from models.onnx import compared
+from models.onnx.graph import load_onnx
+from models.onnx.operators import OPERATORS, as_tensor
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+SIZE = 16
+F, I = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64  # noqa: E741
+
+
+def constant(name: str, values: Any) -> Any:
+    array = np.array(values)
+    return onnx.numpy_helper.from_array(array.astype(np.int64 if array.dtype.kind == "i" else np.float32), name)
+
+
+def saved(path: Path, nodes: Sequence[Any], constants: Sequence[Any], output: str = "y", opset: int = 18) -> Path:
+    """A file that takes images of SIZE."""
+    inputs = [onnx.helper.make_tensor_value_info("images", F, ["n", 3, SIZE, SIZE])]
+    outputs = [onnx.helper.make_empty_tensor_value_info(output)]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, outputs, constants)
+    imports = [onnx.helper.make_opsetid("", opset)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=imports, ir_version=9), path)
+    return path
+
+
+def classifier(path: Path) -> Path:
+    """Enlarges, convolves, normalises, and ends in five probabilities; the head's bias is computed of constants alone."""
+    make, generator = onnx.helper.make_node, np.random.default_rng(0)
+    nodes = [
+        make("Resize", ["images", "", "twice"], ["large"], name="/enlarge", mode="linear"),
+        make("Conv", ["large", "weight"], ["seen"], name="/first/conv", pads=[1] * 4, strides=[2, 2]),
+        make("BatchNormalization", ["seen", "scale", "bias", "mean", "var"], ["normal"], name="/norm", epsilon=1e-3),
+        make("Gelu", ["normal"], ["active"], name="/gelu"),
+        make("GlobalAveragePool", ["active"], ["pooled"], name="/pool"),
+        make("Sub", ["half", "half_more"], ["negative"], name="/negative"),
+        make("Reshape", ["pooled", "shape"], ["flat"], name="/flat"),
+        make("Gemm", ["flat", "head", "negative"], ["logits"], name="/head", alpha=0.5),
+        make("Softmax", ["logits"], ["y"], name="/softmax"),
+    ]
+    constants = [
+        constant("twice", [1.0, 1, 2, 2]),
+        constant("weight", 0.2 * generator.normal(size=(8, 3, 3, 3))),
+        *(constant(name, generator.uniform(0.5, 2, 8)) for name in ("scale", "bias", "mean", "var")),
+        constant("half", [0.5] * 5),
+        constant("half_more", [1.0, 1, 2, 1, 1]),
+        constant("shape", [-1, 8]),
+        constant("head", generator.normal(size=(8, 5))),
+    ]
+    return saved(path, nodes, constants, opset=20)
+
+
+def asked(file: Path, **sidecar: Any) -> dict[str, Any]:
+    images = {"sidecar": sidecar, "labels": None, "takes": "classes"}
+    return {**_Declared().model_dump(), "probes": None, "images": images, "own": [str(file)]}
+
+
+def changed(operator: str, how: Callable[[Any], Any] = lambda found: found, **attributes: Any) -> Any:
+    """An operator that is read wrongly: with other attributes, or with another result."""
+    right = OPERATORS[operator]
+    return lambda inputs, given: how(right(inputs, {**given, **attributes}))
+
+
+MISREADINGS: dict[str, tuple[str, Any]] = {
+    "Resize '/enlarge'": ("Resize", {"coordinate_transformation_mode": "align_corners"}),
+    "Conv '/first/conv'": ("Conv", lambda found: found.flip(1)),
+    "BatchNormalization '/norm'": ("BatchNormalization", {"epsilon": 1e-1}),
+    "Gelu '/gelu'": ("Gelu", {"approximate": "tanh"}),
+    "GlobalAveragePool '/pool'": ("GlobalAveragePool", lambda found: found * 1.001),
+    "Sub '/negative'": ("Sub", lambda found: -found),
+    "Gemm '/head'": ("Gemm", {"alpha": 1.0}),
+    "Softmax '/softmax'": ("Softmax", {"axis": 0}),
+}
+
+
+def test_a_file_that_is_read_rightly_says_with_what_it_was_compared(tmp_path: Path) -> None:
+    file = classifier(tmp_path / "a.onnx")
+    found = _tried(str(file), "onnx", asked(file, task="classify", size=[SIZE, SIZE]))
+    assert found.images is not None
+    assert "ONNX Runtime" in found.images.witness
+    assert float(found.images.witness.rpartition("within ")[2].split()[0]) < 1e-5
+
+
+@pytest.mark.parametrize("called", MISREADINGS)
+def test_an_operator_that_is_misread_is_refused_by_its_name(
+    called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, how = MISREADINGS[called]
+    monkeypatch.setattr(witness, "_WHOLE", 1e-6)  # So that the least of these is looked at.
+    wrong = changed(operator, **how) if isinstance(how, dict) else changed(operator, how)
+    monkeypatch.setitem(OPERATORS, operator, wrong)
+    file = classifier(tmp_path / "a.onnx")
+    with pytest.raises(WeightsError, match=f"a.onnx is not read as ONNX Runtime .*: of the same inputs {called} "):
+        _tried(str(file), "onnx", asked(file, task="classify", size=[SIZE, SIZE]))
+
+
+def said_of(file: Path) -> str:
+    """What is said of a file of one output, whatever it means."""
+    graph, read = load_onnx(file)
+
+    def ours(given: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return [as_tensor(each) for each in graph(given)]
+
+    pictures = torch.rand((1, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0))
+    return witness.compared(file, "onnx", read, [pictures], ours)
+
+
+def test_which_of_equal_numbers_is_named_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = onnx.helper.make_node
+    nodes = [
+        make("Floor", ["images"], ["nothing"]),
+        make("Reshape", ["nothing", "shape"], ["flat"]),
+        make("TopK", ["flat", "five"], ["values", "y"], axis=1),
+    ]
+    file = saved(tmp_path / "ties.onnx", nodes, [constant("shape", [1, -1]), constant("five", [5])])
+    right = OPERATORS["TopK"]
+
+    def last_first(inputs: Any, given: Any) -> Any:
+        values, _ = right(inputs, given)
+        return values, inputs[0].shape[1] - 1 - torch.arange(5).reshape(1, 5)
+
+    monkeypatch.setitem(OPERATORS, "TopK", last_first)
+    assert said_of(file).startswith("each operator computes what ONNX Runtime")
+    monkeypatch.setitem(OPERATORS, "TopK", changed("TopK", largest=0))
+    nodes[0] = make("Identity", ["images"], ["nothing"])
+    file = saved(tmp_path / "least.onnx", nodes, [constant("shape", [1, -1]), constant("five", [5])])
+    with pytest.raises(WeightsError, match="TopK 'values' differs by"):
+        said_of(file)
+
+
+def test_a_network_that_enlarges_rounding_is_no_misreading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs may be any; what each operator makes of the same numbers decides."""
+    make = onnx.helper.make_node
+    nodes = [make("ReduceMean", ["images", "all"], ["mean"]), make("Sub", ["images", "mean"], ["small"])]
+    nodes.append(make("Mul", ["small", "much"], ["large"]))
+    nodes.append(make("Sin", ["large"], ["y"]))
+    file = saved(tmp_path / "a.onnx", nodes, [constant("all", [1, 2, 3]), constant("much", 1e6)])
+    right = OPERATORS["ReduceMean"]
+    monkeypatch.setitem(OPERATORS, "ReduceMean", lambda inputs, given: right(inputs, given) * (1 + 2**-22))
+    assert said_of(file).startswith("each operator computes what ONNX Runtime")
+
+
+def test_halves_are_compared_as_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = onnx.helper.make_node
+    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float16), "w")
+    nodes = [
+        make("Cast", ["images"], ["half"], to=onnx.TensorProto.FLOAT16),
+        make("Conv", ["half", "w"], ["seen"], name="/conv"),
+        make("Cast", ["seen"], ["y"], to=F),
+    ]
+    file = saved(tmp_path / "half.onnx", nodes, [weight])
+    assert "ONNX Runtime" in said_of(file)
+    monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found * 1.02))
+    with pytest.raises(WeightsError, match="Conv '/conv' differs by"):
+        said_of(file)
+
+
+def test_weights_in_files_of_their_own_are_found_when_operators_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = classifier(tmp_path / "a.onnx")
+    whole = onnx.load(file)
+    file.unlink()
+    onnx.save(whole, file, save_as_external_data=True, location="weights.bin", size_threshold=128)
+    monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found.flip(1)))
+    with pytest.raises(WeightsError, match="Conv '/first/conv'"):
+        said_of(file)
+
+
+def test_without_a_runtime_nothing_is_compared_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    said = said_of(classifier(tmp_path / "a.onnx"))
+    assert said.startswith("with nothing was it compared: ONNX Runtime is not installed (")
+
+
+def test_a_network_of_a_library_is_compared_as_a_whole(tmp_path: Path) -> None:
+    layer = torch.nn.Conv2d(3, 4, 3)
+
+    def one(given: Tensor) -> list[Tensor]:
+        return [layer(given).detach()]
+
+    def other(given: Tensor) -> list[Tensor]:
+        return [layer(given.flip(1)).detach()]
+
+    given = [torch.rand((1, 3, 8, 8))]
+    assert "within 0.0e+00" in witness.of_network("timm by itself", one, given, one, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="a.pth is not read as timm by itself reads it"):
+        witness.of_network("timm by itself", other, given, one, tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize(
+    ("ours", "wanted", "reason"),
+    [
+        (torch.ones(2, 3), np.ones((3, 2), np.float32), "has the shape [2, 3], and not [3, 2]"),
+        (torch.tensor([1, 2]), np.array([1, 3]), "has 1 other numbers of 2"),
+        (torch.tensor([1.0, float("nan")]), np.array([1.0, 2.0], np.float32), "is not finite in the same places"),
+        (torch.tensor([1.0, float("inf")]), np.array([1.0, -np.inf], np.float32), "is not finite in the same places"),
+        (torch.tensor([1.0, 100.0]), np.array([1.1, 100.0], np.float32), "differs by 0.1 in numbers of up to 100"),
+        (torch.tensor([1.0, 100.0]), np.array([1.001, 100.0], np.float32), ""),
+        ([1, 2], np.array([1, 2]), ""),
+        (3, np.array([3]), ""),
+        (torch.tensor([7e4]), np.array([np.inf], np.float16), ""),
+    ],
+)
+def test_what_counts_as_the_same(ours: Any, wanted: Any, reason: str) -> None:
+    assert compared.difference(ours, wanted, 2e-5) == reason
