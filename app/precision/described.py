@@ -15,9 +15,9 @@ from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import models
 from app.processes.packing import packed, unpacked
 from models import Model, PixelModel, TensorModel, WeightsError
+from models.contract.digest import digest_of_sources
 from models.contract.model import Array
 from models.exports.files import files_of
 
@@ -106,7 +106,7 @@ def weights_key(model: Model) -> str:
     except WeightsError:  # Loading it says so.
         return ""
     digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
-    stated: list[object] = [_readers()]
+    stated: list[object] = [digest_of_sources("models")]
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
     # Size, mean, deviation and layout become part of an exported network, and its task.
@@ -120,15 +120,6 @@ def weights_key(model: Model) -> str:
 def _source(task: type) -> str:
     """The code of a task, which may compute something on the device."""
     return Path(inspect.getfile(task)).read_text(encoding="utf-8")
-
-
-@cache
-def _readers() -> str:
-    """What makes networks of files: another release of it may make another of the same file."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(models.__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 @lru_cache(maxsize=256)

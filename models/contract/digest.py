@@ -12,6 +12,8 @@ import os
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from models.contract.errors import WeightsError
@@ -54,6 +56,16 @@ def digest_of_all(digests: Iterable[tuple[str, str]]) -> str:
 def listed(digests: Iterable[tuple[str, str]]) -> str:
     """Names and digests of files as `sha256sum` writes them, in the order of their names."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests))
+
+
+@cache
+def digest_of_sources(package: str) -> str:
+    """Of all Python sources of a package by name, which is not imported: another release may compute otherwise."""
+    spec, digest = find_spec(package), hashlib.sha256()
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in sorted(Path(folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from models.exports import library_files
 from models.exports.answers import Tried, TriedImages
 from models.exports.files import names_beside, names_within
 from models.exports.finished import FINISHED, read_finished
+from models.exports.kept import kept
 from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
 from models.weights.checkpoint import labels_beside
 from models.weights.opened import looked_at
@@ -91,6 +92,12 @@ class ExportedModel(TensorModel):
     def platform(self) -> str:
         """The Open Inference Protocol's name; for torch.export's programs, which it does not know, one like it."""
         return PLATFORMS[self.architecture]
+
+    @property
+    def witness(self) -> str:
+        """With what its numbers were compared: with nothing, as they are those of the runtime that reads the file."""
+        runtime = {"onnx": "ONNX Runtime", "pt2": "torch.export"}.get(self.architecture, "TorchScript")
+        return f"{runtime} itself computes it, so that nothing was compared"
 
     def network(self) -> GraphNetwork:
         """The file's graph on the CPU, as it was saved. Raises WeightsError."""
@@ -155,7 +162,7 @@ def open_exported(
         "images": images,
         "own": [str(path) for path in files.paths],
     }
-    found = _tried(file, asked, architecture)
+    found = kept(files, asked, architecture, lambda: _tried(file, asked, architecture))
     if found.images is not None:
         return _image_model(name, file, found.images, sidecar, architecture)
     tensors = found.tensors
@@ -205,6 +212,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     )
     for note in found.notes:
         log.warning("%s: %s: %s.", name, file.name, note)
+    if found.witness:
+        log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)
     made(found.task, known)  # A file that is none of its task stops the start.
     return ExportedImages(
         name,

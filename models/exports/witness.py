@@ -36,6 +36,7 @@ _WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
 _LEAST_LIKE = 64  # Numbers of a row or column that are taken for alike: of a detector's outputs each class.
 _FLOOR = 1e-6
 _GRAPH, _VALUE, _NAME = 7, 12, 1  # onnx.proto3: ModelProto.graph, GraphProto.output, ValueInfoProto.name
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 _MOST_BYTES = 1 << 31  # Of a protobuf.
 
 
@@ -155,9 +156,9 @@ def compared(
             return of_network(f"{library} by itself", theirs, given, ours, file)
         if architecture == "pt2":
             return of_network("torch.export by itself", as_saved(str(file)), given, ours, file)
-        return "it is computed by TorchScript itself, so that nothing was compared"
+        return "TorchScript itself computes it, so that nothing was compared"
     except UnavailableError as error:
-        return f"with nothing was it compared: {error}"
+        return f"it was compared with nothing, as {error}"
 
 
 def of_graph(
@@ -218,7 +219,7 @@ def of_network(
 
 
 def _said(name: str, count: int, largest: float) -> str:
-    return f"as {name} computes {count} pictures, within {largest:.1e} of the largest number"
+    return f"compared with {name} on {count} pictures: the largest difference is {largest:.1e} of the largest number"
 
 
 def _largest(wanted: Sequence[Array], ours: Sequence[Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""What is read of a file is compared with a runtime that is not ours: a misreading is refused by its operator's name."""
+"""What is read of a file is compared with another runtime: a misreading is refused by its operator's name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def saved(path: Path, nodes: Sequence[Any], constants: Sequence[Any], output: st
 
 
 def classifier(path: Path) -> Path:
-    """Enlarges, convolves, normalises, and ends in five probabilities; the head's bias is computed of constants alone."""
+    """Enlarges, convolves, normalises, and ends in five probabilities; a bias is computed of constants alone."""
     make, generator = onnx.helper.make_node, np.random.default_rng(0)
     nodes = [
         make("Resize", ["images", "", "twice"], ["large"], name="/enlarge", mode="linear"),
@@ -95,7 +95,7 @@ def test_a_file_that_is_read_rightly_says_with_what_it_was_compared(tmp_path: Pa
     found = _tried(str(file), "onnx", asked(file, task="classify", size=[SIZE, SIZE]))
     assert found.images is not None
     assert "ONNX Runtime" in found.images.witness
-    assert float(found.images.witness.rpartition("within ")[2].split()[0]) < 1e-5
+    assert float(found.images.witness.rpartition("difference is ")[2].split()[0]) < 1e-5
 
 
 @pytest.mark.parametrize("called", MISREADINGS)
@@ -190,7 +190,7 @@ def test_without_a_runtime_nothing_is_compared_and_that_is_said(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     said = said_of(classifier(tmp_path / "a.onnx"))
-    assert said.startswith("with nothing was it compared: ONNX Runtime is not installed (")
+    assert said.startswith("it was compared with nothing, as ONNX Runtime is not installed (")
 
 
 def test_a_network_of_a_library_is_compared_as_a_whole(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_a_network_of_a_library_is_compared_as_a_whole(tmp_path: Path) -> None:
         return [layer(given.flip(1)).detach()]
 
     given = [torch.rand((1, 3, 8, 8))]
-    assert "within 0.0e+00" in witness.of_network("timm by itself", one, given, one, tmp_path / "a.pth")
-    with pytest.raises(WeightsError, match="a.pth is not read as timm by itself reads it"):
+    assert "difference is 0.0e+00" in witness.of_network("timm by itself", one, given, one, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"a\.pth is not read as timm by itself reads it"):
         witness.of_network("timm by itself", other, given, one, tmp_path / "a.pth")
 
 

@@ -116,6 +116,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
     document = {
         "model": model.name,
         "task": model.task,
+        "first_read": getattr(model, "witness", ""),
         "device": device,
         "simulated": choice.simulated,
         **_findings_of(comparisons, depths),
@@ -225,7 +226,7 @@ def _columns(document: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _findings(document: dict[str, Any]) -> list[str]:
-    lines = []
+    lines = [f"when it was first read: {document['first_read']}"] if document["first_read"] else []
     for each in document["comparisons"]:
         name = f"{each['engine']} in {each['precision']}"
         if each["verdict"] != "agrees":
