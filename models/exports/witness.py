@@ -27,7 +27,7 @@ from models.contract.model import Array
 from models.exports import library_files
 from models.exports.layouts import SIZES
 from models.exports.networks import as_saved
-from models.onnx.compared import Witness, first_different, has_halves
+from models.onnx.compared import Witness, computes_halves, first_different
 from models.onnx.file import OnnxFile, read_onnx
 
 PICTURES = 2
@@ -47,7 +47,8 @@ class UnavailableError(Exception):
 class OnnxRuntimeWitness:
     """An .onnx by ONNX Runtime on the CPU, as it is written. Raises UnavailableError."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, onnx: OnnxFile) -> None:
+        self.in_halves = computes_halves(onnx)
         try:
             import onnxruntime
         except ImportError as error:
@@ -98,6 +99,8 @@ class OnnxRuntimeWitness:
 class OpenVinoWitness:
     """An .xml by OpenVINO on the CPU, in float32. Raises UnavailableError."""
 
+    in_halves = False  # Weights are halves as a rule, and what is computed of them is not.
+
     def __init__(self, file: Path) -> None:
         try:
             import openvino
@@ -146,7 +149,7 @@ def compared(
     """
     try:
         if onnx is not None:
-            witness = OpenVinoWitness(file) if file.suffix == ".xml" else OnnxRuntimeWitness(file)
+            witness = OpenVinoWitness(file) if file.suffix == ".xml" else OnnxRuntimeWitness(file, onnx)
             return of_graph(file, onnx, witness, given, ours)
         if library := library_files.library_of(architecture):
             try:
@@ -170,7 +173,7 @@ def of_graph(
 ) -> str:
     """The same of a graph whose operators can be compared one by one. Raises WeightsError, UnavailableError."""
     [taken], names = onnx.inputs, [value.name for value in onnx.outputs]
-    share, largest = _WHOLE_IN_HALVES if has_halves(onnx) else _WHOLE, 0.0
+    share, largest = _WHOLE_IN_HALVES if witness.in_halves else _WHOLE, 0.0
     others = {name: SIZES[name] for name in witness.inputs if name in SIZES}
     for tensor in given:
         array = tensor.numpy().astype(taken.dtype or np.float32)

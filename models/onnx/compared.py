@@ -28,14 +28,18 @@ _ALONE_IN_HALVES = 5e-3
 _ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
 _AT_ONCE = 128  # Operators whose values are held: those of all may be gigabytes.
 _GREATEST_HALF = 65504.0
+_FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
 _EDGE = 0.01  # Boxes that rounding alone lets overlap by more or less than the limit of a suppression.
 
 
 class Witness(Protocol):
-    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it can say."""
+    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it can say;
+    `in_halves`: whether it computes in float16, as the file says, so that its numbers are coarser than ours.
+    """
 
     name: str
     inputs: list[str]
+    in_halves: bool
 
     @property
     def names(self) -> frozenset[str]:
@@ -73,7 +77,7 @@ class _ComparedPart(OnnxPart):
 
     witnessed: _Values
     nodes_of: Mapping[str, Node]
-    of_halves: bool
+    in_halves: bool
 
     def _computed(self, call: Any, inputs: list[Any]) -> Any:
         found = super()._computed(call, inputs)
@@ -96,37 +100,37 @@ class _ComparedPart(OnnxPart):
             axis, of = call.attributes.get("axis", -1), as_tensor(inputs[0])
             wanted = of.gather(axis, torch.from_numpy(wanted.astype(np.int64))).numpy()
             ours = of.gather(axis, ours)
-        reason = difference(ours, wanted, _alone(self.of_halves))
+        reason = difference(ours, wanted, _alone(self.in_halves))
         if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:
             return reason
         exact = OPERATORS[call.operator]([_doubled(each) for each in inputs], call.attributes)
         exact = exact[place] if isinstance(exact, tuple) else exact
         rounding = float((exact - ours).abs().nan_to_num().max())
-        return difference(exact, wanted, _alone(self.of_halves), _ROUNDINGS * rounding)
+        return difference(exact, wanted, _alone(self.in_halves), _ROUNDINGS * rounding)
 
 
-def _alone(of_halves: bool) -> float:
-    return _ALONE_IN_HALVES if of_halves else _ALONE
+def _alone(in_halves: bool) -> float:
+    return _ALONE_IN_HALVES if in_halves else _ALONE
 
 
 class _ComparedGraph(OnnxGraph):
     """An OnnxGraph whose constants are compared while they are computed."""
 
-    def __init__(self, file: OnnxFile, name: str, values: _Values) -> None:
-        self._values, self._of_halves = values, has_halves(file)
+    def __init__(self, file: OnnxFile, name: str, values: _Values, *, in_halves: bool) -> None:
+        self._values, self._in_halves = values, in_halves
         super().__init__(file, name)
         nodes_of = {name: node for node in file.nodes for name in node.outputs}
         for part in (self.core, self.tail):
             part.__class__ = _ComparedPart
             compared = cast(_ComparedPart, part)
-            compared.witnessed, compared.nodes_of, compared.of_halves = values, nodes_of, self._of_halves
+            compared.witnessed, compared.nodes_of, compared.in_halves = values, nodes_of, in_halves
 
     def _folded(self, node: Node, known: dict[str, Any]) -> bool:
         if not super()._folded(node, known):
             return False
         for name in node.outputs if node.operator != "Constant" else ():
             wanted = self._values.get(name)
-            reason = "" if wanted is None else difference(known[name], wanted, _alone(self._of_halves))
+            reason = "" if wanted is None else difference(known[name], wanted, _alone(self._in_halves))
             if reason:
                 raise DifferentError(f"{_called(node)} {reason}")
         return True
@@ -140,7 +144,7 @@ def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witne
     values = _Values(witness, given, [name for node in file.nodes for name in node.outputs])
     tensors = [torch.from_numpy(given[value.name]) for value in file.inputs]
     try:
-        graph = _ComparedGraph(file, name, values).eval()
+        graph = _ComparedGraph(file, name, values, in_halves=witness.in_halves).eval()
         with torch.inference_mode():
             graph(*(each.float() if each.is_floating_point() else each for each in tensors))
     except DifferentError as error:
@@ -148,9 +152,14 @@ def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witne
     return ""
 
 
-def has_halves(file: OnnxFile) -> bool:
-    """Whether a file computes in float16, so that its own numbers are coarser than ours."""
-    return any(array.dtype == np.float16 for array in file.constants.values())
+def computes_halves(file: OnnxFile) -> bool:
+    """Whether a file computes in float16, and does not only keep its weights so."""
+    constants = {node.outputs[0]: node.attributes.get("value") for node in file.nodes if node.operator == "Constant"}
+    halves = {name for name, each in {**file.constants, **constants}.items() if getattr(each, "dtype", None) == "<f2"}
+    return any(
+        node.attributes.get("to") == _FLOAT16 if node.operator == "Cast" else not halves.isdisjoint(node.inputs)
+        for node in file.nodes
+    )
 
 
 def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) -> str:

@@ -66,11 +66,11 @@ def outcome(case: Any, file: Path) -> str:
         if len(found) != len(outputs):
             return f"it has {len(found)} outputs, not {len(outputs)}"
         for number, (wanted, tensor) in enumerate(zip(outputs, found, strict=True)):
-            node = read.nodes[-1]
+            node, compared = read.nodes[-1], (wanted, tensor)
             if number and node.operator == "TopK" and tuple(tensor.shape) == wanted.shape:
                 axis = node.attributes.get("axis", -1)
-                wanted, tensor = named(inputs[0], wanted, axis), named(inputs[0], tensor, axis)
-            if reason := differs(wanted, tensor):
+                compared = named(inputs[0], wanted, axis), named(inputs[0], tensor, axis)
+            if reason := differs(*compared):
                 return f"output {number}: {reason}"
     return "right"
 

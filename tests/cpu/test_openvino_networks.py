@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from models.contract.errors import WeightsError
+from models.exports import witness
 from models.onnx.graph import load_onnx
+from models.onnx.operators import OPERATORS
 
 openvino = pytest.importorskip("openvino")
 ops = pytest.importorskip("openvino.opset14")
@@ -108,3 +112,23 @@ def test_a_layer_computes_what_openvino_computes(answers: dict[str, tuple[Any, A
     theirs, ours = answers[name]
     assert theirs.shape == tuple(ours.shape)
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=2e-5)
+
+
+def test_a_layer_of_openvinos_that_is_misread_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = ops.parameter([1, 3, 16, 16], np.float32, name="images")
+    seen = ops.convolution(images, ops.constant(numbers(4, 3, 3, 3)), [1, 1], [1, 1], [1, 1], [1, 1], name="first")
+    file = tmp_path / "best.xml"
+    openvino.save_model(openvino.Model([ops.softmax(ops.relu(seen, name="active"), 1, name="shares")], [images]), file)
+    _, read = load_onnx(file)
+    pictures = torch.rand((1, 3, 16, 16), generator=torch.Generator().manual_seed(0))
+
+    def ours(given: Tensor) -> Sequence[Tensor]:
+        return load_onnx(file)[0](given)
+
+    assert witness.compared(file, "xml", read, [pictures], ours).startswith("compared with OpenVINO")
+    right = OPERATORS["Relu"]
+    monkeypatch.setitem(OPERATORS, "Relu", lambda inputs, given: right(inputs, given) * 1.01)
+    with pytest.raises(WeightsError, match=r"best\.xml is not read as OpenVINO .*: of the same inputs Relu 'active' "):
+        witness.compared(file, "xml", read, [pictures], ours)
