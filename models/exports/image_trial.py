@@ -191,6 +191,8 @@ def _tried(
             core.free_batch = tail.free_batch = freed = True
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
+        if isinstance(core, OnnxPart) and isinstance(tail, OnnxPart):
+            core.free_batch = tail.free_batch = freed  # As it will be served.
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))

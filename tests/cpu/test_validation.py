@@ -253,6 +253,8 @@ def test_the_command_names_the_wrong_node_of_an_onnx_file(
     assert main([*arguments, *more]) == 1
     found = json.loads(capsys.readouterr().out)
     [layers] = found["layers"]
+    assert found["first_read"] == "ONNX Runtime itself computes it, so that nothing was compared"
+    assert found["first_read"] in text.read_text()
     assert node in layers["first_divergent"]
     assert [each["verdict"] for each in found["comparisons"]] == ["differs"]
     assert node in plot.read_text()

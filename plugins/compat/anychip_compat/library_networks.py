@@ -114,7 +114,8 @@ def _of_transformers(
     settings = library_settings.of_transformers(transformers, known.config_class, config)
     # The library is given what was read here, and no folder: it would look for more in it than is known.
     if by_itself:
-        config_of_file = known.config_class.from_json_file(str(file.parent / library_files.CONFIG))
+        # But for the choice of kernels, which may be code of somebody's.
+        config_of_file = known.config_class.from_dict({k: v for k, v in config.items() if "attn_impl" not in k})
         state = importlib.import_module("safetensors.torch").load_file(str(file))
     else:
         config_of_file, state = known.config_class.from_dict(settings), read(file).state
