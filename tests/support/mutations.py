@@ -390,6 +390,20 @@ MUTATIONS = (
         "",
         "test_shadow.py::test_it_waits_for_a_moment_of_rest_and_drops_what_has_become_old",
     ),
+    Mutation(
+        "a network that another runtime computes otherwise is served",
+        "models/exports/witness.py",
+        "        if found <= share:",
+        "        if found <= 1e9:",
+        "test_witness.py::test_a_misreading_is_refused_though_operators_cannot_be_compared",
+    ),
+    Mutation(
+        "what another release has found of a file still holds",
+        "models/exports/kept.py",
+        ", architecture, _versions()]",
+        ", architecture]",
+        "test_kept_trials.py::test_another_release_of_what_reads_it_tries_it_again",
+    ),
 )
 
 

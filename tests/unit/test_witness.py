@@ -173,6 +173,16 @@ def test_halves_are_compared_as_halves(tmp_path: Path, monkeypatch: pytest.Monke
         said_of(file)
 
 
+def test_a_misreading_is_refused_though_operators_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = classifier(tmp_path / "a.onnx")
+    monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found.flip(1)))
+    monkeypatch.setattr(witness, "_MOST_BYTES", 1)
+    with pytest.raises(WeightsError, match=r"outputs differ by .*, whose operator is not known: the file is too large"):
+        said_of(file)
+
+
 def test_weights_in_files_of_their_own_are_found_when_operators_are_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
