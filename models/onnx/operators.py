@@ -153,7 +153,6 @@ for _name, _function in (
     ("Cos", torch.cos),
     ("Atan", torch.atan),
     ("Softplus", functional.softplus),
-    ("Softsign", functional.softsign),
     ("HardSwish", functional.hardswish),
     ("Mish", functional.mish),
     ("Sign", torch.sign),
@@ -198,16 +197,6 @@ def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     if attributes.get("select_last_index", 0):
         return inputs[0].shape[axis] - 1 - inputs[0].flip(axis).argmax(axis, keepdim=keep)
     return inputs[0].argmax(axis, keepdim=keep)
-
-
-@operator("IsInf")
-def _is_infinite(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    tensor = as_tensor(inputs[0])
-    negative, positive = (attributes.get(f"detect_{sign}", 1) for sign in ("negative", "positive"))
-    if negative and positive:
-        return torch.isinf(tensor)
-    one_side = torch.isneginf(tensor) if negative else torch.isposinf(tensor)
-    return one_side if negative or positive else torch.zeros_like(one_side)
 
 
 @operator("Mod")
@@ -282,8 +271,6 @@ for _name, _reduce in (
     ("ReduceMin", lambda x, axes, keep: x.amin(axes, keepdim=keep)),
     ("ReduceL2", lambda x, axes, keep: x.pow(2).sum(axes, keepdim=keep).sqrt()),
     ("ReduceL1", lambda x, axes, keep: x.abs().sum(axes, keepdim=keep)),
-    ("ReduceSumSquare", lambda x, axes, keep: x.pow(2).sum(axes, keepdim=keep)),
-    ("ReduceLogSumExp", lambda x, axes, keep: x.logsumexp(axes, keepdim=keep)),
 ):
     OPERATORS[_name] = _reduction(_reduce)
 

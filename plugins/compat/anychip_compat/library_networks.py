@@ -78,8 +78,7 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     name = architecture.removeprefix(TIMM)
     if by_itself and config:
         weights = {"file": str(file), "source": "", "hf_hub_id": None, "url": ""}
-        network = timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights)
-        return _First(network)
+        return _First(timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights))
     state = read(file).state
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
     given = library_settings.of_timm(timm, name, config.get("model_args") or {})
