@@ -31,8 +31,8 @@ from backends.hooks import register_release_hook, run_release_hooks
 from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
-    from backends.engines.cache import EngineCache
-    from backends.operators.operators import fallback_counts, register_operator_libraries
+    from backends.engines.cache import EngineCache, private_folder
+    from backends.operators.operators import fallback_counts, load_operator_libraries, register_operator_libraries
     from backends.registry import BACKENDS, choose, device_files, open_backend, report
 
 __all__ = [
@@ -62,7 +62,9 @@ __all__ = [
     "choose",
     "device_files",
     "fallback_counts",
+    "load_operator_libraries",
     "open_backend",
+    "private_folder",
     "register_operator_libraries",
     "register_release_hook",
     "report",
@@ -70,8 +72,10 @@ __all__ = [
 ]
 
 _WITH_TORCH = {
-    "EngineCache": "backends.engines.cache",
-    **dict.fromkeys(("fallback_counts", "register_operator_libraries"), "backends.operators.operators"),
+    **dict.fromkeys(("EngineCache", "private_folder"), "backends.engines.cache"),
+    **dict.fromkeys(
+        ("fallback_counts", "load_operator_libraries", "register_operator_libraries"), "backends.operators.operators"
+    ),
     **dict.fromkeys(("BACKENDS", "choose", "device_files", "open_backend", "report"), "backends.registry"),
 }
 """What knows devices from inside, by module: imported when it is asked for, as what answers has no torch."""

@@ -32,14 +32,8 @@ from pathlib import Path
 
 from anychip_base.interpreter import OURS
 
-_PASSED_ON = (
-    "LD_LIBRARY_PATH",
-    "LANG",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "ONEDNN_MAX_CPU_ISA",
-    "ATEN_CPU_CAPABILITY",
-)
+_PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDNN|ATEN|OPENBLAS|MALLOC)_[A-Z_]+")
+"""Where libraries are, and what says how they compute and allocate: without it the same would be slower."""
 _MACHINE = platform.machine()
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -63,7 +57,7 @@ def bare_environment(folder: str = os.sep) -> dict[str, str]:
     """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
     holds may be secret. `folder`: where it may write, if anywhere.
     """
-    return {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | {
+    return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
     }

@@ -5,9 +5,11 @@ Must not know requests, nor how a worker is started.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from app.config import Settings, split
 from app.fleet.process import WorkerPlan
@@ -19,8 +21,12 @@ from backends import Choice
 from models import Model, NormalisedModel
 from models.confinement import bare_environment
 
+CONFINED = "confined"
+"""The folder in the cache of workers that are confined."""
 _GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
@@ -57,6 +63,23 @@ def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
     return [next(number for number, group in enumerate(groups) if index in group) for index in range(len(models))]
 
 
+def _is_confined(choice: Choice, shared: Sequence[ModelPlan]) -> bool:
+    """Whether the worker of these models is confined: on the CPU, for whatever drivers want cannot be listed for every
+    vendor, and where any of them is foreign.
+
+    Inductor starts compilers, which a confined process may not: who names that engine for what is no program goes
+    without.
+    """
+    models = [each.model for each in shared if each.model is not None]
+    if choice.backend.facts.device_type != "cpu" or not any(model.is_foreign for model in models):
+        return False
+    if any(model.is_program for model in models) or not any(each.engine == "inductor" for each in shared):
+        return True
+    named = ", ".join(model.name for model in models if model.is_foreign)
+    log.warning("the worker of %s is not confined: the engine inductor starts compilers (SECURITY.md)", named)
+    return False
+
+
 def worker_plans(
     settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
 ) -> list[tuple[str, WorkerPlan]]:
@@ -81,7 +104,13 @@ def worker_plans(
 
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
         # Of the others a worker gets nothing: what runs in a program may look at all that is there.
-        bare = facts.device_type == "cpu" and models[serves[0]].is_program
+        confined = _is_confined(choice, [served[index] for index in serves])
+        kept: Path | None = cache_dir
+        if confined:  # What others keep they run: it must not be written here. A program keeps nothing at all.
+            kept = None if models[serves[0]].is_program else cache_dir / CONFINED
+        variables = facts.variables(os.environ, cache_dir)
+        if confined:
+            variables |= bare_environment(os.sep if kept is None else str(kept))
         load = Load(
             plans=tuple(
                 each if index in serves else replace(each, model=None, is_gated=False, calibration=None)
@@ -90,18 +119,19 @@ def worker_plans(
             device=choice.device(device),
             guard=guard,
             plugins=split(settings.plugins),
-            cache_dir=None if bare else cache_dir,
+            cache_dir=kept,
             quick=True,
             ballast=bytes(facts.ballast_bytes),
             decode=settings.decode,
+            confined=confined,
         )
         return WorkerPlan(
             load,
-            bare_environment() if bare else facts.variables(os.environ, cache_dir),
+            variables,
             forks=facts.late_environment,
             serves=serves,
             memory=memory,
-            bare=bare,
+            bare=confined,
             start_timeout_s=settings.start_timeout_s,
             batch_timeout_s=settings.batch_timeout_s,
             heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S,

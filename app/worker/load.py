@@ -7,6 +7,7 @@ waits. Must not serve, nor know why a model comes or goes.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import logging
@@ -50,12 +51,15 @@ from backends import (
     LoadedNetwork,
     LoadReport,
     Unbuilt,
+    load_operator_libraries,
     open_backend,
+    private_folder,
     register_operator_libraries,
 )
 from backends.contract.image_decoder import ImageDecoder
-from models import Model, PixelModel
+from models import Model, ModelError, PixelModel
 from models.confinement import confine_program, python_files, what_there_is
+from models.exports.library_files import builder, library_of
 
 _WARM_UP_RUNS = 2
 _SWITCH_INTERVAL_S = 1e-3
@@ -142,7 +146,7 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     load_plugins(load.plugins)
     backend = open_backend(load.device)
     plans = [plan if plan.on_demand else _with_probes(plan) for plan in load.plans]  # Files, before none can be read.
-    if backend.facts.device_type == "cpu" and any(model is not None and model.is_program for model in load.models):
+    if load.confined:
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
@@ -182,18 +186,22 @@ def _with_probes(plan: ModelPlan) -> ModelPlan:
 
 
 def _confine(load: Load) -> None:
-    """Before a file that is a program is read: no other program or process, no connection, nothing is written, and
-    nothing read but Python and this network's own files.
-
-    On the CPU alone: what drivers and compilers of other devices need cannot be listed for every vendor.
+    """Before a file is read that is a program, or that libraries of others read: no other program or process, no
+    connection, nothing read but Python and the files of these networks, nothing written but what is compiled.
     """
     there = what_there_is()
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
-        log.warning("a file that is a program is served with fewer bounds: this kernel, or container, has %s", lacks)
+        log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
+    load_operator_libraries()  # They may lie anywhere.
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
-    tempfile.tempdir = os.sep  # torch asks for its name when it is imported, and keeps nothing there.
-    confine_program(python_files(), [Path(os.devnull)], own=own, memory_bytes=None)
+    for name in {library_of(model.architecture) for model in load.models if model is not None} - {""}:
+        with contextlib.suppress(ModelError):  # Which loading says.
+            builder().library(name)
+    kept = private_folder(load.cache_dir) if load.cache_dir else None
+    # Without a folder: torch asks for its name when it is imported, and keeps nothing there.
+    tempfile.tempdir = str(kept or os.sep)
+    confine_program(python_files(), [Path(os.devnull), *([kept] if kept else [])], own=own, memory_bytes=None)
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:

@@ -67,6 +67,8 @@ class Load:
     anything is loaded, and shared libraries to load after the vendor's package. `cache_dir`: for what is compiled.
     `quick`: serve with what is ready in seconds; Ready says whether that left something out. `ballast`: makes it as
     large as a real one (docs/null.md). `decode`: who decodes images: `auto`: the device where it can and answers alike.
+    `confined`: from the first file on the process may do little more than compute (models.confinement), and writes
+    nothing outside `cache_dir`.
     """
 
     plans: tuple[ModelPlan, ...]
@@ -77,6 +79,7 @@ class Load:
     quick: bool = False
     ballast: bytes = b""
     decode: Literal["host", "device", "auto"] = "host"
+    confined: bool = False
 
     @property
     def models(self) -> tuple[Model | None, ...]:

@@ -32,6 +32,10 @@ Array = npt.NDArray[Any]
 
 PROGRAMS = (".pt2", ".ts", ".torchscript")
 """Files that may run whatever their writer liked; a .onnx is a description, and weights are weights."""
+DESCRIPTIONS = (".onnx", ".xml")
+"""Files that describe a network, of which libraries of others make what computes."""
+LIBRARIES = ("timm", "transformers")
+"""Those that build networks of their own: the first part of the architecture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,13 @@ class Model(ABC):
     def is_program(self) -> bool:
         """Whether its file may run what its writer liked."""
         return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether its file is a program, or what computes it is read or built by libraries of others."""
+        if self.is_program or self.architecture.startswith(tuple(f"{name}/" for name in LIBRARIES)):
+            return True
+        return self.weights_file is not None and Path(self.weights_file).suffix in DESCRIPTIONS
 
     def check_weights(self) -> None:
         """That its files are still those that were opened. Raises WeightsError."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
+from models.contract.model import LIBRARIES
 from models.contract.regular import read_regular
 
 GROUP = "anychip.libraries"
@@ -42,7 +43,8 @@ _SOFTMAX = ("detr", "yolos", "table-transformer", "maskformer", "mask2former")
 
 def library_of(architecture: str) -> str:
     """`timm`, `transformers`, or "" for an architecture of neither."""
-    return architecture.partition("/")[0] if architecture.startswith(("timm/", "transformers/")) else ""
+    name, slash, _ = architecture.partition("/")
+    return name if slash and name in LIBRARIES else ""
 
 
 @cache

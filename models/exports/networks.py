@@ -93,6 +93,8 @@ class OnnxSessionGraph(Graph):
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
+        # Said, as ONNX Runtime else ties each thread to a processor, which a confined process may not.
+        options.intra_op_num_threads = torch.get_num_threads()
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         inputs = self._session.get_inputs()
         self.signature = GraphSignature(

@@ -16,7 +16,7 @@ import torch
 
 from app.processes.arena import RESULT_BYTES
 from models.confinement import what_there_is
-from tests.support import escapes
+from tests.support import escapes, library_folders
 from tests.support.escapes import MARK, attempts
 from tests.support.exported_files import frozen
 from tests.support.images import png
@@ -62,7 +62,7 @@ PASSWORD = MARK + "hunter2"
 BARE = {
     *("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
     *("LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
-    *("ATEN_CPU_CAPABILITY", "TORCH_FORCE_WEIGHTS_ONLY_LOAD"),
+    *("ATEN_CPU_CAPABILITY", "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"),
 }
 """What a program that serves may find in its environment: what was given on, and what torch has set itself."""
 
@@ -298,3 +298,98 @@ def test_each_program_has_a_worker_of_its_own(escaping: tuple[ServiceProcess, Pa
         answer = client.post("/v1/models/resnet18:predict", content=png(), headers={"Content-Type": "image/png"})
         assert answer.status_code == 200, answer.text
     assert infer(service, "evil", [1, 2, 3, 4]).status_code == 200  # It waits for the next worker.
+
+
+# As somebody would try it who has found a way in through what reads a file or builds its network: each way begins with
+# the first call that the library gets.
+_WAYS_IN = """
+import onnxruntime, openvino, timm, transformers
+from tests.support import escapes
+def entered(owner, name, way):
+    original = getattr(owner, name)
+    def enter(*given, **options):
+        escapes.serve_escape({secret!r}, {target!r}, {files!r}, way)
+        return original(*given, **options)
+    setattr(owner, name, enter)
+entered(onnxruntime.InferenceSession, "__init__", "ONNX Runtime")
+entered(openvino.Core, "read_model", "OpenVINO reads")
+entered(openvino.Core, "compile_model", "OpenVINO compiles")
+entered(timm, "create_model", "timm")
+entered(transformers.PreTrainedModel, "__init__", "transformers")
+"""
+WAYS_IN = ["ONNX Runtime", "OpenVINO compiles", "OpenVINO reads", "timm", "transformers"]
+
+
+@pytest.fixture(scope="module")
+def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
+    """A service with an .onnx, a folder of timm's and one of transformers' beside a model of ours; and its folder."""
+    for name in ("onnxruntime", "openvino", "timm", "transformers"):
+        pytest.importorskip(name)
+    onnx = pytest.importorskip("onnx")
+    folder = tmp_path_factory.mktemp("entered")
+    kept = folder / "cache" / "engines"
+    for name in ("elsewhere", "plugins", "service"):
+        (folder / name).mkdir()
+    kept.mkdir(parents=True)
+    secret, new, keys = (folder / "elsewhere" / name for name in ("secret.txt", "new.txt", "keys.txt"))
+    for file in (secret, keys, kept / ".key"):
+        file.write_text("secret")
+    (kept / ".key").chmod(0o600)
+    files = {"read the keys": keys, "read the engines' key": kept / ".key", "read the users": Path("/etc/passwd")}
+    text = _WAYS_IN.format(secret=str(secret), target=str(new), files={name: str(file) for name, file in files.items()})
+    (folder / "plugins" / "ways_in.py").write_text(text)
+    kind, make = onnx.TensorProto.FLOAT, onnx.helper
+    x, y = (make.make_tensor_value_info(name, kind, ["n", 4]) for name in ("x", "y"))
+    graph = make.make_graph([make.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    relu = folder / "relu.onnx"
+    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9), relu)
+    library_folders.timm_folder("mobilenetv3_small_050", folder / "timm")
+    library_folders.transformers_folder("vit", folder / "vit")
+    models = f"relu={relu},timm={folder / 'timm'},vit={folder / 'vit'},resnet18:random"
+    options = ("--models", models, "--plugins", "ways_in", "--engine", "openvino")
+    path = os.pathsep.join((str(folder / "plugins"), str(ROOT)))
+    environment = {"DATABASE_PASSWORD": PASSWORD, "PYTHONPATH": path, "ANYCHIP_API_KEYS_FILE": ""}
+    more = ("--cache-dir", str(folder / "cache"))
+    with running(folder / "service", *options, *more, environment=environment, fresh=True) as service:
+        yield service, folder
+
+
+def test_what_libraries_of_others_read_gets_nowhere(entered: tuple[ServiceProcess, Path]) -> None:
+    """In the worker that serves them, from the first call to each of the libraries on."""
+    service, folder = entered
+    assert infer(service, "relu", [-1, 2, -3, 4]).json()["outputs"][0]["data"] == [0, 2, 0, 4]
+    lines = [line for line in service.log.read_text().splitlines() if line.startswith("ESCAPED ")]
+    found = {each["way"]: each for each in (json.loads(line.removeprefix("ESCAPED ")) for line in lines)}
+    assert sorted(found) == WAYS_IN
+    for way, each in found.items():
+        assert {name: how for name, how in each["tried"].items() if how != "refused"} == {}, way
+        assert len(each["tried"]) == len(attempts("", "")) + 3
+        assert each["marks"] == []
+        assert each["process"] == service.worker().pid
+    assert (folder / "elsewhere" / "secret.txt").read_text() == "secret"
+    assert not (folder / "elsewhere" / "new.txt").exists()
+
+
+def test_what_is_compiled_is_kept_where_confined_workers_alone_look(entered: tuple[ServiceProcess, Path]) -> None:
+    _, folder = entered
+    kept = folder / "cache" / "confined"
+    assert list(kept.glob("engines/*/manifest.json"))
+    assert [each.name for each in (folder / "cache" / "engines").iterdir()] == [".key"]
+
+
+def test_a_confined_worker_that_dies_is_replaced_and_costs_nobody_an_answer(
+    entered: tuple[ServiceProcess, Path],
+) -> None:
+    """As the worker of a .pt2 is: what is asked meanwhile waits for the next one, which is confined as well."""
+    service, _ = entered
+    died = service.worker()
+    died.kill()
+    assert infer(service, "relu", [-1, 2, -3, 4]).json()["outputs"][0]["data"] == [0, 2, 0, 4]
+    with service.client() as client:
+        picture: Any = {"content": png(), "headers": {"Content-Type": "image/png"}}
+        for name in ("timm", "vit", "resnet18"):
+            answer = client.post(f"/v1/models/{name}:predict", **picture)
+            assert answer.status_code == 200, answer.text
+    status = Path(f"/proc/{service.worker().pid}/status").read_text()
+    assert service.worker().pid != died.pid
+    assert "Seccomp:\t2" in status

@@ -40,6 +40,7 @@ class SmallModel:
     input_shape: tuple[int, ...] = (4,)
     weights: str = "random"
     is_program: bool = False
+    is_foreign: bool = False
 
 
 MODEL = SmallModel()
