@@ -101,6 +101,11 @@ class Calibration:
         self._held_out = [path for path, held in zip(chosen, held_out, strict=True) if held]
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All that are read; none where images are generated."""
+        return (*self._files, *self._held_out)
+
+    @property
     def key(self) -> str:
         """A key for caches: a hash of the files' names, sizes and times, without reading them."""
         facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]

@@ -186,22 +186,36 @@ def _with_probes(plan: ModelPlan) -> ModelPlan:
 
 
 def _confine(load: Load) -> None:
-    """Before a file is read that is a program, or that libraries of others read: no other program or process, no
-    connection, nothing read but Python and the files of these networks, nothing written but what is compiled.
+    """Before a file is read that is a program, or that libraries of others read: no other program or process, and no
+    connection. What is read is Python, the files of these networks and the images to calibrate on; what is written, if
+    anything, is what is compiled.
     """
     there = what_there_is()
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
     load_operator_libraries()  # They may lie anywhere.
+    _import_libraries(load)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
-    for name in {library_of(model.architecture) for model in load.models if model is not None} - {""}:
-        with contextlib.suppress(ModelError):  # Which loading says.
-            builder().library(name)
+    images = [path.resolve() for plan in load.plans if plan.calibration for path in plan.calibration.files]
     kept = private_folder(load.cache_dir) if load.cache_dir else None
     # Without a folder: torch asks for its name when it is imported, and keeps nothing there.
     tempfile.tempdir = str(kept or os.sep)
-    confine_program(python_files(), [Path(os.devnull), *([kept] if kept else [])], own=own, memory_bytes=None)
+    writable = [Path(os.devnull), *([kept] if kept else [])]
+    confine_program([*python_files(), *images], writable, own=own, memory_bytes=None)
+
+
+def _import_libraries(load: Load) -> None:
+    """Those that look around in the system when they are imported; what is missing, loading says."""
+    for plan in load.plans:
+        if plan.model is None:
+            continue
+        if name := library_of(plan.model.architecture):
+            with contextlib.suppress(ModelError):
+                builder().library(name)
+        if plan.engine == "onnxruntime" or Path(plan.model.weights_file or "").suffix == ".onnx":
+            with contextlib.suppress(ImportError):
+                importlib.import_module("onnxruntime")
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:

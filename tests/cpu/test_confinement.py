@@ -139,6 +139,55 @@ print("{{}}")
     assert found == dict.fromkeys([*attempts("", ""), "follow a link"], "refused")
 
 
+def test_a_worker_that_is_confined_calibrates_and_keeps_what_it_compiles(tmp_path: Path) -> None:
+    """It reads the images to calibrate on, also through links, and none beside them; it writes to its folder alone."""
+    given, images = tmp_path / "given", tmp_path / "images"
+    given.mkdir()
+    images.mkdir()
+    for name in ("1.png", "2.png", "other.png"):
+        (given / name).write_bytes(png())
+    (images / "1.png").symlink_to(given / "1.png")
+    (images / "2.png").write_bytes(png())
+    script = """
+import json, sys, tempfile
+from dataclasses import replace
+from pathlib import Path
+from app.config import Settings
+from app.fleet.plans import worker_plans
+from app.serving.opening import Opening
+from app.worker import load
+from backends import EngineCache, choose
+images, other, cache = map(Path, sys.argv[1:])
+settings = Settings(models="resnet18:random", precision="int8", calibrate=str(images), cache_dir=cache, device="cpu")
+[(_, plan)] = worker_plans(settings, choose("cpu"), Opening().models(settings), {})
+[model] = plan.load.plans
+load._confine(replace(plan.load, confined=True, cache_dir=cache / "confined"))
+def tried(act):
+    try:
+        return str(act())
+    except PermissionError:
+        return "refused"
+kept = EngineCache(cache / "confined" / "engines")
+with tempfile.TemporaryDirectory() as folder:
+    (Path(folder) / "x").write_text("x")
+print(json.dumps({
+    "images": len(model.calibration()),
+    "temporary": Path(folder).parent.name,
+    "kept": kept.put(lambda entry: (entry / "x").write_text("x"), name="x") == kept.get(name="x") is not None,
+    "another image": tried(lambda: other.read_bytes()),
+    "elsewhere in the cache": tried(lambda: (cache / "x").write_text("x")),
+}))
+"""
+    found = run(script, str(images), str(given / "other.png"), str(tmp_path / "cache"))
+    assert found == {
+        "images": 2,
+        "temporary": "confined",
+        "kept": True,
+        "another image": "refused",
+        "elsewhere in the cache": "refused",
+    }
+
+
 def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
     """Of the process that tries it: a file of a kilobyte needs no 64 GiB."""
     script = """

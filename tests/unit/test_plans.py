@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from app.config import Settings
-from app.fleet.plans import memories, sharing_workers, worker_plans
+from app.fleet.plans import CONFINED, memories, sharing_workers, worker_plans
 from app.fleet.process import WorkerPlan
 from app.fleet.readiness import Readiness
 from app.link import ModelState
@@ -24,7 +27,7 @@ def model(name: str, file: str) -> Model:
     return ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8), None)
 
 
-MODELS = [model("ours", "a.onnx"), model("first", "b.pt2"), model("other", "c.onnx"), model("second", "d.ts")]
+MODELS = [model("ours", "a.pth"), model("first", "b.pt2"), model("other", "c.pth"), model("second", "d.ts")]
 
 
 def choice(device: str) -> Any:
@@ -54,6 +57,56 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
         if plan.bare:
             assert plan.load.cache_dir is None
             assert "DATABASE_PASSWORD" not in plan.environment
+
+
+def plans_of(served: list[Model], **given: Any) -> list[WorkerPlan]:
+    device = Device("cpu:0", "cpu", 0, "fp32")
+    chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
+    return [plan for _, plan in worker_plans(Settings(**given), chosen, served, {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "confined"),
+    [
+        ("onnx", "c.onnx", True),
+        ("openvino", "d.xml", True),
+        ("timm/resnet18", "e.safetensors", True),
+        ("transformers/ViTModel", "f.safetensors", True),
+        ("resnet18", "g.safetensors", False),
+        ("timm", "h.pth", False),  # Of ours, whatever its name.
+    ],
+)
+def test_what_libraries_of_others_read_is_confined_with_all_that_shares_its_worker(
+    name: str, file: str, confined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    monkeypatch.setenv("KMP_BLOCKTIME", "0")
+    [plan] = plans_of([MODELS[0], replace(model("theirs", file), architecture=name)])  # type: ignore[type-var]
+    assert (plan.bare, plan.load.confined) == (confined, confined)
+    if confined:
+        cache = plan.load.cache_dir
+        assert cache is not None
+        assert cache.name == CONFINED
+        assert "DATABASE_PASSWORD" not in plan.environment
+        assert plan.environment["HOME"] == plan.environment["TMPDIR"] == str(cache)
+        # As in another worker: what it computes with is settled by these.
+        assert plan.environment["KMP_BLOCKTIME"] == "0"
+        assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" in plan.environment
+
+
+def test_models_on_demand_have_one_worker_whoever_reads_them() -> None:
+    """A worker that had some of them could serve none."""
+    [plan] = plans_of([MODELS[0], model("graph", "c.onnx")], models_on_demand="ours,graph")
+    assert plan.load.confined
+    assert [each.on_demand for each in plan.load.plans] == [True, True]
+
+
+def test_who_names_a_compiler_goes_without_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    graph, program = model("graph", "c.onnx"), MODELS[1]
+    plans = plans_of([graph, program], engine="inductor")
+    assert [plan.load.confined for plan in plans] == [False, True]
+    [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "the worker of graph is not confined" in said
 
 
 def test_a_share_moves_the_guards_mark_and_any_other_word_is_its_policy() -> None:
