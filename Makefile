@@ -11,6 +11,7 @@ DEPLOY_VENV := .venv-deploy
 OCR_VENV := .venv-ocr
 ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
+LEAST_VENV := .venv-least
 BIN := $(VENV)/bin
 SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend compat grpc hosting tools) constraints.txt deploy/install.py
 SUITES := $(BIN)/python -m tests.suites
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment sbom audit bench clean anew
+.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment sbom audit bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -49,7 +50,7 @@ suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faul
 
 # Environments that cannot be made here leave tests out, which say so.
 nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, an hour of faults; make nightly ARGS=tests/service/test_chaos.py
-	-@$(MAKE) --keep-going npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment
+	-@$(MAKE) --keep-going npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment
 	@$(SUITES) nightly -- $(ARGS)
 
 ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .ci/run judges what changed since
@@ -79,6 +80,8 @@ ocr-environment: $(OCR_VENV)/.installed  ## make .venv-ocr, with plugins/ocr, Ra
 
 arm-environment: $(ARM_VENV)/.installed  ## make .venv-arm, in which tests run Python for ARM by qemu; apt-get install qemu-user-static
 
+least-environment: $(LEAST_VENV)/.installed  ## make .venv-least, with packages in the least versions that pyproject.toml admits
+
 audit-environment: $(AUDIT_VENV)/.installed  ## make .venv-audit, with what looks for faults that are known, and for requests that find new ones
 
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
@@ -95,7 +98,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is asked for beside, as in ANYCHIP_EXTRAS=onnx make install, comes into an environment that is there already.
@@ -123,6 +126,10 @@ $(CLIENTS_VENV)/.installed: tests/environments/clients_environment.py
 
 $(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer
 	$(call CACHED,ocr,$(OCR_VENV),$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV))
+	@touch $@
+
+$(LEAST_VENV)/.installed: tests/environments/least_environment.py $(VENV)/.developer
+	$(call CACHED,least,$(LEAST_VENV),$(BIN)/python tests/environments/least_environment.py $(LEAST_VENV))
 	@touch $@
 
 $(ARM_VENV)/.installed: tests/environments/arm_environment.py $(SETUP) $(VENV)/.installed

@@ -113,7 +113,7 @@ _NEVER = _words(
     process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal mount umount2 pivot_root chroot fsopen fspick
     open_tree move_mount mount_setattr unshare setns bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
     io_uring_register keyctl add_key request_key init_module finit_module kexec_load reboot swapon setuid setgid
-    setresuid setresgid rt_sigqueueinfo rt_tgsigqueueinfo setpriority sched_setaffinity sched_setparam
+    setresuid setresgid rt_sigqueueinfo rt_tgsigqueueinfo setpriority sched_setparam
     sched_setscheduler sched_setattr ioprio_set process_madvise process_mrelease kcmp move_pages migrate_pages
     name_to_handle_at open_by_handle_at chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat truncate utime
     utimes futimesat utimensat setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr shmget shmat shmctl
@@ -124,8 +124,11 @@ _NEVER = _words(
 does not ask about (modes, owners, times, opening by handle), and memory and queues that have names.
 """
 
-_OF_ITSELF = _words("kill tkill tgkill prlimit64")
-"""Their first argument is a process, and must be this one: libraries end and limit their own."""
+_OF_ITSELF = _words("kill tkill tgkill prlimit64 sched_setaffinity")
+"""Their first argument is a process, and must be this one: libraries end and limit their own, and OpenVINO gives each of
+its threads a core.
+"""
+_ZERO_IS_ITSELF = ("prlimit64", "sched_setaffinity")
 
 _NO_COMMANDS = {
     "fcntl": (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send the signal.
@@ -448,13 +451,13 @@ def _refusing(names: Sequence[str]) -> list[Instruction]:
 
 
 def _of_itself() -> list[Instruction]:
-    """Signals and limits for this process alone. 0 is this process to prlimit64, and its whole group to kill."""
+    """Signals, limits and cores for this process alone; 0 is its whole group to kill."""
     program: list[Instruction] = []
     for name in _OF_ITSELF:
         number = _number(name)
         assert number is not None
         itself: list[Instruction] = [(_EQUAL, 0, 1, os.getpid()), (_RETURN, 0, 0, _RET_ALLOW)]
-        if name == "prlimit64":
+        if name in _ZERO_IS_ITSELF:
             itself = [(_EQUAL, 1, 0, 0), *itself]
         program += [(_EQUAL, 0, len(itself) + 2, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), *itself]
         program += [(_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]

@@ -87,6 +87,12 @@ RECIPES = {
         ("plugins/ocr", "plugins/tools"),
         "developer",
     ),
+    "least": Recipe(
+        (f"{_SCRIPTS}/least_environment.py",),
+        (f"{_SCRIPTS}/least_environment.py",),
+        (".", "plugins/compat", "plugins/grpc", "plugins/tools"),
+        "developer",
+    ),
     "arm": Recipe(
         (f"{_SCRIPTS}/arm_environment.py",),
         (f"{_SCRIPTS}/arm_environment.py", f"{_SCRIPTS}/packages.py", "constraints.txt"),

@@ -407,6 +407,18 @@ NIGHTLY = {
         at_a_time=ONE_BY_ONE,
         wants=("audit",),
     ),
+    "least": Suite(
+        "packages in the least versions that pyproject.toml admits: pure logic, the protocols, a network of timm",
+        (
+            "tests/service/test_http.py",
+            "tests/service/test_open_inference.py",
+            REPRESENTATIVES[0],
+            "tests/unit",
+        ),
+        without=COMPUTING,
+        at_a_time=2,
+        environment=".venv-least",
+    ),
 }
 """What `make nightly` has beside the tests marked `nightly` of all others."""
 
