@@ -125,8 +125,8 @@ does not ask about (modes, owners, times, opening by handle), and memory and que
 """
 
 _OF_ITSELF = _words("kill tkill tgkill prlimit64 sched_setaffinity")
-"""Their first argument is a process, and must be this one: libraries end and limit their own, and OpenVINO gives each of
-its threads a core.
+"""Their first argument is a process, and must be this one: libraries end and limit their own, and OpenVINO gives each
+of its threads a core.
 """
 _ZERO_IS_ITSELF = ("prlimit64", "sched_setaffinity")
 

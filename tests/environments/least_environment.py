@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import InstallError, link_packages, make_venv, read_project, run_pip  # noqa: E402
+from deploy.install import InstallError, link_packages, make_venv, named_by, read_project, run_pip  # noqa: E402
 
 EXTRAS = ("timm",)
 STAY = ("torch", "torchvision", "numpy", "opencv-python-headless")
@@ -24,9 +24,9 @@ STAY = ("torch", "torchvision", "numpy", "opencv-python-headless")
 
 
 def least_versions() -> dict[str, str]:
-    """Return the least version of each package that is installed so, as pyproject.toml states it. Raises InstallError."""
+    """Return the version of each package that is installed so, as pyproject.toml states it. Raises InstallError."""
     project, found = read_project(), {}
-    for line in (*project["dependencies"], *(each for name in EXTRAS for each in project["optional-dependencies"][name])):
+    for line in named_by(project, EXTRAS):
         stated = re.fullmatch(r"([\w.-]+(?:\[[\w,]+\])?)>=([\d.]+)(?:;.*)?", line.replace(" ", ""))
         if not stated:
             raise InstallError(f"pyproject.toml states no least version in {line!r}.")
