@@ -81,7 +81,7 @@ def test_what_libraries_of_others_read_is_confined_with_all_that_shares_its_work
 ) -> None:
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
-    [plan] = plans_of([MODELS[0], replace(model("theirs", file), architecture=name)])  # type: ignore[type-var]
+    [plan] = plans_of([MODELS[0], replace(model("theirs", file), architecture=name)])
     assert (plan.bare, plan.load.confined) == (confined, confined)
     if confined:
         cache = plan.load.cache_dir
