@@ -301,6 +301,7 @@ def infer(service: ServiceProcess, model: str, numbers: list[float]) -> Any:
             f"/v2/models/{model}/infer",
             json={"inputs": [tensor]},
             headers={"X-Timeout-Ms": "240000"},  # A worker that was killed is replaced meanwhile.
+            timeout=260,
         )
 
 
