@@ -32,6 +32,9 @@ from app.worker.messages import Loaded, LoadModel, ModelLoaded, ModelUnloaded, U
 _LOOK_INTERVAL_S = 0.1
 """While somebody waits for a model that cannot be loaded yet."""
 _LONGEST_RETRY_S = 60
+_LEAST_LOAD_S, _LOADS = 30.0, 10
+"""A load that takes longer than this, and so many times what it is known to take, is given up with its worker. After
+that, the next one has twice the time: engines may have to be compiled again."""
 
 log = logging.getLogger("anychip.residents")
 
@@ -66,6 +69,8 @@ class Residents:
         self._stopped = False
         self._begun = False  # It is known what each model takes.
         self._deaths: Counter[str] = Counter()  # Of workers in a row that ended while they loaded it.
+        self._patience: Counter[str] = Counter()  # Loads in a row with which their worker ended.
+        self._draining: set[str] = set()  # Leave once what is computed by them is done.
         for name in self._pools:
             for outcome in ("loaded", "failed", "unloaded"):
                 metrics.model_loads.labels(name, outcome)
@@ -126,15 +131,15 @@ class Residents:
             self._step()
             await self._stirred.wait()
 
-    def ask(self, name: str, deadline_s: float) -> None:
-        """A request for a model, or for a form of one. Raises MODEL_LOADING where it is not there by the deadline."""
+    def ask(self, name: str, deadline_s: float, client: str = "") -> None:
+        """Let a client ask for a model, or a form of it. Raises MODEL_LOADING where it is not there in time."""
         pool = self._pool_of.get(name)
         if pool is None:
             return
         now_s, shown = clock.monotonic(), pool.model.name
         if not self._begun:
             raise _loading(shown, math.inf)
-        expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other))
+        expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other), client)
         if expected_s:
             # Once this request has its place in the queue, which is in this turn of the loop; one that is refused will
             # be there again.
@@ -167,6 +172,7 @@ class Residents:
         if asked and not worker.retiring:
             pool = self._by_index[asked[0]]
             self._deaths[pool.model.name] += 1
+            self._patience[pool.model.name] += 1
             if self._deaths[pool.model.name] > 1 or not self._begun:
                 self._failed(pool, "the worker ended while it was loaded")
         self._settle()
@@ -182,6 +188,8 @@ class Residents:
             self._asked[worker].remove(index)
             if message.loaded is None:
                 self._failed(pool, message.reason)
+            elif self._policy.tenants[pool.model.name].place is not Place.LOADING:
+                self._unload(worker, index)  # Another worker could not load it.
             else:
                 form = next(form for form in pool.forms if form.index == index)
                 worker.hold(index, message.loaded)
@@ -204,22 +212,33 @@ class Residents:
             self._refuse(form, f"{name} could not be loaded")
 
     def _go(self, name: str) -> None:
-        """Have every worker unload a model, for which nothing waits and nothing is computed."""
+        """Have every worker unload a model, once nothing is computed by it. What waits for it waits on."""
         self._policy.tenants[name].place = Place.LEAVING
         for worker in self.workers():
             for form in self._pools[name].forms:
                 if worker.ready is not None and worker.ready.loaded[form.index] is not None:
                     self._scheduler.serve_model(worker.id, form.model.name, None)
+        if any(self._scheduler.queues[form].in_flight for form in self._pools[name].names):
+            self._draining.add(name)
+            return
+        self._draining.discard(name)
+        for worker in self.workers():
+            for form in self._pools[name].forms:
+                if worker.ready is not None and worker.ready.loaded[form.index] is not None:
                     worker.hold(form.index, None)
-                    self._leaving.setdefault(worker, set()).add(form.index)
-                    worker.send(UnloadModel(form.index))
+                    self._unload(worker, form.index)
+
+    def _unload(self, worker: WorkerProcess, index: int) -> None:
+        self._leaving.setdefault(worker, set()).add(index)
+        worker.send(UnloadModel(index))
 
     def _settle(self) -> None:
         """See which loads and unloads are done on every worker."""
         now_s = clock.monotonic()
         for tenant in self._policy.placed(Place.LEAVING):
             indices = {form.index for form in self._pools[tenant.name].forms}
-            if not any(indices & leaving for leaving in self._leaving.values()):
+            busy = [*self._leaving.values(), *map(set, self._asked.values())]
+            if tenant.name not in self._draining and not any(indices & each for each in busy):
                 self._policy.left(tenant.name, now_s)
                 if tenant.name in self._not_there:
                     self._not_there.remove(tenant.name)
@@ -232,6 +251,7 @@ class Residents:
                 load_s = max(sum(each.load_s for each in forms) for forms in held)
                 self._policy.loaded(tenant.name, now_s, memory, load_s)
                 self._deaths.pop(tenant.name, None)
+                self._patience.pop(tenant.name, None)
                 self._metrics.model_loads.labels(tenant.name, "loaded").inc()
                 log.info("%s is loaded: %s in %.2f s", tenant.name, in_words(memory), load_s)
 
@@ -251,13 +271,13 @@ class Residents:
         now_s, serving = clock.monotonic(), self.workers()
         if serving and len(serving) == sum(map(self._takes, self._workers.values())):
             leave, _ = self._policy.next(now_s, self._is_busy)
-            for name in leave:
+            for name in {*leave, *self._draining}:
                 self._go(name)
             self._settle()
             for tenant in self._policy.placed(Place.LOADING):
                 for worker in serving:
                     self._tell(worker, self._pools[tenant.name], now_s - tenant.since_s)
-        if self._policy.waiting(now_s, self._is_busy) or any(self._asked.values()):
+        if self._policy.waiting(now_s, self._is_busy) or self._draining or any(self._asked.values()):
             self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
 
     def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:
@@ -267,8 +287,11 @@ class Residents:
             if form.index not in asked and worker.ready.loaded[form.index] is None:
                 asked.append(form.index)
                 worker.send(LoadModel(form.index))
-        if asked and self._by_index[asked[0]] is pool and since_s > self._load_timeout_s:
-            worker.kill(f"{pool.model.name} was not loaded within {self._load_timeout_s:g} s")
+        name = pool.model.name
+        known_s = max(_LEAST_LOAD_S, _LOADS * self._policy.tenants[name].load_s)
+        limit_s = min(self._load_timeout_s, known_s * 2 ** self._patience[name])
+        if asked and self._by_index[asked[0]] is pool and since_s > limit_s:
+            worker.kill(f"{name} was not loaded within {limit_s:g} s")
 
     def _is_busy(self, name: str) -> bool:
         """Whether somebody waits for a model, or a worker computes for it."""

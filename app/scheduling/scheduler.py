@@ -181,8 +181,13 @@ class Scheduler(Generic[T]):
         _note_credit(self._free, worker)
 
     def serve_model(self, name: str, model: str, latency_s: Mapping[int, float] | None, depth: int = 1) -> None:
-        """A worker serves one more model, or the same one anew; or no longer (None), of which it has no batch."""
+        """Let a worker serve one more model, or the same one anew; or no longer (None), once it has no batch of it."""
         worker = self._workers[name]
+        if latency_s is None and any(batch.model == model for batch in worker.batches.values()):
+            worker.leaving.add(model)
+            self._membership_changed()
+            return
+        worker.leaving.discard(model)
         # Replaced, as the scrape of another thread may be reading them.
         others = {other: each for other, each in worker.latencies.items() if other != model}
         worker.latencies = others if latency_s is None else {**others, model: BatchLatencies(latency_s)}
@@ -243,6 +248,8 @@ class Scheduler(Generic[T]):
             worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
         worker.free_s = now + sum([worker.latencies[other.model].of(other.size) for other in worker.batches.values()])
+        if batch.model in worker.leaving:
+            self.serve_model(name, batch.model, None)
         return batch
 
     def dispatch(self, now: float) -> tuple[list[Batch[T]], list[T]]:
@@ -281,14 +288,20 @@ class Scheduler(Generic[T]):
     def _membership_changed(self) -> None:
         active = [worker for worker in self._workers.values() if not worker.retiring]
         self._serving = {
-            model: tuple((worker, worker.latencies[model]) for worker in active if model in worker.latencies)
+            model: tuple(
+                (worker, worker.latencies[model])
+                for worker in active
+                if model in worker.latencies.keys() - worker.leaving
+            )
             for model in self.queues
         }
 
     def _form(self, worker: WorkerState[T], now: float, dropped: list[T]) -> Batch[T] | None:
         """Form the worker's next batch and count it as in flight; None where there is none for it now."""
         idle = not worker.batches
-        for model in sorted((m for m in worker.latencies if self.queues[m].depth), key=worker.turn_s):
+        for model in sorted(
+            (m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving), key=worker.turn_s
+        ):
             queue, latencies = self.queues[model], worker.latencies[model]
             if not idle and queue.first().attempt is ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.

@@ -68,7 +68,8 @@ def early_s(batch_s: float, prepare_s: float) -> float:
 class WorkerState(Generic[T]):
     """A worker's batches and clocks, what is known of its speed, and the queues of its models.
 
-    `depths`: for each model, how many batches of it the device has begun at most at once.
+    `depths`: for each model, how many batches of it the device has begun at most at once; `leaving`: it gets no more of
+    these, and is to finish what it has.
     """
 
     name: str
@@ -81,6 +82,7 @@ class WorkerState(Generic[T]):
     finished_s: float = 0.0
     prepare_s: float = 0.0  # What it does for a batch while it computes the one before.
     retiring: bool = False
+    leaving: set[str] = field(default_factory=set)
     alone: bool = False  # It has an item that must be its only one.
     batches: dict[int, Batch[T]] = field(default_factory=dict)
 

@@ -89,8 +89,11 @@ class ServiceAdministration(link.Administration):
 
     def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:  # noqa: D102
         for version in shares:
-            if (model if version == FIRST_VERSION else f"{model}@{version}") not in self._models:
+            name = model if version == FIRST_VERSION else f"{model}@{version}"
+            if name not in self._models:
                 raise invalid_request(f"there is no version {version!r} of {model!r}")
+            if shares[version] > 0 and self._fleet.replicas and not self.state(name)[0].accepts_requests:
+                raise ServiceError("NOT_READY", f"{name} would answer nothing: {self.state(name)[1]}")
         if not all(share >= 0 for share in shares.values()) or not 0 < sum(shares.values()) < math.inf:
             raise invalid_request(f"{model}: shares are numbers from 0 on, and not all of them are 0")
         self.traffic[model] = dict(shares)

@@ -64,7 +64,7 @@ class Submissions(Link):
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         name, now_s = served.model.name, clock.monotonic()
         self._fleet.refuse_unless_served(name)
-        self._fleet.residents.ask(name, terms.deadline_s)
+        self._fleet.residents.ask(name, terms.deadline_s, terms.client)
         try:
             ready_s = self._filling.wait_s(self._fleet.models[name], terms, 1)
             expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s, ready_s=ready_s)
@@ -82,7 +82,7 @@ class Submissions(Link):
             checked = None
         if checked is None:  # Else it was asked a moment ago; and an item whose model is gone by then is refused.
             self._fleet.refuse_unless_served(name)
-            self._fleet.residents.ask(name, terms.deadline_s)
+            self._fleet.residents.ask(name, terms.deadline_s, terms.client)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
         pool = self._fleet.models[name]

@@ -1,0 +1,46 @@
+"""Which versions may be given a share of a model's requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.errors import ServiceError
+from app.link import ModelState
+from app.serving.administration import ServiceAdministration
+
+
+def administration(**states: ModelState) -> ServiceAdministration:
+    """Make that of a service whose models `m`, `m@2`, … have these states, named `m1`, `m2`, …"""
+    by_name = {"m" if name == "m1" else f"m@{name[1:]}": state for name, state in states.items()}
+    readiness = SimpleNamespace(state=by_name.__getitem__, reason=lambda name: f"{name} is {by_name[name].value}")
+    fleet: Any = SimpleNamespace(readiness=readiness, replicas=[object()])
+    models: Any = by_name
+    nothing: Any = None
+    return ServiceAdministration(fleet, models, nothing, nothing, {})
+
+
+@pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.UNAVAILABLE])
+def test_what_cannot_answer_is_given_nothing_and_what_was_stays(state: ModelState) -> None:
+    owner = administration(m1=ModelState.READY, m2=state)
+    owner.set_traffic("m", {"1": 1, "2": 0})
+    with pytest.raises(ServiceError, match=r"^m@2 would answer nothing: m@2 is ") as refused:
+        owner.set_traffic("m", {"1": 1, "2": 1})
+    assert refused.value.code == "NOT_READY"
+    assert owner.traffic == {"m": {"1": 1, "2": 0}}
+
+
+@pytest.mark.parametrize("state", [ModelState.READY, ModelState.STARTING, ModelState.ON_DEMAND])
+def test_what_can_answer_or_will_soon_is_given_what_is_said(state: ModelState) -> None:
+    owner = administration(m1=ModelState.READY, m2=state)
+    owner.set_traffic("m", {"2": 1})
+    assert owner.traffic == {"m": {"2": 1}}
+
+
+def test_before_there_are_workers_all_are_given_what_the_settings_say() -> None:
+    owner = administration(m1=ModelState.UNAVAILABLE)
+    owner._fleet.replicas.clear()
+    owner.set_traffic("m", {"1": 1})
+    assert owner.traffic == {"m": {"1": 1}}
