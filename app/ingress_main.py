@@ -18,9 +18,11 @@ from typing import Any, cast
 from starlette.types import Receive, Scope, Send
 
 from app.access.access import Access
+from app.access.keys import KeysError
 from app.access.tls import Tls
 from app.compat import torchserve
 from app.config import Settings, split
+from app.errors import ServiceError
 from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.http.server import Server, configured
@@ -42,6 +44,7 @@ from app.link_messages import (
     Look,
     NewConnection,
     NewShares,
+    NotStarted,
     ToIngress,
 )
 from app.observability.gained import gained
@@ -49,7 +52,8 @@ from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.tracing import from_settings
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.blocks import ROOM, Blocks
-from app.processes.channel import Channel
+from app.processes.channel import Channel, DescriptorLostError
+from app.processes.descriptors import make_room
 from app.processes.forking import name_process
 from app.processes.packing import read_packed
 from app.processes.talk import Talk
@@ -67,6 +71,12 @@ def main(channel: Channel, messages: list[bytes]) -> None:
         asyncio.run(running)
     else:
         uvloop.run(running)
+
+
+_DESCRIPTORS = 2
+"""Of a connection that is carried: the client's, and the end of what carries it to the owner."""
+_REASON = 300
+"""Characters of why it cannot start."""
 
 
 async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
@@ -93,7 +103,14 @@ class _OwnersBudget(Budget):
 
 
 class _Server(Server):
-    """Listens nowhere."""
+    """Listens nowhere. `number`: of the connection that is begun."""
+
+    number = 0
+
+    def connection(self) -> Any:
+        made = super().connection()
+        made.number = self.number
+        return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.listener = Listener(self.connection, self.connections, self.config.ssl)
@@ -111,7 +128,14 @@ class _Process:
         self._server: _Server | None = None
 
     async def run(self, channel: Channel, messages: list[bytes]) -> None:
-        """Until the owner says so, or has ended."""
+        """Serve until the owner says so, or has ended. The owner is told of what keeps it from starting."""
+        try:
+            await self._run(channel, messages)
+        except (OSError, MemoryError, ServiceError, KeysError) as error:
+            self._talk.say(NotStarted(f"{type(error).__name__}: {error}"[:_REASON]))
+            self._talk.flush()
+
+    async def _run(self, channel: Channel, messages: list[bytes]) -> None:
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
         self._talk = Talk(channel, ToIngress, self._heard, messages)
         ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
@@ -143,6 +167,7 @@ class _Process:
             cast(Administration, self._word),
             self._traffic,
         )
+        room = make_room(settings.max_connections, _DESCRIPTORS)
         most_bytes = int(begin.share * settings.max_buffered_bytes)
         blocks = Blocks(ROOM * most_bytes)
         self._link = link = RemoteLink(tables, forms, self._talk, blocks)
@@ -159,7 +184,7 @@ class _Process:
         while not server.started:  # noqa: ASYNC110 - uvicorn tells no other way
             await asyncio.sleep(0.001)
         freeze()
-        self._talk.say(IngressReady(), descriptor=blocks.descriptor)
+        self._talk.say(IngressReady(room), descriptor=blocks.descriptor)
         ending = asyncio.ensure_future(self._ending.wait())
         await asyncio.wait((ending, ended), return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
@@ -181,7 +206,12 @@ class _Process:
                 self._begun.set_result(message)
             case NewConnection():
                 assert self._server is not None
-                accepted = socket.socket(fileno=self._talk.take_descriptor())
+                try:
+                    accepted = socket.socket(fileno=self._talk.take_descriptor())
+                except DescriptorLostError:
+                    self._closed(message.connection)
+                    return
+                self._server.number = message.connection
                 self._server.listener.begin(accepted, str(message.connection))
             case NewShares():
                 self._traffic.clear()
@@ -196,8 +226,8 @@ class _Process:
             case _:
                 self._link.heard(message)
 
-    def _carry(self, address: str, encrypted: bool, theirs: socket.socket) -> None:
-        self._talk.say(Carry(address, encrypted), descriptor=theirs.detach())
+    def _carry(self, connection: int, encrypted: bool, theirs: socket.socket) -> None:
+        self._talk.say(Carry(connection, encrypted), descriptor=theirs.detach())
 
     def _closed(self, connection: int) -> None:
         self._talk.say(Closed(connection))

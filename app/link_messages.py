@@ -1,6 +1,6 @@
 """The link between processes: what an ingress and the owner say to each other, as records.
 
-    ingress ─► IngressReady, Ask, Reserve, Submit, Cancel, Leave, Closed, Carry, Gained, Here
+    ingress ─► IngressReady, NotStarted, Ask, Reserve, Submit, Cancel, Leave, Closed, Carry, Gained, Here
     owner   ─► IngressBegin, NewConnection, Asked, ItemComputed, ItemFailed, NewModels, Serves, Calm, NewShares, …
 
 Owns: these records and their checks against what they may name. Bodies lie in shared memory (app.processes.blocks), a
@@ -104,7 +104,15 @@ def found(at: At, memory: memoryview) -> Content:
 
 
 class IngressReady(Record):
-    """The ingress takes connections. With a descriptor: of the memory in which bodies lie."""
+    """The ingress takes connections, `connections` at most. With a descriptor: of the memory in which bodies lie."""
+
+    connections: int
+
+
+class NotStarted(Record):
+    """The ingress cannot start, for the reason, and ends."""
+
+    reason: str
 
 
 class Ask(Record):
@@ -163,7 +171,7 @@ class Closed(Record):
 class Carry(Record):
     """A connection goes on with what is not for an ingress. With a descriptor: the end that the owner is to serve."""
 
-    address: str
+    connection: int
     encrypted: bool
 
 
@@ -177,7 +185,9 @@ class Here(Record):
     """The answer to Look."""
 
 
-ToOwner: TypeAlias = IngressReady | Ask | Reserve | Submit | Cancel | Leave | Closed | Carry | Gained | Here
+ToOwner: TypeAlias = (
+    IngressReady | NotStarted | Ask | Reserve | Submit | Cancel | Leave | Closed | Carry | Gained | Here
+)
 
 
 class IngressBegin(Record):

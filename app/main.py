@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import shutil
 import signal
 import socket
@@ -42,6 +41,7 @@ from app.ingress.trim import freeze
 from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
+from app.processes.descriptors import make_room
 from app.serving.ingresses import OWNERS_SHARE, Ingresses, count_of
 from app.serving.opening import Opening
 from app.serving.service import Service
@@ -55,8 +55,6 @@ _RPC_DESCRIPTORS = 3
 TRANSPORT_GROUP = "anychip.transports"
 """The entry-point group of other ways in than HTTP. An entry is an asynchronous context manager: within it, it listens,
 and what it yields is called with the ingress once there is a service."""
-_OTHER_DESCRIPTORS = 256
-"""For processes, files and the administration's connections: clients leave them alone."""
 _ADMIN_CONNECTIONS = 512
 _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
@@ -72,7 +70,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     The port is open before the models are read: it says how far that is. Raises ModelError,
     BackendUnavailableError, WorkerStartError when a worker cannot start, OSError when the port is taken.
     """
-    room = _make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
+    room = make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)
     asyncio.get_running_loop().set_default_executor(begun(_THREADS, "asyncio"))
     opening, tls = Opening(), Tls.of(settings)
@@ -205,32 +203,20 @@ class _Carried:
         self._server = server
         self._beginning: set[asyncio.Task[Any]] = set()
 
-    def begin(self, end: socket.socket, address: str, encrypted: bool) -> None:
-        """Serve what comes from the end of a socket. `address`: the client's; `encrypted`: it speaks TLS."""
+    def begin(self, end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
+        """Serve what comes from the end of a socket; `ended` is called at its end.
+
+        `address`: the client's; `encrypted`: it speaks TLS.
+        """
         made = self._server.connection()
+        made.on_lost = lambda _: ended()
         made.carried_from = address, encrypted
         end.setblocking(False)
         loop = asyncio.get_running_loop()
         task = loop.create_task(loop.connect_accepted_socket(lambda: made, end))
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
-
-
-def _make_room(connections: int, descriptors: int = 1) -> int:
-    """Let this process have the descriptors that connections may need; how many connections there may be.
-
-    `descriptors`: the most that one takes.
-    """
-    wanted = (descriptors + 1) * connections + _OTHER_DESCRIPTORS  # Those that end stay open for a moment.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return connections
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    room = max(allowed // 2, allowed - _OTHER_DESCRIPTORS) // descriptors
-    if room < connections:
-        log.warning("only %d files may be open here: %d connections, not %d (ulimit -n)", allowed, room, connections)
-    return room
+        task.add_done_callback(lambda task: ended() if task.cancelled() or task.exception() is not None else None)
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:

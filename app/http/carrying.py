@@ -21,8 +21,9 @@ from app.ingress.carrying import Carried
 class CarryingProtocol(LimitedProtocol):
     """Made by app.http.hot's `protocol`."""
 
-    carry: Callable[[str, bool, socket.socket], None]
-    """Gives the owner the end of a socket, with the client's address and whether TLS is spoken."""
+    carry: Callable[[int, bool, socket.socket], None]
+    """Gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
+    number = 0
     _carried: Carried | None = None
 
     @property
@@ -33,11 +34,15 @@ class CarryingProtocol(LimitedProtocol):
     def data_received(self, data: bytes) -> None:
         """For the owner, and so is all that follows."""
         if self._carried is None:
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError:  # No descriptor: this connection ends, and no other.
+                self.raw.abort()
+                return
             self.lend()
             carried = self._carried = Carried(_Client(self))
-            ours, theirs = socket.socketpair()
             ours.setblocking(False)
-            self.carry(str(self.client[0]) if self.client else "", self.encrypted, theirs)
+            self.carry(self.number, self.encrypted, theirs)
             task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: carried, ours))
             self.server_state.tasks.add(task)
             task.add_done_callback(self.server_state.tasks.discard)

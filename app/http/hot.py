@@ -193,6 +193,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # What came behind the request that is being answered.
+        self._promise: Callable[[], None] | None = None  # Gives back what its body was promised.
         self.on_lost = _nothing
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -256,6 +257,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         line = _REQUEST_LINE.match(data)
         head_end = _HEAD_END.search(data, 0, self._general.limits.head_bytes) if line else None
         found = self._route_of(line[1]) if line else None
+        promise = None
         if line is None or head_end is None or found is None:
             return False
         end = head_end.end()
@@ -274,11 +276,13 @@ class HotProtocol(asyncio.BufferedProtocol):
             return False
         if int(length) > self.ingress.link.settings.max_body_bytes:
             return False
-        if self.carries and (
-            self.ingress.access.counts(head.headers)  # What one caller has under way is counted by the owner.
-            or int(length) > self.ingress.bodies.most_for_one
-        ):
-            return False
+        if self.carries:
+            if self.ingress.access.counts(head.headers):  # What one caller has under way is counted by the owner.
+                return False
+            client = self._general.client
+            promise = self.ingress.promised(head.headers, str(client[0]) if client else "", int(length))
+            if promise is None:  # Here it would be refused; the owner has more.
+                return False
         scope = {
             "type": "http",
             "method": "POST",
@@ -294,6 +298,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         if self._held:
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
+        self._promise = promise
         self._general.lend()
         request.task = self._loop.create_task(self._serve(request, *found))
         self._server_state.tasks.add(request.task)
@@ -371,6 +376,9 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request = None
         self._server_state.tasks.discard(request.task)
         request.end()
+        if self._promise is not None:
+            self._promise()
+            self._promise = None
         self._unread = request.missing if request.keep_alive else 0
         self._general.take_back(keep_alive=request.keep_alive, unread=bool(request.missing))
         held, self._held = self._held, b""
@@ -384,7 +392,7 @@ def protocol(
     ingress: Ingress,
     bind: Bind = "public",
     more: Sequence[HotRoute] = (),
-    carry: Callable[[str, bool, socket.socket], None] | None = None,
+    carry: Callable[[int, bool, socket.socket], None] | None = None,
 ) -> type[HotProtocol]:
     """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import errno
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -20,8 +20,6 @@ from app.config import Settings
 from app.http.connection import too_many
 from app.ingress.budget import Budget
 from app.ingress.listener import Listener
-
-log = logging.getLogger("anychip")
 
 
 def configured(
@@ -63,8 +61,10 @@ class Server(uvicorn.Server):
         try:
             await self.listen(self.config.port, self.config.host)
         except OSError as error:
-            log.error("%s", error)
-            message = f"cannot listen on {self.config.host}:{self.config.port}; is another service there?"
+            where = f"{self.config.host}:{self.config.port}"
+            known = error.errno == errno.EADDRINUSE
+            reason = "is another service there?" if known else error.strerror or str(error)
+            message = f"cannot listen on {where}; {reason}"
             raise OSError(message) from None
         self.started = True
 

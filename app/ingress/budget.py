@@ -35,11 +35,38 @@ class Budget:
         self._what = what
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._by_client: dict[str, int] = {}
+        self._promised: dict[str, int] = {}
+        self._all_promised = 0
 
     @property
     def most_for_one(self) -> int:
         """What one client can hold when it is alone."""
         return max(self._least, (self.limit - self._spare) * _SHARE // (_SHARE + 1))
+
+    def promise(self, client: str, size: int) -> bool:
+        """Return whether so much, which comes later, would fit beside what is held and promised; then it is promised,
+        until `fulfil`. What is promised is not taken: who is promised nothing may take it.
+        """
+        own, all_promised = self._promised.get(client, 0), self._all_promised
+        free = self.limit - max(self.held, all_promised) - size
+        mine = max(self._by_client.get(client, 0), own) + size
+        if free < 0 or mine > max(self._least, _SHARE * (free - self._spare)):
+            return False
+        if not size:
+            return True
+        self._promised[client], self._all_promised = own + size, all_promised + size
+        return True
+
+    def fulfil(self, client: str, size: int) -> None:
+        """End a promise."""
+        if not size:
+            return
+        left = self._promised[client] - size
+        self._all_promised -= size
+        if left:
+            self._promised[client] = left
+        else:
+            del self._promised[client]
 
     def lease(self, client: str, client_lease: ClientLease | None = None) -> Lease:
         """What a request of this client holds; a context manager that gives it back. `client_lease`: counts it, too."""

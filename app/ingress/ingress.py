@@ -9,7 +9,8 @@ transport brings a `Call`: how its terms, its body and its request are read. Mus
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from app import clock
@@ -67,6 +68,10 @@ class Call(ABC, Generic[Answer]):
         """The answer; when the client leaves first, `on_leave` is called and `running` cancelled."""
 
 
+def _nothing() -> None:
+    pass
+
+
 Run = Callable[[], Awaitable[Answer]]
 
 
@@ -85,6 +90,17 @@ class Ingress:
         self.limits = ClientLimits()
         self.connections = connections(link.settings.max_connections)
         self._under_way: set[Ending] = set()
+
+    def promised(self, headers: Sequence[tuple[bytes, bytes]], address: str, size: int) -> Callable[[], None] | None:
+        """Promise a request the bytes of its body, which come later: None where they would be refused by then.
+
+        What is returned ends the promise.
+        """
+        try:
+            client = self.access.admit("infer", "public", headers, address).name
+        except ServiceError:  # It is refused before its body is read.
+            return _nothing
+        return partial(self.bodies.fulfil, client, size) if self.bodies.promise(client, size) else None
 
     async def close(self) -> None:
         """End what the ingress has started. Idempotent."""

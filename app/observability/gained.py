@@ -8,13 +8,14 @@ counted since it last told, a tenth of a second at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 
 import msgspec
 from prometheus_client import Counter
 
 from app.observability.histogram import Histogram, Series
-from app.observability.metrics import TABLE, Metrics
+from app.observability.metrics import CODES, LIFE, REJECTIONS, TABLE, Metrics
 from app.observability.triton_statistics import ModelStatistics
 
 Labels = tuple[str, ...]
@@ -55,21 +56,46 @@ def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes
     return msgspec.msgpack.encode(counted)
 
 
-def add(content: bytes, metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> None:
-    """Add what was gained elsewhere. Raises ValueError, KeyError for what is none of these metrics."""
+_KNOWN: Mapping[str, Collection[str]] = {"code": CODES, "stage": LIFE, "reason": REJECTIONS}
+_LONGEST_NAME = 256
+_TRACE_LABELS = {"trace_id", "span_id"}
+
+
+def add(
+    content: bytes,
+    metrics: Metrics,
+    statistics: Mapping[str, ModelStatistics],
+    known: Mapping[str, Collection[str]],
+) -> None:
+    """Add what was gained elsewhere. `known`: what labels may say beside what there is anyway, by label.
+
+    Raises ValueError, KeyError for what is none of these metrics or labels, or no number.
+    """
     counted = msgspec.msgpack.decode(content, type=Counted)
+    allowed = {**_KNOWN, **known}
+    for name, labels, *_ in (*counted.counters, *counted.series):
+        row = TABLE[name]
+        if not all(value in allowed[label] for label, value in zip(row.labels, labels, strict=True)):
+            raise ValueError(f"{name} has no labels {labels}")
     for name, labels, amount in counted.counters:
         row = TABLE[name]
-        if row.kind is not Counter:
-            raise ValueError(f"{name} is no counter")
+        if row.kind is not Counter or not math.isfinite(amount):
+            raise ValueError(f"{name} is no counter, or {amount} no count")
         metric = getattr(metrics, name)
         (metric.labels(*labels) if row.labels else metric).inc(amount)
     for name, labels, counts, total, seen in counted.series:
+        traces = [labels for labels, _ in seen.values()]
+        if not all(each.keys() <= _TRACE_LABELS and max(map(len, each.values()), default=0) <= 64 for each in traces):
+            raise ValueError(f"{name} has an exemplar that names no trace")
+        if not math.isfinite(total) or not all(0 <= bucket < len(counts) for bucket in seen):
+            raise ValueError(f"{name} has buckets that are not there")
         series: Series = getattr(metrics, name).labels(*labels)
         series.add(counts, total, seen)
     for model, more in counted.statistics.items():
         statistics[model].add(more)
     for client, (requests, refused) in counted.clients.items():
+        if len(client) > _LONGEST_NAME:
+            raise ValueError("a client's name is too long")
         metrics.clients.count(client, refused=refused, requests=requests)
 
 

@@ -12,6 +12,8 @@ from app.processes.arena import sealed_memory
 
 _LEAST_BITS, _KEPT_BITS = 12, 20
 """Of a block's size: the least, and the most that stays with the process once it is free."""
+_KEPT_BYTES = 16 << 20
+"""So much stays with the process of all free blocks together: the next requests find it in the cache."""
 ROOM = 40
 """So many times what is in use at once is the memory: a block is up to twice as large as what is in it, blocks of one
 size are never used for another, and there are 20 sizes. The system gives memory only for what is touched."""
@@ -25,14 +27,18 @@ class Blocks:
         self._memory = mmap.mmap(self.descriptor, size_bytes)
         self._view = memoryview(self._memory)
         self._end = 0
-        self._free: dict[int, list[int]] = {}
+        self._free: dict[int, list[int]] = {}  # With memory.
+        self._empty: dict[int, list[int]] = {}  # The system has that back.
+        self._kept = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Put it into a block; where that begins. Raises MemoryError."""
         bits = _bits(len(data))
-        free = self._free.setdefault(bits, [])
-        if free:
+        if free := self._free.get(bits):
             start = free.pop()  # Last freed, first taken: it is in the cache.
+            self._kept -= 1 << bits
+        elif empty := self._empty.get(bits):
+            start = empty.pop()
         elif self._end + (1 << bits) <= len(self._view):
             start, self._end = self._end, self._end + (1 << bits)
         else:
@@ -43,8 +49,11 @@ class Blocks:
     def give(self, start: int, size: int) -> None:
         """Nothing looks at the block of `size` bytes any more."""
         bits = _bits(size)
-        self._free[bits].append(start)
-        if bits > _KEPT_BITS:
+        if bits <= _KEPT_BITS and self._kept + (1 << bits) <= _KEPT_BYTES:
+            self._free.setdefault(bits, []).append(start)
+            self._kept += 1 << bits
+        else:
+            self._empty.setdefault(bits, []).append(start)
             self._memory.madvise(mmap.MADV_REMOVE, start, 1 << bits)
 
 

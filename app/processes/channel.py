@@ -34,6 +34,13 @@ class ChannelError(Exception):
     """The other end does not keep to the rules; the message is one sentence without a full stop."""
 
 
+class DescriptorLostError(ChannelError):
+    """A descriptor came while this process may have no more of them: the system has closed it."""
+
+
+_LOST = -1
+
+
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Both ends. Raises OSError."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -115,7 +122,9 @@ class Channel:
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
-        if flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+        if flags & socket.MSG_CTRUNC and not ancillary:
+            self._descriptors.append(_LOST)  # One came: who has less room than for one message gets none.
+        elif flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ChannelError("too many descriptors came")
         if not size:
             raise EOFError
@@ -139,10 +148,16 @@ class Channel:
         return messages
 
     def take_descriptor(self) -> int:
-        """The next descriptor that came with the messages so far; the caller's to close. Raises ChannelError."""
+        """Take the next descriptor that came with the messages so far; the caller's to close.
+
+        Raises ChannelError, DescriptorLostError.
+        """
         if not self._descriptors:
             raise ChannelError("a descriptor is missing")
-        return self._descriptors.popleft()
+        descriptor = self._descriptors.popleft()
+        if descriptor == _LOST:
+            raise DescriptorLostError("a descriptor came, and no more files may be open here (ulimit -n)")
+        return descriptor
 
     def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
         """For a thread without an event loop: until there is something to receive, or the socket takes more of what

@@ -8,30 +8,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from app import clock
+from app.pace import Pace
 from app.processes.channel import Channel, ChannelError
 
 log = logging.getLogger("anychip.talk")
 
 _PACKET_BYTES = 1 << 20
 """What a turn says is sent at once where it is more than this."""
+_LEAST_BYTES = 256
+"""What a message counts at least: to handle it costs as much."""
 
 
 class Talk:
     """One end, inside a running event loop. `ended`: is called once, with the reason."""
 
     def __init__(
-        self, channel: Channel, heard: Any, handle: Callable[[Any], None], early: Sequence[bytes] = ()
+        self,
+        channel: Channel,
+        heard: Any,
+        handle: Callable[[Any], None],
+        early: Sequence[bytes] = (),
+        *,
+        most_bytes_per_s: float = math.inf,
     ) -> None:
         """`heard`: the type of what the other end says, which `handle` is called with. What it raises ends the talk.
 
-        `early`: packets that have come already.
+        `early`: packets that have come already. `most_bytes_per_s`: what it may say; twice that at once.
         """
+        self._most = most_bytes_per_s
+        self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
         self._channel = channel
         self._handle = handle
         self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[heard])
@@ -89,13 +102,23 @@ class Talk:
         """Handle these packets, or those that have arrived."""
         try:
             for packet in self._channel.receive() if packets is None else packets:
-                for message in self._decoder.decode(packet):
+                messages = self._decoder.decode(packet)
+                if self._pace is not None:
+                    self._count(max(len(packet), _LEAST_BYTES * len(messages)))
+                for message in messages:
                     self._handle(message)
         except (EOFError, ConnectionError):
             self.end("it ended")
         except Exception as error:  # Nothing that the other end says can be trusted any more.
             log.exception("what came cannot be read")
             self.end(f"it said what cannot be read: {error}")
+
+    def _count(self, size: int) -> None:
+        """Count what was said. Raises ChannelError for a flood."""
+        assert self._pace is not None
+        if self._pace.wait_s(clock.monotonic(), size):
+            raise ChannelError(f"it said more than {self._most:g} bytes a second")
+        self._pace.take(size)
 
     def _wait_for_room(self) -> None:
         """Have the loop write on while something waits."""

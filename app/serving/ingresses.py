@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anychip_base.interpreter import module_path
@@ -47,6 +47,7 @@ from app.link_messages import (
     NewConnection,
     NewModels,
     NewShares,
+    NotStarted,
     Reserve,
     SaidError,
     Serves,
@@ -58,7 +59,7 @@ from app.observability.gained import add
 from app.observability.metrics import Metrics
 from app.processes import blocks
 from app.processes.arena import sealed_memory
-from app.processes.channel import Channel
+from app.processes.channel import Channel, DescriptorLostError
 from app.processes.fork_server import BACKOFF_S, Child
 from app.processes.packing import write_packed
 from app.processes.talk import Talk
@@ -84,8 +85,16 @@ _CALM_SHARE, _CALM_S = 0.5, 0.2
 OWNERS_SHARE = 0.5
 """Of the bytes that requests may hold: of those that the owner reads itself. The ingresses divide the rest."""
 _START_S = 60.0
+"""An ingress that is not ready by then is ended, and another one is begun."""
 _LIVED_S = 10.0
 """An ingress that lives so long begins without a pause after it."""
+_PAUSES_S = (*BACKOFF_S, 15.0, 60.0)
+_BYTES_PER_S = 16 << 20
+"""What an ingress may say: a request takes about a thousand bytes, and an ingress answers some thousands a second."""
+_ROOMS, _ROOMS_EACH = 16_384, 4
+"""An ingress may have so many at once, and so many for each connection that there may be: two stages take two."""
+_NAME = 256
+"""Characters of a client's or a request's name. Those of keys, addresses and ids have 128 at most."""
 
 
 def count_of(settings: Settings, *, traced: bool) -> int:
@@ -112,16 +121,37 @@ class _FarRoom:
     request_id: str
 
 
+class _Connection:
+    """A client's connection at an ingress. It counts until the ingress, and who serves what it carries, let go."""
+
+    __slots__ = ("_give", "_open", "address")
+
+    def __init__(self, address: str, give: Callable[[], None]) -> None:
+        self.address, self._give, self._open = address, give, 1
+
+    def carry(self) -> None:
+        """Let the owner serve it, too. Raises ValueError the second time."""
+        if self._open != 1:
+            raise ValueError("a connection is carried twice")
+        self._open = 2
+
+    def end(self) -> None:
+        """Let go of it, once for each who has it."""
+        self._open -= 1
+        if not self._open:
+            self._give()
+
+
 class _Far:
-    """One ingress process. `connections`: what gives the count of each back, by its number; `silent`: looks."""
+    """One ingress process. `connections`: by number, of which it may have `room`; `silent`: looks."""
 
     def __init__(self, of: Ingresses, link: Submissions, child: Child, channel: Channel) -> None:
         self._of, self._link, self.child = of, link, child
         link.connect(self._replied)
         self._rooms: dict[int, _FarRoom] = {}
         self._tokens: dict[int, int] = {}  # The index of its model.
-        self.connections: dict[int, Callable[[], None]] = {}
-        self.silent = 0
+        self.connections: dict[int, _Connection] = {}
+        self.room = self.silent = 0
         self._memory = memoryview(b"")
         self._step = len(of.forms)
         self._numbers = {id(form.model): form.index for form in of.forms}
@@ -132,13 +162,18 @@ class _Far:
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.talk = Talk(channel, ToOwner, self._heard)
+        self.talk = Talk(channel, ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
         self.talk.ended.add_done_callback(lambda _: self._gone())
 
     @property
     def takes(self) -> bool:
         """Whether connections are for it."""
         return self.ready.done() and not self.talk.ended.done()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more connection is for it."""
+        return self.takes and len(self.connections) < self.room
 
     def look(self) -> None:
         """Once a second: whether it answers."""
@@ -169,12 +204,11 @@ class _Far:
     def _gone(self) -> None:
         """It has ended: nobody waits for what it had, and its connections are no more."""
         self.child.kill()
-        for each in [*self._rooms.values()]:
-            if each.room is not None:
-                each.room.__exit__()
+        for room in [each.room for each in self._rooms.values() if each.room is not None]:
+            room.__exit__()
         self._rooms.clear()
-        for give in self.connections.values():
-            give()
+        for each in self.connections.values():
+            each.end()
         self.connections.clear()
 
     def _heard(self, message: ToOwner) -> None:
@@ -200,17 +234,28 @@ class _Far:
                 self._rooms[message.room].terms.recorder.abandoned |= message.abandoned
                 self._link.cancel(message.token)
             case Closed():
-                self.connections.pop(message.connection)()
+                self.connections.pop(message.connection).end()
             case Carry():
-                end = socket.socket(fileno=self.talk.take_descriptor())
-                self._of.carry(end, message.address, message.encrypted)
+                self._carry(message)
             case Gained():
                 self._of.counted(message.content)
             case IngressReady():
-                self._memory = blocks.opened(self.talk.take_descriptor())
+                self._memory, self.room = blocks.opened(self.talk.take_descriptor()), message.connections
                 self.ready.set_result(None)
+            case NotStarted():
+                self.talk.end(f"it cannot start ({message.reason[:_NAME]})")
             case Here():
                 pass
+
+    def _carry(self, message: Carry) -> None:
+        connection = self.connections[message.connection]
+        connection.carry()
+        try:
+            end = socket.socket(fileno=self.talk.take_descriptor())
+        except DescriptorLostError:  # Its client hears that it has ended, as the other end is closed.
+            connection.end()
+        else:
+            self._of.carry(end, connection.address, message.encrypted, connection.end)
 
     def _form(self, index: int) -> ModelPool:
         if not 0 <= index < self._step:
@@ -219,8 +264,10 @@ class _Far:
 
     def _reserve(self, message: Reserve) -> None:
         terms, form = _terms(message), self._form(message.model)
-        if message.room in self._rooms or message.count < 1:
-            raise ValueError(f"room {message.room} for {message.count} cannot be")
+        if message.room in self._rooms or message.count < 1 or len(self._rooms) >= self._of.most_rooms:
+            raise ValueError(f"room {message.room} for {message.count} cannot be, beside {len(self._rooms)}")
+        if len(message.request_id) > _NAME:
+            raise ValueError("a request's name is too long")
         logs.request_id.set(message.request_id)
         room = refusal = None
         try:
@@ -294,6 +341,8 @@ class _Far:
 def _terms(message: Ask | Reserve) -> Terms:
     if not math.isfinite(message.deadline_s):
         raise ValueError("a deadline is a time")
+    if len(message.client) > _NAME:
+        raise ValueError("a client's name is too long")
     return Terms(message.deadline_s, message.priority, client=message.client)
 
 
@@ -317,14 +366,18 @@ class Ingresses:
         administration: ServiceAdministration,
         metrics: Metrics,
         begin: IngressBegin,
-        carry: Callable[[socket.socket, str, bool], None],
+        carry: Callable[[socket.socket, str, bool, Callable[[], None]], None],
+        names: Iterable[str] = (),
     ) -> None:
         """`link`: makes one more; `begin`: what each hears first; `carry`: serves what is not for an ingress, on the
-        end of a socket, with the client's address and whether it speaks TLS.
+        end of a socket, with the client's address, whether it speaks TLS, and what is to be called at its end;
+        `names`: which clients may ask for beside models.
         """
         self.forms = [*fleet.models.values()]
         self.administration, self.carry = administration, carry
         self._count, self._link, self._fleet, self._begin = count, link, fleet, begin
+        self._names = frozenset(("", *fleet.models, *names))
+        self.most_rooms = max(_ROOMS, _ROOMS_EACH * begin.settings.get("max_connections", 0))
         self._fars: list[_Far] = []
         self._keeping: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -334,33 +387,36 @@ class Ingresses:
         self._metrics.ingresses_up.set_function(lambda: sum(each.takes for each in self._fars))
 
     async def start(self) -> None:
-        """Returns when each was ready once, or has had its time: until then connections are the owner's."""
+        """Return when each was ready once, or could not start: until it is, connections are the owner's."""
         firsts = [self._loop.create_future() for _ in range(self._count)]
         self._keeping = [
             self._loop.create_task(self._keep(number, first), name=f"ingress {number}")
             for number, first in enumerate(firsts)
         ]
         self._keeping += [self._loop.create_task(self._tell()), self._loop.create_task(self._look())]
-        try:
-            await asyncio.wait_for(asyncio.gather(*firsts), _START_S)
-        except asyncio.TimeoutError:
-            log.error("not every ingress is ready within %g s: the server answers itself until they are", _START_S)
+        await asyncio.gather(*firsts)
 
     def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
         """Give an ingress a connection, at whose end `lost` is called; False where there is none to take it."""
-        takes = [each for each in self._fars if each.takes]
+        takes = [each for each in self._fars if each.has_room]
         if not takes or self._stopping:
             return False
+        try:
+            address = accepted.getpeername()
+        except OSError:  # It has left already.
+            address = ""
         far = min(takes, key=lambda each: len(each.connections))
         self._connections += 1
-        far.connections[self._connections] = lost
+        client = str(address[0]) if isinstance(address, tuple) else ""  # Of a socket of the system it has none.
+        far.connections[self._connections] = _Connection(client, lost)
         far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True
 
     def counted(self, content: bytes) -> None:
         """Count what an ingress has counted. Raises for what cannot be."""
         models = self._fleet.models
-        add(content, self._metrics, {name: pool.statistics for name, pool in models.items()})
+        statistics = {name: pool.statistics for name, pool in models.items()}
+        add(content, self._metrics, statistics, {"model": self._names})
 
     def end(self) -> None:
         """What has no answer yet gets DRAINING. New connections are the owner's from now on. Idempotent."""
@@ -381,27 +437,42 @@ class Ingresses:
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
     async def _keep(self, number: int, first: asyncio.Future[None]) -> None:
-        """One ingress after the other."""
-        short = 0
+        """One ingress after the other. One that cannot start is said once, and tried with pauses."""
+        short, said = 0, False
         while not self._stopping:
-            began_s = self._loop.time()
+            began_s, was_ready = self._loop.time(), False
             try:
                 far = await self._begun(number)
             except OSError as error:
                 reason = str(error)
             else:
-                await asyncio.wait((far.ready, far.talk.ended), return_when=asyncio.FIRST_COMPLETED)
+                began = (far.ready, far.talk.ended)
+                await asyncio.wait(began, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+                if not (far.ready.done() or far.talk.ended.done()):
+                    far.talk.end(f"it is not ready within {_START_S:g} s")
+                elif far.takes and said:
+                    said = False
+                    log.info("ingress %d is ready", number)
                 if far.takes and not first.done():
                     first.set_result(None)
                 reason = await far.talk.ended
+                was_ready = far.ready.done()
                 self._fars.remove(far)
                 await far.child.ends_within(_END_S)
             if self._stopping:
                 return
-            log.error("ingress %d is gone: %s; another one is begun", number, reason)
+            if not first.done():
+                first.set_result(None)
             self._metrics.ingress_restarts.inc()
-            short = 0 if self._loop.time() - began_s > _LIVED_S else short + 1
-            await asyncio.sleep(BACKOFF_S[min(short, len(BACKOFF_S) - 1)])
+            lived = was_ready and self._loop.time() - began_s > _LIVED_S
+            short = 0 if lived else short + 1
+            pause_s = _PAUSES_S[min(short, len(_PAUSES_S) - 1)]
+            if was_ready:
+                log.error("ingress %d is gone: %s; another one is begun", number, reason)
+            elif not said:
+                said = True
+                log.error("ingress %d did not start: %s; it is tried again, and the server answers", number, reason)
+            await asyncio.sleep(pause_s)
 
     async def _begun(self, number: int) -> _Far:
         """Raises OSError."""

@@ -186,7 +186,9 @@ class Service:
         self._links.add(link)
         return link
 
-    def made_ingresses(self, count: int, carry: Callable[[socket.socket, str, bool], None]) -> Ingresses:
+    def made_ingresses(
+        self, count: int, carry: Callable[[socket.socket, str, bool, Callable[[], None]], None]
+    ) -> Ingresses:
         """Ingresses in processes of their own (app.serving.ingresses)."""
         forms = [*self.fleet.models.values()]
         begin = IngressBegin(
@@ -205,6 +207,7 @@ class Service:
             metrics=self.metrics,
             begin=begin,
             carry=carry,
+            names=self.link.cascades,
         )
 
     def refuse(self) -> None:

@@ -295,14 +295,14 @@ MUTATIONS = (
     Mutation(
         "the rooms of an ingress that has ended are never given back",
         "app/serving/ingresses.py",
-        "            if each.room is not None:\n                each.room.__exit__()\n        self._rooms.clear()",
+        "            room.__exit__()\n        self._rooms.clear()",
         "            pass\n        self._rooms.clear()",
         "test_link.py::test_what_an_ingress_had_ends_with_it_and_another_one_is_begun",
     ),
     Mutation(
         "the connections of an ingress that has ended count for ever",
         "app/serving/ingresses.py",
-        "        for give in self.connections.values():\n            give()\n",
+        "        for each in self.connections.values():\n            each.end()\n",
         "",
         "test_link.py::test_what_an_ingress_had_ends_with_it_and_another_one_is_begun",
     ),

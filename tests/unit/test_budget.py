@@ -110,3 +110,33 @@ async def test_room_that_came_too_late_is_given_back():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert budget.held == 0
+
+
+def test_what_is_promised_fits_beside_what_others_are_promised_and_is_no_less_there_for_who_takes_it():
+    budget = Budget(64, "bytes")
+    assert [budget.promise("proxy", 15) for _ in range(5)] == [True, True, True, False, False]
+    for _ in range(3):
+        budget.take("proxy", 15)  # Each comes as it was promised.
+    assert budget.promise("another", 4)
+    budget.give("proxy", 45)
+    assert not budget.promise("proxy", 15), "they are promised until they say that they are done"
+    for _ in range(3):
+        budget.fulfil("proxy", 15)
+    assert budget.promise("proxy", 15)
+
+
+def test_promises_leave_nothing_behind():
+    budget = Budget(64, "bytes")
+    for size in (0, 5, 0):
+        assert budget.promise("a", size)
+    assert not budget.promise("a", 60)
+    for size in (0, 5, 0):
+        budget.fulfil("a", size)
+    assert (budget._promised, budget._all_promised) == ({}, 0)
+
+
+def test_what_is_held_by_answers_is_promised_to_nobody():
+    budget = Budget(64, "bytes")
+    budget.take("a", 40)
+    assert not budget.promise("b", 30)
+    assert budget.promise("b", 12)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.processes.channel import MAX_MESSAGE_BYTES, MAX_WAITING_BYTES, Channel, ChannelError, socket_pair
+from app.processes.channel import (
+    MAX_MESSAGE_BYTES,
+    MAX_WAITING_BYTES,
+    Channel,
+    ChannelError,
+    DescriptorLostError,
+    socket_pair,
+)
 
 
 class Pair:
@@ -124,3 +132,24 @@ def test_the_end_is_heard_after_the_last_words():
             pair.theirs.receive()
         with pytest.raises(OSError, match="pipe"):
             pair.theirs.send(b"too late")
+
+
+def test_a_descriptor_that_no_room_is_left_for_costs_its_message_alone():
+    """The channel goes on, and the next one comes with its own message."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Pair() as pair:
+        for number in range(2):
+            read, write = os.pipe()
+            os.write(write, b"%d" % number)
+            os.close(write)
+            pair.ours.send(b"%d" % number, [read])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            assert pair.theirs.receive() == [b"0"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        with pytest.raises(DescriptorLostError):
+            pair.theirs.take_descriptor()
+        assert pair.theirs.receive() == [b"1"]
+        with open(pair.theirs.take_descriptor(), "rb") as other:
+            assert other.read() == b"1"

@@ -29,6 +29,7 @@ from app.link_messages import (
     Ask,
     Calm,
     Cancel,
+    Carry,
     Closed,
     Draining,
     EncodedAt,
@@ -44,12 +45,13 @@ from app.link_messages import (
     NewConnection,
     NewModels,
     NewShares,
+    NotStarted,
     Reserve,
     Serves,
     Submit,
     ToIngress,
 )
-from app.observability.gained import gained
+from app.observability.gained import Counted, gained
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.blocks import ROOM, Blocks
@@ -148,7 +150,7 @@ class Ingress:
         )
         self.link = RemoteLink(tables, self.forms, self.talk, self.blocks)
         self.link.connect(lambda token, reply: self.replies.append((token, reply)))
-        self.talk.say(IngressReady(), descriptor=os.dup(self.blocks.descriptor))
+        self.talk.say(IngressReady(1000), descriptor=os.dup(self.blocks.descriptor))
 
     def close(self):
         if self.talk is None:
@@ -188,6 +190,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
             made.append(Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None))
             return made[-1]
 
+        fleet.carried = []
         fleet.administration = SimpleNamespace(draining=False, traffic={})
         settings = {"log_level": "info", "log_format": "text"}
         owner = Ingresses(
@@ -197,7 +200,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
             administration=fleet.administration,
             metrics=fleet._metrics,
             begin=IngressBegin(settings, {}, len(models), (-1,) * len(models), False, 0.5),
-            carry=lambda end, address, encrypted: None,
+            carry=lambda *carried: fleet.carried.append(carried),
         )
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ingresses_module, "spawn", spawn)
@@ -565,6 +568,104 @@ async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back
         assert [len(each.told(End)) for each in fleet.ends] == [1, 1]
 
 
+async def test_a_connection_that_is_carried_has_the_address_that_the_owner_saw_and_counts_until_both_ends_are_over():
+    async with linked() as fleet:
+        lost = []
+        with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
+            accepted, _ = listening.accept()
+            fleet.ingresses.take(accepted, lambda: lost.append(1))
+            await turns()
+            [new] = fleet.ingress.told(NewConnection)
+            with socket.socket(fileno=fleet.ingress.talk.take_descriptor()):
+                ours, theirs = socket.socketpair()
+                fleet.ingress.talk.say(Carry(new.connection, False), descriptor=theirs.detach())
+                await turns()
+        ours.close()
+        [(end, address, encrypted, ended)] = fleet.carried
+        assert (address, encrypted) == ("127.0.0.1", False)
+        fleet.ingress.talk.say(Closed(new.connection))
+        await turns()
+        assert lost == []
+        end.close()
+        ended()
+        assert lost == [1]
+
+
+async def test_who_carries_a_connection_twice_is_ended():
+    async with linked(clean=False) as fleet:
+        lost, (ours, theirs) = [], socket.socketpair()
+        fleet.ingresses.take(ours, lambda: lost.append(1))
+        await turns()
+        [new] = fleet.ingress.told(NewConnection)
+        for _ in range(2):
+            fleet.ingress.talk.say(Carry(new.connection, False), descriptor=os.dup(theirs.fileno()))
+        await turns()
+        assert "carried twice" in fleet.far.talk.ended.result()
+        [(end, _, _, ended)] = fleet.carried
+        assert lost == []
+        end.close()
+        ended()
+        assert lost == [1]
+        theirs.close()
+
+
+async def test_an_ingress_gets_no_more_connections_than_it_has_room_for():
+    async with linked() as fleet:
+        fleet.far.room = 2
+        ends = [socket.socketpair() for _ in range(3)]
+        assert [fleet.ingresses.take(ours, lambda: None) for ours, _ in ends] == [True, True, False]
+        for ours, theirs in ends:
+            ours.close()
+            theirs.close()
+
+
+async def test_who_has_more_rooms_than_its_connections_can_want_is_ended():
+    async with linked(Worker(), clean=False) as fleet:
+        assert fleet.ingresses.most_rooms == 16_384
+        fleet.ingresses.most_rooms = 3
+        for number in range(3):
+            fleet.ingress.talk.say(reserve(room=number, count=1000))  # Those that are refused count.
+        await turns()
+        assert not fleet.far.talk.ended.done()
+        fleet.ingress.talk.say(reserve(room=3))
+        await turns()
+        assert "beside 3" in fleet.far.talk.ended.result()
+
+
+async def test_who_says_too_much_is_ended_and_who_says_as_much_as_it_may_is_not(monkeypatch, virtual_time):
+    monkeypatch.setattr(ingresses_module, "_BYTES_PER_S", 2560)
+    async with linked(clean=False) as fleet:
+        for _ in range(10):
+            for _ in range(10):
+                fleet.ingress.talk.say(Here())
+            await asyncio.sleep(1)
+        assert not fleet.far.talk.ended.done()
+        for _ in range(21):
+            fleet.ingress.talk.say(Here())
+        await turns()
+        assert "more than 2560 bytes a second" in fleet.far.talk.ended.result()
+
+
+async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_begun(virtual_time, caplog):
+    """And one that never starts is said once."""
+    async with linked(clean=False) as fleet:
+        fleet.ingress.talk.end("it died")
+        await until(lambda: len(fleet.ends) == 2)
+        assert len(fleet.ingresses._fars) == 1
+        await asyncio.sleep(ingresses_module._START_S + 1)
+        await until(lambda: len(fleet.ends) == 3)
+        for number in range(2, 5):
+            fleet.ends[number]._channel.send(msgspec.msgpack.encode([NotStarted("OSError: [Errno 27] File too large")]))
+            await asyncio.sleep(61)
+        assert len(fleet.ends) == 6
+        said = [each.message for each in caplog.records if "did not start" in each.message]
+        assert len(said) == 1
+        assert "it is not ready within 60 s" in said[0]
+        await fleet.ends[5].begin()
+        await turns()
+        assert [each.takes for each in fleet.ingresses._fars] == [True]
+
+
 async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
     decoders, worker = Decoders(), Worker()
     async with linked(worker, decoders=decoders, clean=False) as fleet:
@@ -621,6 +722,13 @@ def reserve(room=1, model=0, count=1, deadline_s=FAR):
     return Reserve(room, model, count, deadline_s, 0, "", "")
 
 
+SECONDS = [0] * len(Metrics().request_seconds.labels("m").counts)
+
+
+def counted(*counters, series=(), clients=None):
+    return Gained(msgspec.msgpack.encode(Counted(list(counters), list(series), {}, clients or {})))
+
+
 LIES = {
     "a model before the first": [reserve(model=-1)],
     "a model behind the last": [reserve(model=1)],
@@ -657,7 +765,21 @@ LIES = {
     "cancelling what it has not": [Cancel(1, 1, True)],
     "the end of what it has not": [Closed(1)],
     "counts that are none": [Gained(b"junk")],
-    "to be ready twice": [IngressReady()],
+    "a model that nobody serves": [counted(("requests", ("other", "OK"), 1.0))],
+    "a code that there is not": [counted(("requests", ("m", "0" * 10_000), 1.0))],
+    "labels of a device": [counted(("out_of_memory", ("m", "null:0"), 1.0))],
+    "fewer labels": [counted(("requests", ("m",), 1.0))],
+    "a count that is no number": [counted(("requests", ("m", "OK"), math.nan))],
+    "a client with a long name": [counted(clients={"x" * 10_000: (1, 0)})],
+    "exemplars that are no traces": [
+        counted(series=[("request_seconds", ("m",), SECONDS, 1.0, {0: ({"x": "y"}, 1.0)})])
+    ],
+    "a bucket that is not there": [counted(series=[("request_seconds", ("m",), SECONDS, 1.0, {99: ({}, 1.0)})])],
+    "a long name of a client": [Reserve(1, 0, 1, FAR, 0, "x" * 1000, "")],
+    "a long name of a request": [Reserve(1, 0, 1, FAR, 0, "", "x" * 1000)],
+    "a long name, asked": [Ask(1, 0, FAR, 0, "x" * 1000)],
+    "a connection of somebody else": [Carry(9, False)],
+    "to be ready twice": [IngressReady(1000)],
 }
 
 

@@ -15,11 +15,11 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import main
 from app.http.connection import too_many
 from app.ingress import listener
 from app.ingress.budget import Budget
 from app.ingress.listener import Listener
+from app.processes import descriptors
 from tests.support.load import WAIT_S, until
 
 
@@ -171,7 +171,14 @@ async def test_a_handshake_has_ten_seconds(monkeypatch):
 @pytest.mark.parametrize(("hard", "room"), [(300, 150), (1000, 744), (4352, 2048), (10_000, 2048)])
 def test_clients_leave_descriptors_for_everything_else(monkeypatch, hard, room):
     allowed = []
-    monkeypatch.setattr(main.resource, "getrlimit", lambda _: (100, hard))
-    monkeypatch.setattr(main.resource, "setrlimit", lambda _, limits: allowed.append(limits[0]))
-    assert min(2048, main._make_room(2048)) == room
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (100, hard))
+    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, limits: allowed.append(limits[0]))
+    assert descriptors.make_room(2048) == room
     assert allowed == [min(hard, 2 * 2048 + 256)]
+
+
+@pytest.mark.parametrize(("hard", "room"), [(1024, 384), (4352, 2048), (6400, 2048)])
+def test_a_connection_that_may_be_carried_has_room_for_both_of_its_descriptors(monkeypatch, hard, room):
+    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (100, hard))
+    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, limits: None)
+    assert descriptors.make_room(2048, 2) == room
