@@ -13,6 +13,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
@@ -58,12 +59,14 @@ from app.processes.forking import name_process
 from app.processes.packing import read_packed
 from app.processes.talk import Talk
 from app.serving.cascades import parse_cascade
+from models.confinement import confine_server, python_files, refuse_rings
 from models.tasks.tiles import parse_tilings
 
 
 def main(channel: Channel, messages: list[bytes]) -> None:
     """The process; `messages`: what has come already."""
     name_process("anychip-ingress")
+    refuse_rings()
     running = _Process().run(channel, messages)
     try:
         import uvloop
@@ -77,6 +80,13 @@ _DESCRIPTORS = 2
 """Of a connection that is carried: the client's, and the end of what carries it to the owner."""
 _REASON = 300
 """Characters of why it cannot start."""
+
+
+def _secrets(settings: Settings) -> set[Path]:
+    """Return the folders of files that are read again when they have changed: another file may have their name then."""
+    files = (settings.api_keys_file, settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    found = [Path(each).expanduser().absolute() for each in files if each]
+    return {folder for each in found for folder in (each.parent, each.resolve().parent)}
 
 
 async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
@@ -109,7 +119,7 @@ class _Server(Server):
 
     def connection(self) -> Any:
         made = super().connection()
-        made.number = self.number
+        made.carry_as(self.number)
         return made
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -138,12 +148,15 @@ class _Process:
     async def _run(self, channel: Channel, messages: list[bytes]) -> None:
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
         self._talk = Talk(channel, ToIngress, self._heard, messages)
+        self._talk.say(Here())  # The owner says the rest to who listens.
         ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
         await asyncio.wait((self._begun, ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._begun.done():
             return
         begin, models = self._begun.result(), read_packed(self._talk.take_descriptor())
         settings = Settings(**begin.settings)
+        room = make_room(settings.max_connections, _DESCRIPTORS)
+        confine_server([*python_files(), *_secrets(settings)], network=bool(settings.trace_endpoint))
         metrics = Metrics()
         forms = [
             ServedModel(index, model, ModelMetrics(metrics, model.name), ModelStatistics())
@@ -167,7 +180,6 @@ class _Process:
             cast(Administration, self._word),
             self._traffic,
         )
-        room = make_room(settings.max_connections, _DESCRIPTORS)
         most_bytes = int(begin.share * settings.max_buffered_bytes)
         blocks = Blocks(ROOM * most_bytes)
         self._link = link = RemoteLink(tables, forms, self._talk, blocks)

@@ -124,6 +124,11 @@ _NEVER = _words(
 does not ask about (modes, owners, times, opening by handle), and memory and queues that have names.
 """
 
+_RINGS = _words("io_uring_setup io_uring_enter io_uring_register")
+_STARTING = _words("fork vfork execve socketpair")
+_CONNECTING = _words("socket connect")
+"""Of these, what a server needs that starts its own programs, and one that connects to others."""
+
 _OF_ITSELF = _words("kill tkill tgkill prlimit64 sched_setaffinity")
 """Their first argument is a process, and must be this one: libraries end and limit their own, and OpenVINO gives each
 of its threads a core.
@@ -155,7 +160,7 @@ _RIGHTS = {1: _RIGHTS_V1, 2: _RIGHTS_V1 | 1 << 13, 3: _RIGHTS_V1 | 3 << 13, 4: _
 _RIGHTS_NEWEST = _RIGHTS_V1 | 7 << 13  # From version 5 on: ioctl on devices, too.
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
 _NET_TCP = 3  # bind, connect; from version 4 on
-_SCOPES = 3  # abstract sockets, signals; from version 6 on
+_SCOPES, _SCOPED = 3, 6  # abstract sockets, signals; from version 6 on
 
 
 _OWN_PROCESS = Path("/proc/self")
@@ -174,6 +179,9 @@ _SYSTEM = (
     "/sys/devices/system",
     "/sys/fs/cgroup",
     "/dev/urandom",
+)
+_OF_NETWORK = tuple(
+    Path("/etc", name) for name in ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "host.conf", "ssl", "pki")
 )
 _MODULES = (".py", ".so", ".dist-info", ".egg-info", ".libs")
 _PROJECT = (".git", "pyproject.toml", "setup.py")
@@ -245,6 +253,38 @@ def confine_program(
     _drop_capabilities(libc, _READ_ANY_FILE)
     _restrict_files(libc, readable, writable, own)
     _filter(libc, _refusing(_NEVER))
+
+
+def confine_server(readable: Iterable[Path], *, network: bool) -> None:
+    """No sockets but those it has and gets; of files those in `readable`, none to write; processes of its own alone,
+    which are confined as it is.
+
+    For a process that answers strangers' requests on connections that another one has accepted. `network`: it may also
+    connect to other machines. Signals reach its own processes where Landlock says so, else itself alone.
+    """
+    _limit(resource.RLIMIT_CORE, 0)
+    libc = _ready()
+    if libc is None:
+        return
+    _drop_capabilities(libc, _READ_ANY_FILE)
+    programs = [Path(sys.executable).resolve(), Path(sys.prefix) / "pyvenv.cfg"]
+    nothing = [Path(os.devnull)]
+    _restrict_files(libc, [*readable, *programs, *nothing, *(_OF_NETWORK if network else ())], nothing, network=network)
+    scoped = what_there_is().landlock >= _SCOPED
+    allowed = {*_STARTING, *(_CONNECTING if network else ())}
+    never = [name for name in _NEVER if name not in allowed]
+    _filter(libc, _refusing(never, itself=_OF_ITSELF[-1:] if scoped else _OF_ITSELF, starts=True))
+
+
+def refuse_rings() -> None:
+    """Refuse io_uring, whose calls pass the filter of system calls. libuv does without, if its loop begins so."""
+    libc = _ready()
+    if libc is not None and _COLUMN is not None:
+        calls = [number for name in _RINGS if (number := _number(name)) is not None]
+        refuse = [
+            each for number in calls for each in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
+        ]
+        _filter(libc, [*_begin(), *refuse, (_RETURN, 0, 0, _RET_ALLOW)])
 
 
 def python_files() -> list[Path]:
@@ -348,13 +388,20 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def _restrict_files(
-    libc: ctypes.CDLL, readable: Iterable[Path], writable: Iterable[Path], own: Iterable[Path] = ()
+    libc: ctypes.CDLL,
+    readable: Iterable[Path],
+    writable: Iterable[Path],
+    own: Iterable[Path] = (),
+    *,
+    network: bool = False,
 ) -> None:
     version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return
     rights = _RIGHTS.get(version, _RIGHTS_NEWEST)
-    attributes = struct.pack("<QQQ", rights, _NET_TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
+    attributes = struct.pack(
+        "<QQQ", rights, 0 if network or version < 4 else _NET_TCP, 0 if version < _SCOPED else _SCOPES
+    )
     size = 8 if version < 4 else 16 if version < 6 else 24
     rules = libc.syscall(_LANDLOCK_CREATE, attributes, size, 0)
     if rules < 0:
@@ -434,7 +481,7 @@ def _allowing(names: Sequence[str]) -> list[Instruction]:
     return [*program, *_of_itself(), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
 
 
-def _refusing(names: Sequence[str]) -> list[Instruction]:
+def _refusing(names: Sequence[str], *, itself: Sequence[str] = _OF_ITSELF, starts: bool = False) -> list[Instruction]:
     program = _begin()
     for name in names:
         if (number := _number(name)) is not None:
@@ -447,13 +494,13 @@ def _refusing(names: Sequence[str]) -> list[Instruction]:
         after = [each for command in refused for each in (command, refuse)]
         program += [(_EQUAL, 0, len(after) + 2, number), (_LOAD, 0, 0, _SECOND_ARGUMENT), *after]
         program += [(_RETURN, 0, 0, _RET_ALLOW)]
-    return [*program, *_of_itself(), *_clones(), (_RETURN, 0, 0, _RET_ALLOW)]
+    return [*program, *_of_itself(itself), *([] if starts else _clones()), (_RETURN, 0, 0, _RET_ALLOW)]
 
 
-def _of_itself() -> list[Instruction]:
+def _of_itself(names: Sequence[str] = _OF_ITSELF) -> list[Instruction]:
     """Signals, limits and cores for this process alone; 0 is its whole group to kill."""
     program: list[Instruction] = []
-    for name in _OF_ITSELF:
+    for name in names:
         number = _number(name)
         assert number is not None
         itself: list[Instruction] = [(_EQUAL, 0, 1, os.getpid()), (_RETURN, 0, 0, _RET_ALLOW)]

@@ -16,7 +16,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httptools
 from starlette.types import Scope
@@ -195,6 +195,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._held = b""  # What came behind the request that is being answered.
         self._promise: Callable[[], None] | None = None  # Gives back what its body was promised.
         self.on_lost = _nothing
+
+    def carry_as(self, number: int) -> None:
+        """Give it the number by which the owner knows it, where it may be carried there."""
+        cast(CarryingProtocol, self._general).number = number
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection."""

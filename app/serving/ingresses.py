@@ -69,6 +69,7 @@ from app.serving.submissions import Submissions
 from app.worker import begin as worker
 from backends import host
 from models import Model
+from models.confinement import bare_environment
 
 log = logging.getLogger("anychip.service")
 
@@ -162,6 +163,7 @@ class _Far:
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.unsaid = -1  # The models that it is told of, once it has begun.
         self.talk = Talk(channel, ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
         self.talk.ended.add_done_callback(lambda _: self._gone())
 
@@ -204,6 +206,8 @@ class _Far:
     def _gone(self) -> None:
         """It has ended: nobody waits for what it had, and its connections are no more."""
         self.child.kill()
+        if self.unsaid >= 0:
+            os.close(self.unsaid)
         for room in [each.room for each in self._rooms.values() if each.room is not None]:
             room.__exit__()
         self._rooms.clear()
@@ -245,7 +249,9 @@ class _Far:
             case NotStarted():
                 self.talk.end(f"it cannot start ({message.reason[:_NAME]})")
             case Here():
-                pass
+                if self.unsaid >= 0:
+                    models, self.unsaid = self.unsaid, -1
+                    self.talk.say(self._of.begin, descriptor=models)
 
     def _carry(self, message: Carry) -> None:
         connection = self.connections[message.connection]
@@ -375,7 +381,7 @@ class Ingresses:
         """
         self.forms = [*fleet.models.values()]
         self.administration, self.carry = administration, carry
-        self._count, self._link, self._fleet, self._begin = count, link, fleet, begin
+        self._count, self._link, self._fleet, self.begin = count, link, fleet, begin
         self._names = frozenset(("", *fleet.models, *names))
         self.most_rooms = max(_ROOMS, _ROOMS_EACH * begin.settings.get("max_connections", 0))
         self._fars: list[_Far] = []
@@ -478,16 +484,18 @@ class Ingresses:
         """Raises OSError."""
         models = await asyncio.to_thread(write_packed, [form.model for form in self.forms], "anychip-models")
         try:
-            spawned = await spawn(f"ingress {number}", forks=False)
+            spawned = await spawn(f"ingress {number}", forks=True)
         except BaseException:
             os.close(models)
             raise
-        channel, settings = Channel(spawned.socket), self._begin.settings
+        channel, settings = Channel(spawned.socket), self.begin.settings
         style = settings["log_level"], settings["log_format"]
-        first = worker.Begin(f"ingress {number}", dict(os.environ), style, (), module_path(), program=_PROGRAM)
+        kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
+        environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ}
+        first = worker.Begin(f"ingress {number}", environment, style, (), module_path(), bare=True, program=_PROGRAM)
         channel.send(worker.to_process(first))
         far = _Far(self, self._link(), spawned.child, channel)
-        far.talk.say(self._begin, descriptor=models)
+        far.unsaid = models
         self._fars.append(far)
         return far
 

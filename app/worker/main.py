@@ -50,6 +50,7 @@ def _forked(server: int, descriptors: Sequence[int]) -> None:
 
 
 _FRESH = "import sys; from app.worker import main; main.fresh(int(sys.argv[1]))"
+_BARE_PROGRAM = "import sys; from app.worker import main; main.bare_program(*map(int, sys.argv[1:]))"
 _BARE = "import sys; from app.worker import main; main.bare(*map(int, sys.argv[1:]))"
 
 
@@ -88,6 +89,8 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
+    if begin.program and begin.bare:  # What else it is told waits until it says something.
+        _become_bare(begin, end, ())
     if begin.program:
         _settle(begin)
         pkgutil.resolve_name(begin.program)(channel, messages[1:])
@@ -113,7 +116,7 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
         if os.isatty(each):
             os.dup2(os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY), each)
     sys.path[:] = begin.path
-    command = python_command("-c", _BARE, *map(str, kept))
+    command = python_command("-c", _BARE_PROGRAM if begin.program else _BARE, *map(str, kept))
     os.execve(command[0], command, begin.environment)
 
 
@@ -125,6 +128,15 @@ def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
     for each in (end, arena, results, load):
         os.set_inheritable(each, False)
     _serve(message, Channel(socket.socket(fileno=end)), arena, results, load)
+
+
+def bare_program(end: int, begin: int) -> None:
+    """Run another program than a worker's, in an interpreter that has nothing of the server's."""
+    with open(begin, "rb") as file:
+        message = begin_of(file.read())
+    os.set_inheritable(end, False)
+    _settle(message)
+    pkgutil.resolve_name(message.program)(Channel(socket.socket(fileno=end)), [])
 
 
 def _serve(begin: Begin, channel: Channel, *descriptors: int) -> None:

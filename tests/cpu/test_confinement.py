@@ -111,6 +111,37 @@ def test_a_decoder_gets_nowhere(secret: Path) -> None:
     assert secret.read_text() == "secret"
 
 
+def test_an_ingress_gets_nowhere_but_to_programs_of_its_own_that_get_nowhere_either(secret: Path) -> None:
+    """It reads the folder of the keys, and starts Python, as converters do."""
+    keys = secret.parents[1] / "keys"
+    keys.mkdir()
+    (keys / "keys.txt").write_text("keys")
+    own = "ends = socket.socketpair(); ends[0].close(); ends[1].close()"
+    script = f"""{_LOAD}
+import os, signal, socket, subprocess, sys
+from pathlib import Path
+from anychip_base.interpreter import python_command
+confinement.refuse_rings()
+confinement.confine_server([*confinement.python_files(), Path({str(keys)!r})], network=False)
+found = escapes.tried(*sys.argv[1:], {{
+    "append to the keys": lambda: open({str(keys / "keys.txt")!r}, "a"),
+}})
+assert Path({str(keys / "keys.txt")!r}).read_text() == "keys"
+{own}
+asked = "import os, sys; os.open(sys.argv[1], os.O_RDONLY)"
+child = subprocess.run(python_command("-c", asked, sys.argv[1]), capture_output=True, text=True)
+found["read a file by a program of its own"] = "refused" if "PermissionError" in child.stderr else child.stderr
+child = subprocess.Popen(python_command("-c", "import time; time.sleep(100)"), stdin=subprocess.DEVNULL)
+child.kill()
+assert child.wait() == -signal.SIGKILL
+print(json.dumps(found))
+"""
+    found = run(script, str(secret), str(secret.with_name("new")))
+    done = {name for name, outcome in found.items() if outcome != "refused"}
+    assert done <= {"fork", "clone", "signal its group"}, found
+    assert secret.read_text() == "secret"
+
+
 def test_the_process_that_tries_a_file_gets_nowhere(secret: Path, tmp_path: Path) -> None:
     """As models.exports.child confines itself; what it tries is what the file would have it do."""
     file, answer = tmp_path / "model.pt2", tmp_path / "answers" / "answer.json"

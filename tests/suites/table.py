@@ -201,6 +201,7 @@ BY_PATH = {
             f"tests/service/test_{name}.py"
             for name in (
                 "ingresses",
+                "doors",
                 "reuse_port",
                 "converter",
                 "opening",

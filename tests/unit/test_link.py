@@ -124,6 +124,7 @@ class Ingress:
 
     async def begin(self):
         """Until the owner's models are here; it says then that it is ready."""
+        self._channel.send(msgspec.msgpack.encode([Here()]))
         while len(self._packets) < 2:  # How the process is to begin, and what is served.
             with contextlib.suppress(BlockingIOError):
                 self._packets += self._channel.receive()
@@ -192,7 +193,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
 
         fleet.carried = []
         fleet.administration = SimpleNamespace(draining=False, traffic={})
-        settings = {"log_level": "info", "log_format": "text"}
+        settings = {"log_level": "info", "log_format": "text", "trace_endpoint": ""}
         owner = Ingresses(
             ingresses,
             link,
