@@ -50,7 +50,7 @@ class Budget:
         own, all_promised = self._promised.get(client, 0), self._all_promised
         free = self.limit - max(self.held, all_promised) - size
         mine = max(self._by_client.get(client, 0), own) + size
-        if free < 0 or mine > max(self._least, _SHARE * (free - self._spare)):
+        if free < 0 or mine > self._most(free):
             return False
         if not size:
             return True
@@ -98,7 +98,11 @@ class Budget:
 
     def _fits(self, client: str, size: int) -> bool:
         free = self.limit - self.held - size
-        return free >= 0 and self._by_client.get(client, 0) + size <= max(self._least, _SHARE * (free - self._spare))
+        return free >= 0 and self._by_client.get(client, 0) + size <= self._most(free)
+
+    def _most(self, free: int) -> int:
+        """Return what one client may hold while so much is free."""
+        return max(self._least, _SHARE * (free - self._spare))
 
     def _hold(self, client: str, size: int) -> None:
         self.held += size

@@ -73,7 +73,7 @@ def add(
     """
     counted = msgspec.msgpack.decode(content, type=Counted)
     allowed = {**_KNOWN, **known}
-    for name, labels, *_ in (*counted.counters, *counted.series):
+    for name, labels in (*(each[:2] for each in counted.counters), *(each[:2] for each in counted.series)):
         row = TABLE[name]
         if not all(value in allowed[label] for label, value in zip(row.labels, labels, strict=True)):
             raise ValueError(f"{name} has no labels {labels}")
