@@ -85,8 +85,8 @@ _CALM_SHARE, _CALM_S = 0.5, 0.2
 
 OWNERS_SHARE = 0.5
 """Of the bytes that requests may hold: of those that the owner reads itself. The ingresses divide the rest."""
-_START_S = 60.0
-"""An ingress that is not ready by then is ended, and another one is begun."""
+_STARTING_LOOKS = 30
+"""As `_LOOKS`, of one that is not ready yet."""
 _LIVED_S = 10.0
 """An ingress that lives so long begins without a pause after it."""
 _PAUSES_S = (*BACKOFF_S, 15.0, 60.0)
@@ -178,9 +178,12 @@ class _Far:
         return self.takes and len(self.connections) < self.room
 
     def look(self) -> None:
-        """Once a second: whether it answers."""
+        """Once a second: whether it answers, or is ready."""
         self.silent += 1
-        if self.silent > _LOOKS:
+        if not self.ready.done():
+            if self.silent > _STARTING_LOOKS:
+                self.talk.end(f"it is not ready after {_STARTING_LOOKS} s")
+        elif self.silent > _LOOKS:
             self.talk.end("it does not answer")
         else:
             self.talk.say(Look())
@@ -452,11 +455,8 @@ class Ingresses:
             except OSError as error:
                 reason = str(error)
             else:
-                began = (far.ready, far.talk.ended)
-                await asyncio.wait(began, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
-                if not (far.ready.done() or far.talk.ended.done()):
-                    far.talk.end(f"it is not ready within {_START_S:g} s")
-                elif far.takes and said:
+                await asyncio.wait((far.ready, far.talk.ended), return_when=asyncio.FIRST_COMPLETED)
+                if far.takes and said:
                     said = False
                     log.info("ingress %d is ready", number)
                 if far.takes and not first.done():
@@ -503,8 +503,7 @@ class Ingresses:
         while True:
             await asyncio.sleep(_LOOK_S)
             for each in [*self._fars]:
-                if each.ready.done():
-                    each.look()
+                each.look()
 
     async def _tell(self) -> None:
         while True:

@@ -653,7 +653,11 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
         fleet.ingress.talk.end("it died")
         await until(lambda: len(fleet.ends) == 2)
         assert len(fleet.ingresses._fars) == 1
-        await asyncio.sleep(ingresses_module._START_S + 1)
+        [starting] = fleet.ingresses._fars
+        for _ in range(ingresses_module._STARTING_LOOKS):
+            starting.look()
+        assert not starting.talk.ended.done()
+        starting.look()
         await until(lambda: len(fleet.ends) == 3)
         for number in range(2, 5):
             fleet.ends[number]._channel.send(msgspec.msgpack.encode([NotStarted("OSError: [Errno 27] File too large")]))
@@ -661,7 +665,7 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
         assert len(fleet.ends) == 6
         said = [each.message for each in caplog.records if "did not start" in each.message]
         assert len(said) == 1
-        assert "it is not ready within 60 s" in said[0]
+        assert "it is not ready after 30 s" in said[0]
         await fleet.ends[5].begin()
         await turns()
         assert [each.takes for each in fleet.ingresses._fars] == [True]
