@@ -273,7 +273,7 @@ def confine_server(readable: Iterable[Path], *, network: bool) -> None:
     scoped = what_there_is().landlock >= _SCOPED
     allowed = {*_STARTING, *(_CONNECTING if network else ())}
     never = [name for name in _NEVER if name not in allowed]
-    _filter(libc, _refusing(never, itself=_OF_ITSELF[-1:] if scoped else _OF_ITSELF, starts=True))
+    _filter(libc, _refusing(never, itself=_ZERO_IS_ITSELF if scoped else _OF_ITSELF, starts=True))
 
 
 def refuse_rings() -> None:
