@@ -245,9 +245,12 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
     try:
         yolo.class_count(found or "yolov8n", header.state)
     except WeightsError:
+        first = next((tensor for tensor in header.state.values() if tensor.ndim == 4), None)
+        channels = "" if first is None or first.shape[1] == 3 else f" for images of {first.shape[1]} channels"
         raise WeightsError(
-            f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics, which is not built here. "
-            f"Export it, `yolo export model={file.name} format=onnx`, and serve {spec.name}={file.stem}.onnx."
+            f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics{channels}, which is not "
+            f"built here. Export it, `yolo export model={file.name} format=onnx`, and serve "
+            f"{spec.name}={file.stem}.onnx."
         ) from None
     return found
 

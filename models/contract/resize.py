@@ -116,7 +116,8 @@ class Whole(Resize):
 
     `rounds`: whether places are computed by the whole pixels that a letterboxed image takes, which gives each axis a
     scale of its own, or by the scale before rounding. `shorter`: of an image at the upper left, its shorter side where
-    the longer one fits as well; 0: as large as fits. With `antialias` torch resizes, else OpenCV does.
+    the longer one is no more than `longer` as well, or fits where that is 0; 0: as large as fits. With `antialias`
+    torch resizes, else OpenCV does.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
@@ -125,6 +126,7 @@ class Whole(Resize):
     interpolation: Interpolation = "bilinear"
     antialias: bool = False
     pad: Colour = _GREY
+    longer: int = 0
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Six times what the network sees, for images of twice that or more; others are decoded in full.
@@ -183,6 +185,12 @@ class Whole(Resize):
         if self.how == "stretch":
             return Geometry(input_width, input_height, 0, 0, *kernel)
         scale = self._scale(width, height)
+        if self.longer and self.longer * min(width, height) < self.shorter * max(width, height):
+            # As transformers rounds where the longer side decides: the shorter one to the nearest.
+            exact = self.longer * min(width, height) / max(width, height)
+            sides = round(exact), int(exact * max(width, height) / min(width, height))
+            new_width, new_height = sides if width <= height else sides[::-1]
+            return Geometry(max(1, new_width), max(1, new_height), 0, 0, *kernel)
         if self.how == "top-left":
             # Not one less than a whole number, whatever the last digit of the product.
             return Geometry(max(1, int(width * scale + 1e-6)), max(1, int(height * scale + 1e-6)), 0, 0, *kernel)
@@ -204,6 +212,7 @@ class Whole(Resize):
 
     def _scale(self, width: int, height: int) -> float:
         scale = min(self.size[0] / height, self.size[1] / width)
+        scale = min(scale, self.longer / max(width, height)) if self.longer else scale
         return min(scale, self.shorter / min(width, height)) if self.shorter else scale
 
 

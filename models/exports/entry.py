@@ -19,13 +19,15 @@ _UNIT = 65536.0
 @dataclass(frozen=True)
 class Entry:
     """`channels`: 3, or 1 for a network of grey images; `last`: [n, height, width, channels], as TensorFlow has it;
-    `levels`: numbers of 0 to 255 that the network itself normalises; `of_bytes`: as uint8, and not as floats.
+    `levels`: numbers of 0 to 255 that the network itself normalises; `of_bytes`: as uint8, and not as floats; `bgr`:
+    blue before green and red.
     """
 
     channels: int = 3
     last: bool = False
     levels: bool = False
     of_bytes: bool = False
+    bgr: bool = False
 
     @property
     def said(self) -> str:
@@ -33,6 +35,7 @@ class Entry:
         found = [
             "takes one channel, and images are made grey" if self.channels == 1 else "",
             "has its channels last" if self.last else "",
+            "takes blue before green and red" if self.bgr else "",
             "is of levels (uint8), and mean and deviation are left to it" if self.levels else "",
         ]
         return f"its input {', '.join(filter(None, found))}" if any(found) else ""
@@ -58,6 +61,8 @@ def entered(entry: Entry, normalised: Tensor) -> Tensor:
     Of one image alone they are [3, height, width], as torchvision's detectors take them.
     """
     found = normalised[..., : entry.channels, :, :] if entry.channels < normalised.shape[-3] else normalised
+    if entry.bgr:
+        found = found.flip(-3)
     if entry.levels:
         found = found.round()
     if entry.last:

@@ -147,7 +147,7 @@ def open_exported(
         images = {
             "sidecar": None if sidecar is None else sidecar.model_dump(exclude={"options"}),
             "labels": labels_beside(file),
-            "open_size": library_files.size_in(file.parent),
+            "open_size": None if sidecar is not None and sidecar.size else library_files.size_in(file.parent),
             "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
         }
     if images is not None and file.suffix in FINISHED:

@@ -26,7 +26,7 @@ _PARTS: dict[int, dict[int, int]] = {
 
 
 _LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
-_OF_GRAPHS = ("{}.tensors.json", "{}.probes.npz", "config.json", "preprocessor_config.json")
+_OF_GRAPHS = ("{}.tensors.json", "{}.probes.npz", "config.json", "preprocessor_config.json", "processor_config.json")
 _OF_METADATA = ("metadata.yaml", "{}.yaml")
 MAX_OUTSIDE = 1000
 

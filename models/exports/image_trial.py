@@ -105,6 +105,8 @@ def tried(  # noqa: PLR0917
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
             return None
+        if architecture.startswith("timm/") and about.takes == "classes" and not about.labels:
+            about = about.model_copy(update={"labels": library_files.builder().names_of(architecture, file)})
         if (is_detr or of_rfdetr) and about.layout is None:
             about = about.model_copy(update={"layout": "detr" if is_detr else "rfdetr"})
         if of_rfdetr and onnx is not None and (onnx.outputs[1].shape or ())[-1:] == (_COCO_NUMBERS,):
@@ -162,18 +164,20 @@ def _tried(
         except Exception as error:  # Whatever a graph that does not fit its input provokes.
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
+    entry = replace(entry, bgr=about.channels == "bgr" and entry.channels == 3)
+    is_known = onnx is not None or entry.channels == 1 or entry.last or entry.levels
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator) * (255 if entry.levels else 1)
     try:
         outputs = run(pixels[:stated_batch])
     except ValueError:
-        if onnx is not None or entry != USUAL:
+        if is_known:
             raise
-        entry = Entry(channels=1)  # Of libraries' networks and of scripts nothing is known before.
+        usual, entry = entry, Entry(channels=1)  # Of libraries' networks and of scripts nothing is known before.
         try:
             outputs = run(pixels[:stated_batch])
         except ValueError:
-            entry = USUAL
+            entry = usual
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)

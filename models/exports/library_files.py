@@ -1,8 +1,8 @@
 """What timm and Hugging Face's transformers write beside weights: which task they are for, and how images come in.
 
-Owns: `config.json` of both and `preprocessor_config.json`, read as data and said in the keys of a sidecar
-(models.exports.metadata.Sidecar), and finding the package that builds their networks. Must not import either library,
-nor read weights.
+Owns: `config.json` of both, `preprocessor_config.json` and `processor_config.json`, read as data and said in the keys
+of a sidecar (models.exports.metadata.Sidecar), and finding the package that builds their networks. Must not import
+either library, nor read weights.
 
 Sources: timm.data.create_transform (1.0.31), transformers' image processors (5.24) and the files that both write.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -21,12 +21,16 @@ from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import LIBRARIES
 from models.contract.regular import read_regular
+from models.exports.processors import pixels_of
 
 GROUP = "anychip.libraries"
 """Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
-CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+TIMM_WRAPPER = "timm_wrapper"
+"""The model_type of transformers for a network that timm builds."""
 MAX_SIDE = 1 << 16
-_RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # PIL.Image.Resampling
+_SIZED, _NORMALISED = {"resize", "size"}, {"mean", "std"}
+"""Keys with which an owner says to which size images come, and what of their levels: with all, no processor is read."""
 _TASKS = {
     "ForImageClassification": "classify",
     "ForImageClassificationWithTeacher": "classify",
@@ -58,12 +62,32 @@ def builder() -> Any:
 def config_of(folder: Path) -> dict[str, Any]:
     """`config.json` of timm or transformers in a folder; empty where there is none of either. Raises WeightsError."""
     found = _json(folder / CONFIG)
-    is_timm = isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg", {}), Mapping)
-    return found if is_timm or isinstance(found.get("model_type"), str) else {}
+    if isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg", {}), Mapping):
+        with _sense():
+            return _timm_config(found)
+    return found if isinstance(found.get("model_type"), str) else {}
+
+
+def _timm_config(found: dict[str, Any]) -> dict[str, Any]:
+    """timm's configuration as it writes it today: files of before 2023 have all keys of `pretrained_cfg` at the top.
+
+    Of a network that transformers wraps, whose class says whether it classifies, the same.
+    """
+    config = dict(found) if "pretrained_cfg" in found else {**found, "pretrained_cfg": found, "model_args": None}
+    cfg = config["pretrained_cfg"]
+    for key, other in (("label_names", "labels"), ("label_descriptions", ""), ("num_classes", "")):
+        value = next(
+            (each[name] for each in (config, cfg) for name in (key, other) if each.get(name) is not None), None
+        )
+        if value is not None:
+            config[key] = value
+    if config.get("model_type") == TIMM_WRAPPER and not class_of(config).endswith("ForImageClassification"):
+        config["num_classes"] = 0
+    return config
 
 
 def is_timm(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is timm's."""
+    """Whether timm builds the network of a configuration."""
     return "architecture" in config
 
 
@@ -75,10 +99,13 @@ def class_of(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a sidecar, as far as files in the folder say them. Raises WeightsError."""
+def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """The keys of a sidecar, as far as files in the folder say them. `own`: those that the owner states.
+
+    Raises WeightsError.
+    """
     with _sense():
-        return _stated_in(folder, config)
+        return _stated_in(folder, config, own)
 
 
 @contextlib.contextmanager
@@ -92,12 +119,11 @@ def _sense() -> Iterator[None]:
         ) from error
 
 
-def _stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     if is_timm(config):
-        labels = config.get("label_names")
-        known: dict[str, Any] = {"labels": labels} if isinstance(labels, list) else {}
         task = "embed" if config.get("num_classes") == 0 else "classify"
-        return {"task": task, **known, **timm_preprocessing(config.get("pretrained_cfg", {}))}
+        multiple = {"scores": "sigmoid"} if task == "classify" and _is_multi_label(config) else {}
+        return {"task": task, **_timm_labels(config), **multiple, **timm_preprocessing(config["pretrained_cfg"])}
     labels = config.get("id2label")
     known = {"labels": {int(key): str(name) for key, name in labels.items()}} if isinstance(labels, Mapping) else {}
     task = task_of(config)
@@ -106,13 +132,48 @@ def _stated_in(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     if task == "classify":
         known |= scores_of(config)
     layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
-    return {"task": task, **known, **layout, **preprocessor_of(folder)}
+    return {"task": task, **known, **layout, **preprocessor_of(folder, own)}
 
 
-def preprocessor_of(folder: Path) -> dict[str, Any]:
-    """How images come into a network of transformers, in a sidecar's keys. Raises WeightsError."""
+def _is_multi_label(config: Mapping[str, Any]) -> bool:
+    return config.get("problem_type") == "multi_label_classification"
+
+
+def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of timm's classes: their descriptions, where each name has one."""
+    names, descriptions = config.get("label_names"), config.get("label_descriptions")
+    if not isinstance(names, list):
+        return {}
+    if isinstance(descriptions, list) and len(descriptions) == len(names):
+        return {"labels": descriptions}
+    if isinstance(descriptions, Mapping) and all(name in descriptions for name in names):
+        return {"labels": [descriptions[name] for name in names]}
+    return {"labels": names}
+
+
+def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
+    """How images come into a network of transformers, in a sidecar's keys, as far as its owner does not state `own`.
+
+    Raises WeightsError.
+    """
     with _sense():
-        return _preprocessing(_json(folder / PREPROCESSOR), config_of(folder))
+        config = config_of(folder)
+        is_sized = set(own) >= _SIZED
+        where, found = PROCESSOR, _json(folder / PROCESSOR).get("image_processor")
+        if not isinstance(found, Mapping):
+            where, found = PREPROCESSOR, _json(folder / PREPROCESSOR)
+        if is_sized and set(own) >= _NORMALISED:
+            return {}
+        if not found:
+            if not set(own) >= _NORMALISED:
+                raise WeightsError(
+                    f"{PREPROCESSOR} is missing, which says how images come in: "
+                    'processor.save_pretrained("folder") writes '
+                    'it; or state "mean" and "std" in a sidecar beside the weights (docs/which-file.md).'
+                )
+            side = config.get("image_size")
+            return {"size": side} if isinstance(side, int) else {}
+        return pixels_of(found, str(config.get("model_type", "")), where, is_sized=is_sized)
 
 
 def size_in(folder: Path) -> tuple[int, int] | None:
@@ -139,7 +200,7 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `scores` of a classifier of transformers, as its own pipeline has them: empty for softmax of logits."""
-    return {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
+    return {"scores": "sigmoid"} if _is_multi_label(config) else {}
 
 
 def queries_of(config: Mapping[str, Any]) -> str:
@@ -163,62 +224,6 @@ def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
         "std": cfg.get("std") or (0.229, 0.224, 0.225),
         **pad,
     }
-
-
-def _preprocessing(cfg: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What an image processor of transformers does, as far as one input of a fixed size can be given it."""
-    if not cfg:
-        side = config.get("image_size")
-        return {"size": side} if isinstance(side, int) else {}
-    kind = str(cfg.get("image_processor_type") or cfg.get("feature_extractor_type") or "")
-    stated: dict[str, Any] = {"resize_by": "torch", "antialias": True}
-    stated["interpolation"] = _RESAMPLE.get(cfg.get("resample", 2), "bilinear")
-    if stated["interpolation"] == "lanczos":
-        stated["resize_by"] = "pillow"
-    # Pixels are divided by 255 here: another factor, and an offset after it, become part of mean and deviation.
-    factor = 255 * (cfg.get("rescale_factor") or 1 / 255) if cfg.get("do_rescale", True) else 255
-    offset = 1.0 if cfg.get("rescale_offset") else 0.0
-    is_normalised = cfg.get("do_normalize", True) and cfg.get("image_mean") is not None
-    mean = cfg["image_mean"] if is_normalised else (0.0, 0.0, 0.0)
-    std = cfg["image_std"] if is_normalised else (1.0, 1.0, 1.0)
-    stated["mean"] = tuple((each + offset) / factor for each in mean)
-    stated["std"] = tuple(each / factor for each in std)
-    if kind.startswith("EfficientNet") and cfg.get("include_top", True):  # It divides by the deviation once more.
-        stated["std"] = tuple(one * other for one, other in zip(stated["std"], cfg["image_std"], strict=True))
-    return stated | _size(cfg, kind, stated["mean"])
-
-
-def _size(cfg: Mapping[str, Any], kind: str, mean: tuple[float, ...]) -> dict[str, Any]:
-    size = cfg.get("size") or {}
-    crop = cfg.get("crop_size") if cfg.get("do_center_crop") else None
-    if isinstance(size, int):  # As files of before 2023 have it.
-        stretches = not crop and not kind.startswith(("ConvNext", "Poolformer", "Levit", "Detr", "Yolos"))
-        size = {"height": size, "width": size} if stretches else {"shortest_edge": size}
-    if isinstance(crop, int):
-        crop = {"height": crop, "width": crop}
-    if not cfg.get("do_resize", True):
-        return {"size": _pair(crop), "resize_to": _pair(crop)} if crop else {}
-    shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
-    if kind.startswith("ConvNext") and shortest:
-        if shortest >= 384:
-            return {"size": shortest, "resize": "stretch"}
-        return {"size": shortest, "resize": "centre", "resize_to": int(shortest / (cfg.get("crop_pct") or 224 / 256))}
-    if crop and shortest:
-        shortest = int(256 / 224 * shortest) if kind.startswith("Levit") else shortest
-        return {"size": _pair(crop), "resize": "centre", "resize_to": shortest}
-    if crop:
-        return {"size": _pair(crop), "resize": "centre", "resize_to": _pair(size)}
-    if shortest and longest:
-        pad = tuple(min(255, max(0, round(255 * each))) for each in mean)
-        padded = cfg.get("pad_size") or {"height": longest, "width": longest}
-        return {"size": _pair(padded), "resize": "top-left", "resize_to": shortest, "pad": pad}
-    if "height" in size:
-        return {"size": _pair(size), "resize": "stretch"}
-    return {"size": shortest, "resize": "centre", "resize_to": shortest} if shortest else {}
-
-
-def _pair(size: Mapping[str, int]) -> tuple[int, int]:
-    return size["height"], size["width"]
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -44,6 +44,8 @@ Scores = Literal["logits", "probabilities", "sigmoid"]
 """Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
 own, whether the sigmoid is left to do or not.
 """
+Channels = Literal["rgb", "bgr"]
+"""The order of an input's channels; mean and deviation are of red, green and blue all the same."""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -64,11 +66,12 @@ class Preprocessing(BaseModel):
     std: tuple[float, float, float] | None = None
     resize: ResizeHow | None = None
     resize_to: int | tuple[int, int] | None = None
-    crop: float | None = Field(default=None, gt=0, le=1)
+    crop: float | None = Field(default=None, gt=0, le=4, description="Over 1 the image is smaller than the input")
     interpolation: Interpolation | None = None
     antialias: bool | None = None
     pad: Colour | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
+    channels: Channels | None = None
 
     @field_validator("mean", "std", mode="before")
     @classmethod
@@ -99,8 +102,8 @@ class Preprocessing(BaseModel):
         kernel = self.interpolation or "bilinear", by_torch, 114 if self.pad is None else self.pad
         if kernel[0] == "lanczos":
             raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
-        shorter = self.resize_to if isinstance(self.resize_to, int) else 0
-        return Whole(size, how, True, shorter, *kernel)
+        edges = self.resize_to if isinstance(self.resize_to, tuple) else (self.resize_to or 0, 0)
+        return Whole(size, how, True, edges[0], *kernel, longer=edges[1])
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
         """Of the centre: what it is cut out of."""
@@ -148,6 +151,7 @@ class Description(BaseModel):
     scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
+    channels: Channels | None = None
     end_to_end: bool = False
     boxes_second: bool = False
     exporter: str = ""
@@ -161,15 +165,23 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     `stated`: the same as a query, `task=detect&size=[480,640]`: then no `best.json` is read.
     """
     config = library_files.config_of(file.parent)
-    implied = library_files.stated_in(file.parent, config) if config else {}
-    implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     given = _stated_beside(file, stated)
+    if given is not None and given.task == "tensors":
+        return given
+    own = {} if given is None else given.model_dump(exclude_none=True)
+    implied = library_files.stated_in(file.parent, config, own) if config else {}
+    implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
+    if implied.get("resize") == "top-left" and "resize" not in own and file.suffix != ".safetensors":
+        size = list(library_files.size_in(file.parent) or (480, 640))
+        raise WeightsError(
+            f"{file.name} has no input by which it is told which pixels are an image's, as its library tells "
+            f'the network: state {{"resize": "stretch", "size": {size}}} in {file.stem}.json, or another size.'
+        )
     by_folder = sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
     if given is None:
         return by_folder
-    if given.task == "tensors" or not implied:
+    if not implied:
         return given
-    own = given.model_dump(exclude_none=True)
     if own.keys() & {"resize", "resize_to", "crop"}:
         implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
     return sidecar_of({**implied, **own}, f"{library_files.CONFIG} and {file.stem}.json beside {file.name}")

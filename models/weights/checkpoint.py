@@ -36,7 +36,8 @@ _WRAPPERS = ("module.", "_orig_mod.", "model.")
 _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
 """Names, or their beginnings, of what trainers keep beside a network."""
 _ULTRALYTICS = re.compile(r"model\.\d+\.")
-_STATE_KEYS = ("ema", "model", "state_dict", "model_state_dict", "model_ema")
+_STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict")
+"""Of one file, what is served first: weights averaged in training before those of its last step, as timm takes them."""
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
     "F64": torch.float64,

@@ -96,6 +96,76 @@ def test_weights_of_timm_without_a_configuration_get_that_of_their_name(tmp_path
         check_classes(model, network(model.network().normalise(pixels[None])), outputs)
 
 
+def test_weights_of_timm_for_one_channel_or_as_many_classes_as_imagenet_need_nothing_beside_them(
+    tmp_path: Path,
+) -> None:
+    import timm
+
+    network = folders.enliven(timm.create_model("test_resnet", in_chans=1))
+    torch.save(network.state_dict(), tmp_path / "grey.pth")
+    model: Any = open_model(parse_spec(f"x=timm/test_resnet:{tmp_path / 'grey.pth'}"), tmp_path)
+    assert model.export.entry.channels == 1
+    assert model.labels[526] == "desk"
+    seen, outputs, _ = run(model)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.from_numpy(outputs[0]), network(seen[:, :1]), atol=1e-3, rtol=1e-3)
+
+
+def test_weights_averaged_in_training_are_served_as_timm_serves_them(tmp_path: Path) -> None:
+    import timm
+
+    raw, averaged = (folders.enliven(timm.create_model("test_resnet", num_classes=3), seed) for seed in (0, 1))
+    states = {"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict(), "epoch": 3}
+    torch.save(states, tmp_path / "last.pth.tar")
+    again = timm.create_model("test_resnet", num_classes=3, checkpoint_path=str(tmp_path / "last.pth.tar")).eval()
+    model: Any = open_model(parse_spec(f"x=timm/test_resnet:{tmp_path / 'last.pth.tar'}"), tmp_path)
+    seen, outputs, _ = run(model)
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.from_numpy(outputs[0]), again(seen), atol=1e-3, rtol=1e-3)
+        assert not torch.allclose(again(seen), raw(seen), atol=1e-1)
+
+
+def test_a_network_of_timm_that_transformers_wraps_is_one_of_timm(tmp_path: Path) -> None:
+    import timm
+    import transformers
+
+    cfg = timm.get_pretrained_cfg("test_resnet").to_dict()
+    named = {"id2label": folders.LABELS, "label2id": {name: number for number, name in folders.LABELS.items()}}
+    config = transformers.TimmWrapperConfig(architecture="test_resnet", pretrained_cfg=cfg, **named)
+    network = folders.enliven(transformers.TimmWrapperForImageClassification(config))
+    network.save_pretrained(tmp_path)
+    processor: Any = transformers.TimmWrapperImageProcessor(pretrained_cfg=cfg)
+    processor.save_pretrained(tmp_path)
+    model = opened(tmp_path)
+    assert (model.architecture, model.labels) == ("timm/test_resnet", (*folders.LABELS.values(),))
+    seen, outputs, _ = run(model)
+    given = processor(Image.fromarray(photograph()), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(seen, given, atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        theirs = network(pixel_values=given).logits
+    torch.testing.assert_close(torch.from_numpy(outputs[0]), theirs, atol=1e-3, rtol=1e-3)
+
+
+def test_mobilevit_sees_blue_first(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"hidden_sizes": [16, 24, 32], "neck_hidden_sizes": [8, 8, 16, 24, 32, 32, 64], "num_attention_heads": 2}
+    config = transformers.MobileViTConfig(image_size=64, **sizes, num_labels=5)
+    network = folders.enliven(transformers.MobileViTForImageClassification(config))
+    processor = transformers.MobileViTImageProcessor(size={"shortest_edge": 72}, crop_size={"height": 64, "width": 64})
+    network.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    model: Any = opened(tmp_path)
+    assert model.export.entry.bgr
+    _, outputs, _ = run(model)
+    with torch.inference_mode():
+        given = processor(Image.fromarray(photograph()), return_tensors="pt")
+        theirs = network(**given).logits
+        red_first = network(pixel_values=given["pixel_values"].flip(1)).logits
+    torch.testing.assert_close(torch.from_numpy(outputs[0]), theirs, atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(red_first, theirs, atol=1e-1)
+
+
 def test_a_network_of_timm_without_classes_answers_with_vectors(tmp_path: Path) -> None:
     network = folders.timm_folder("vit_tiny_patch16_224", tmp_path, classes=0)
     model = opened(tmp_path)

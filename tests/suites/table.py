@@ -317,7 +317,11 @@ BY_PATH = {
         COMPUTING,
         at_a_time=ALL_PROCESSORS,
     ),
-    "libraries": Suite("networks of timm and transformers", ("tests/cpu/test_libraries.py",), at_a_time=2),
+    "libraries": Suite(
+        "networks of timm and transformers",
+        ("tests/cpu/test_libraries.py", "tests/cpu/test_library_pixels.py"),
+        at_a_time=2,
+    ),
     "tools": Suite(
         "the commands: predict, bench, tune, validate, doctor, demo",
         (

@@ -19,6 +19,8 @@ from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Resize, Whole
 from models.exports import library_files
+from models.exports.entry import Entry, entered
+from models.exports.files import names_beside
 from models.exports.image_trial import example
 from models.exports.metadata import Preprocessing, Sidecar, read_sidecar
 
@@ -114,7 +116,9 @@ def test_a_stretched_centre_gives_boxes_in_pixels_of_the_image() -> None:
 
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}  # fmt: skip
-DETR = {"size": {"shortest_edge": 80, "longest_edge": 133}, "image_mean": [0.5, 0.5, 0.5], "image_std": [1, 1, 1]}
+DETR = {"image_processor_type": "DetrImageProcessor", "size": {"shortest_edge": 80, "longest_edge": 133},
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [1, 1, 1]}  # fmt: skip
+CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "resample": 2}
 
 
 @pytest.mark.parametrize(
@@ -122,15 +126,33 @@ DETR = {"size": {"shortest_edge": 80, "longest_edge": 133}, "image_mean": [0.5, 
     [
         (CLIP, Centre((60, 60), 64, "bicubic", rounds=False)),
         ({"size": {"height": 64, "width": 48}}, Whole((64, 48), "stretch", antialias=True)),
-        ({"size": 64, "resample": 0}, Whole((64, 64), "stretch", interpolation="nearest", antialias=True)),
-        (DETR, Whole((133, 133), "top-left", shorter=80, antialias=True, pad=(128, 128, 128))),
+        ({"size": 64, "resample": 1}, Centre((64, 64), 0, "lanczos", True, "pillow", (64, 64), rounds=False)),
         (
-            {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 64}, "crop_pct": 0.8},
-            Centre((64, 64), 80, rounds=False),
+            {"feature_extractor_type": "ViTFeatureExtractor", "size": [64, 48]},
+            Whole((64, 48), "stretch", antialias=True),
+        ),
+        (DETR, Whole((133, 133), "top-left", shorter=80, antialias=True, pad=(128, 128, 128), longer=133)),
+        (
+            {**DETR, "pad_size": {"height": 140, "width": 150}},
+            Whole((140, 150), "top-left", shorter=80, antialias=True, pad=(128, 128, 128), longer=133),
+        ),
+        ({**CONVNEXT, "size": {"shortest_edge": 64}, "crop_pct": 0.8}, Centre((64, 64), 80, rounds=False)),
+        ({**CONVNEXT, "size": {"shortest_edge": 384}}, Whole((384, 384), "stretch", antialias=True)),
+        (
+            {"image_processor_type": "PoolFormerImageProcessor", "size": 64, "crop_size": 60, "crop_pct": 0.8},
+            Centre((60, 60), 80, "bicubic", rounds=False),
         ),
         (
-            {"image_processor_type": "ConvNextImageProcessor", "size": {"shortest_edge": 384}},
-            Whole((384, 384), "stretch", antialias=True),
+            {"image_processor_type": "LevitImageProcessorFast", "size": 224, "crop_size": 200},
+            Centre((200, 200), 256, "bicubic", rounds=False),
+        ),
+        (
+            {
+                "image_processor_type": "DPTImageProcessor",
+                "size": {"height": 100, "width": 65},
+                "ensure_multiple_of": 14,
+            },
+            Whole((98, 70), "stretch", interpolation="bicubic", antialias=True),
         ),
     ],
 )
@@ -140,12 +162,125 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
     config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "id2label": {"0": "cat", "1": "dog"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    sidecar = read_sidecar(tmp_path / "model.onnx")
+    sidecar = read_sidecar(tmp_path / "model.safetensors")
     assert sidecar is not None
     assert (sidecar.task, sidecar.labels) == ("classify", {0: "cat", 1: "dog"})
     size = library_files.size_in(tmp_path)
     assert size is not None
     assert sidecar.resizing(size, "centre") == expected
+
+
+@pytest.mark.parametrize(
+    ("processor", "said"),
+    [
+        (
+            {"image_processor_type": "DonutImageProcessor"},
+            "DonutImageProcessor in preprocessor_config.json is no image",
+        ),
+        (
+            {"crop_pct": 0.9},
+            '"crop_pct": 0.9 in preprocessor_config.json is nothing that ViTImageProcessor is known to take',
+        ),
+        ({"do_flip_channel_order": True}, '"do_flip_channel_order": True in'),
+        ({"resample": 0}, '"resample": 0 in preprocessor_config.json is none of 1 to 3'),
+        ({"do_resize": False}, '"do_resize": False in preprocessor_config.json gives each image a size of its own'),
+        ({"size": {"shortest_edge": 224}}, "gives each image a size of its own"),
+        ({"size": {"longest_edge": 224}}, "gives each image a size of its own"),
+        ({"size": 64, "do_pad": True, "pad_size": {"height": 80, "width": 80}}, "would fill up images of 64 x 64"),
+        ({"image_processor_type": "DPTImageProcessor", "keep_aspect_ratio": True}, '"keep_aspect_ratio": True'),
+        ({"image_processor_type": "YolosImageProcessor"}, '{"resize": "stretch", "size": [480, 640]}'),
+        ({**DETR, "pad_size": {"height": 64, "width": 64}}, "has no room for images of 133 pixels"),
+        ({"image_processor_type": "DINOv3ViTImageProcessor", "resample": 3}, "levels outside those of a picture"),
+    ],
+)
+def test_what_no_input_of_one_size_can_be_given_is_refused_by_name(
+    tmp_path: Path, processor: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(WeightsError, match=re.escape(said)):
+        read_sidecar(tmp_path / "model.safetensors")
+    own = {"size": [64, 96], "resize": "stretch", "mean": [0.5], "std": [0.25]}
+    (tmp_path / "model.json").write_text(json.dumps(own))
+    sidecar = read_sidecar(tmp_path / "model.safetensors")
+    assert sidecar is not None
+    assert (sidecar.size, sidecar.resize, sidecar.mean, sidecar.std) == ((64, 96), "stretch", (0.5,) * 3, (0.25,) * 3)
+
+
+def test_an_owner_who_says_to_which_size_keeps_the_levels_of_the_processor(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "depth_anything"}))
+    processor = {"image_processor_type": "DPTImageProcessor", "keep_aspect_ratio": True, "image_mean": [0.1, 0.2, 0.3]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    (tmp_path / "model.json").write_text(json.dumps({"size": [392, 518], "resize": "stretch"}))
+    sidecar = read_sidecar(tmp_path / "model.safetensors")
+    assert sidecar is not None
+    assert (sidecar.mean, sidecar.interpolation, sidecar.size) == ((0.1, 0.2, 0.3), "bicubic", (392, 518))
+
+
+def test_what_a_file_lacks_is_what_its_class_takes_for_it(tmp_path: Path) -> None:
+    """Whether the key is missing or null; MobileViT's class normalises nothing, and has blue first."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mobilevit"}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_center_crop": None, "do_normalize": True}))
+    found = Preprocessing.model_validate(library_files.preprocessor_of(tmp_path))
+    assert (found.channels, found.mean, found.std, found.resize_to) == ("bgr", (0.0,) * 3, (1.0,) * 3, 224)
+    pixels = torch.arange(3.0).view(1, 3, 1, 1)
+    assert entered(Entry(bgr=True), pixels).flatten().tolist() == [2, 1, 0]
+    assert entered(Entry(bgr=True), pixels[0]).flatten().tolist() == [2, 1, 0]
+
+
+def test_a_processor_within_another_is_read_first(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    inner = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 64}, "crop_size": 60}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": inner}))
+    for other in (None, {"size": 32}):
+        if other:
+            (tmp_path / "preprocessor_config.json").write_text(json.dumps(other))
+        assert library_files.preprocessor_of(tmp_path)["size"] == (60, 60)
+    assert "processor_config.json" in names_beside(tmp_path / "a.safetensors", is_graph=True)
+    for file in tmp_path.glob("*processor_config.json"):
+        file.unlink()
+    with pytest.raises(WeightsError, match=r"preprocessor_config.json is missing.*processor.save_pretrained"):
+        read_sidecar(tmp_path / "model.safetensors")
+
+
+def test_a_mask_that_an_export_has_no_input_for_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "detr", "architectures": ["DetrForObjectDetection"]})
+    )
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(DETR))
+    with pytest.raises(WeightsError, match=r'state {"resize": "stretch", "size": \[133, 133\]}.* in model.json'):
+        read_sidecar(tmp_path / "model.onnx")
+    (tmp_path / "model.json").write_text(json.dumps({"resize": "stretch"}))
+    assert read_sidecar(tmp_path / "model.onnx")
+
+
+def test_the_longer_side_decides_as_transformers_rounds() -> None:
+    resize = made(size=(1333, 1333), resize="top-left", resize_to=(800, 1333), pad=(9, 9, 9), resize_by="torch")
+    found = [resize.geometry(*size) for size in ((1000, 251), (251, 1000), (500, 375))]
+    assert [(each.width, each.height) for each in found if each] == [(1333, 335), (335, 1333), (1066, 800)]
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_timms_old_and_new_files_say_the_same(tmp_path: Path, is_nested: bool) -> None:
+    cfg = {"input_size": [3, 96, 80], "mean": [0.5, 0.5, 0.5], "crop_pct": 1.0, "crop_mode": "squash", "num_classes": 2}
+    top = {"architecture": "resnet18"}
+    config = (
+        {**top, "pretrained_cfg": {**cfg, "label_names": ["a", "b"]}}
+        if is_nested
+        else {**top, **cfg, "labels": ["a", "b"]}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sidecar = read_sidecar(tmp_path / "model.safetensors")
+    assert sidecar is not None
+    assert (sidecar.mean, sidecar.labels, sidecar.resize) == ((0.5,) * 3, ["a", "b"], "stretch")
+    assert library_files.size_in(tmp_path) == (96, 80)
+    config |= {"label_descriptions": {"a": "an apple", "b": "a bee"}, "problem_type": "multi_label_classification"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sidecar = read_sidecar(tmp_path / "model.safetensors")
+    assert sidecar is not None
+    assert (sidecar.labels, sidecar.scores) == (["an apple", "a bee"], "sigmoid")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_classes": 0}))
+    assert getattr(read_sidecar(tmp_path / "model.safetensors"), "task", "") == "embed"
 
 
 def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +292,13 @@ def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pyte
 
 def test_another_factor_and_offset_become_part_of_mean_and_deviation(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "efficientnet", "image_size": 64}))
-    processor = {"rescale_factor": 1 / 127.5, "rescale_offset": True, "do_normalize": False, "size": 64}
+    processor = {
+        "rescale_factor": 1 / 127.5,
+        "rescale_offset": True,
+        "do_normalize": False,
+        "size": 64,
+        "include_top": False,
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
     found = Preprocessing.model_validate(library_files.preprocessor_of(tmp_path))
     assert found.mean == pytest.approx((0.5, 0.5, 0.5))

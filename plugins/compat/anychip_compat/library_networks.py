@@ -22,9 +22,13 @@ from anychip_base.extras import how_to_install
 from anychip_compat import library_settings
 from models.contract.errors import WeightsError, reason_of
 from models.exports import library_files
+from models.exports.metadata import read_sidecar
 from models.weights.checkpoint import read, read_header
 
 TIMM = "timm/"
+_WRAPPED = "timm_model."
+"""What transformers puts before all names of a network that timm builds."""
+_USUAL_CHANNELS = 3
 
 
 def library(name: str) -> Any:
@@ -55,6 +59,15 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
     return {"task": "classify" if _class_count(timm, name, read_header(file).state) else "embed", **found}
 
 
+def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
+    """The names that timm has for as many classes as the weights tell apart, those of ImageNet; else None."""
+    timm, name = library("timm"), architecture.removeprefix(TIMM)
+    config = library_files.config_of(file.parent)
+    count = config.get("num_classes") or _class_count(timm, name, read_header(file).state)
+    subset = timm.data.infer_imagenet_subset({"num_classes": count})
+    return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None
+
+
 def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Module:
     """The network of an architecture with the weights of a file, on the CPU in float32. Raises WeightsError.
 
@@ -76,14 +89,17 @@ def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Modul
 
 def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any], by_itself: bool) -> nn.Module:
     name = architecture.removeprefix(TIMM)
-    if by_itself and config:
+    is_wrapped = config.get("model_type") == library_files.TIMM_WRAPPER  # Whose names timm does not know.
+    if by_itself and config and not is_wrapped:
         weights = {"file": str(file), "source": "", "hf_hub_id": None, "url": ""}
         return _First(timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights))
-    state = read(file).state
+    state = {key.removeprefix(_WRAPPED): tensor for key, tensor in read(file).state.items()}
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
     given = library_settings.of_timm(timm, name, config.get("model_args") or {})
+    if not config and (channels := _channels(timm, name, state)) != _USUAL_CHANNELS:
+        given["in_chans"] = channels
     network: nn.Module = timm.create_model(name, pretrained=False, **{"num_classes": count, **given})
-    if by_itself:
+    if by_itself and not is_wrapped:
         timm.models.load_checkpoint(network, str(file))
     else:
         network.load_state_dict(state)
@@ -92,11 +108,22 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
 
 def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
     """Classes of a state dict, by the layer that timm calls the classifier; 0 where it has none."""
-    cfg = timm.get_pretrained_cfg(name)
-    layer = (cfg.classifier if cfg is not None else "") or ""
-    layer = layer[0] if isinstance(layer, tuple | list) else layer
-    weight = state.get(f"{layer}.weight")
+    weight = _weight(timm, name, state, "classifier")
     return 0 if weight is None else len(weight)
+
+
+def _channels(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
+    """Channels of a state dict's images, by the layer that timm calls the first."""
+    weight = _weight(timm, name, state, "first_conv")
+    return _USUAL_CHANNELS if weight is None or weight.ndim != 4 else weight.shape[1]
+
+
+def _weight(timm: Any, name: str, state: Mapping[str, Tensor], kind: str) -> Tensor | None:
+    """The weight of the layer, or of the first of several, that timm's configuration calls by a name of its own."""
+    cfg = timm.get_pretrained_cfg(name)
+    layer = (getattr(cfg, kind, "") if cfg is not None else "") or ""
+    layer = layer[0] if isinstance(layer, tuple | list) else layer
+    return state.get(f"{layer}.weight")
 
 
 def _of_transformers(
@@ -129,12 +156,15 @@ def _of_transformers(
     task = library_files.task_of(config)
     if task == "embed":
         return _Vectors(network)
-    cfg = library_files.preprocessor_of(file.parent)
-    pads = task == "detect" and "pad" in cfg and "pixel_mask" in inspect.signature(network.forward).parameters
-    pad = (
-        [(level / 255 - m) / s for level, m, s in zip(cfg["pad"], cfg["mean"], cfg["std"], strict=True)] if pads else []
-    )
-    return _Outputs(network, task, pad, max(cfg.get("std", (1.0,))))
+    sidecar = read_sidecar(file)
+    assert sidecar is not None
+    # An image at the upper left is told apart from what fills the rest, by networks that take a mask.
+    masked = task == "detect" and "pixel_mask" in inspect.signature(network.forward).parameters
+    mean, std = sidecar.mean or (0.0,) * 3, sidecar.std or (1.0,) * 3
+    pad: list[float] = []
+    if masked and sidecar.resize == "top-left" and isinstance(sidecar.pad, tuple):
+        pad = [(level / 255 - m) / s for level, m, s in zip(sidecar.pad, mean, std, strict=True)]
+    return _Outputs(network, task, pad, max(std))
 
 
 class _First(nn.Module):

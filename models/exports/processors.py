@@ -1,0 +1,400 @@
+"""How images come into networks of transformers: its image processors, said in the keys of a sidecar.
+
+Owns: which processors have pixels that are known here, what each takes for a key that a file lacks, and what their
+keys mean. Must not import the library, nor read files. A key that is not known, or by which each image would get a size
+of its own, is refused by its name: nothing is passed over.
+
+Source: the image processors of transformers 5.24; tests/cpu/test_library_pixels.py compares all of them with these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from models.contract.errors import WeightsError
+
+_RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""PIL.Image.Resampling. Which pixel is the nearest, torchvision and Pillow do not agree."""
+_SUFFIXES = ("imageprocessorfast", "imageprocessorpil", "imageprocessor", "featureextractor")
+_HALF = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+_CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "resample": 3,
+}
+_EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, **_IMAGENET}
+
+
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+def _cut(shorter: int, side: int) -> dict[str, Any]:
+    return {"size": {"shortest_edge": shorter}, "crop_size": _square(side), "do_center_crop": True}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """`given`: what it takes for keys that a file lacks; `models`: the `model_type` of networks whose files need not
+    name it; `keys`: those of its own; `is_square`: whether a size of one number is that of a square, or the shorter
+    side; `masks`: whether the network is told which pixels are the image's; `crops`: whether it knows `do_center_crop`;
+    `antialias`: whether a smaller image is averaged; `floats`: whether it resizes numbers that it does not round.
+    """
+
+    given: Mapping[str, Any]
+    models: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+    is_square: bool = field(default=True, kw_only=True)
+    masks: bool = field(default=False, kw_only=True)
+    crops: bool = field(default=True, kw_only=True)
+    antialias: bool = field(default=True, kw_only=True)
+    floats: bool = field(default=False, kw_only=True)
+
+
+_OF_BOXES = frozenset({"format", "do_convert_annotations", "max_size"})
+_OF_MASKS = frozenset(
+    {"size_divisor", "ignore_index", "num_labels", "max_size", "repo_path", "class_info_file", "num_text"}
+)
+_OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor", "prompt_scale_to_meter"})
+PROCESSORS: Mapping[str, Processor] = {
+    "Beit": Processor(
+        {"size": _square(224), "crop_size": _square(224), "resample": 3, **_HALF}, ("beit", "data2vec-vision")
+    ),
+    "Bit": Processor(
+        {**_cut(224, 224), **_CLIP},
+        ("bit", "dinov2", "dinov2_with_registers", "focalnet", "hiera", "pixio"),
+        is_square=False,
+    ),
+    "Blip": Processor({"size": _square(384), **_CLIP}, ("blip", "blip-2")),
+    "CLIP": Processor(
+        {**_cut(224, 224), **_CLIP},
+        ("clip", "clip_vision_model", "altclip", "aimv2", "aimv2_vision_model", "groupvit", "metaclip_2", "mlcd"),
+        is_square=False,
+    ),
+    "ChineseCLIP": Processor({**_cut(224, 224), **_CLIP}, ("chinese_clip",), is_square=False),
+    "ConditionalDetr": Processor(
+        _EDGES,
+        ("conditional_detr",),
+        _OF_BOXES,
+        is_square=False,
+        masks=True,
+        crops=False,
+    ),
+    "ConvNext": Processor(
+        {"size": {"shortest_edge": 384}, "resample": 3, "crop_pct": 0.875, **_HALF},
+        ("convnext", "convnextv2", "cvt", "regnet", "resnet", "van"),
+        frozenset({"crop_pct"}),
+        is_square=False,
+    ),
+    "DINOv3ViT": Processor({"size": _square(224), **_IMAGENET}, ("dinov3_vit", "dinov3_convnext"), floats=True),
+    "DPT": Processor(
+        {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF},
+        ("dpt", "depth_anything"),
+        _OF_DEPTH,
+    ),
+    "DeformableDetr": Processor(
+        _EDGES,
+        ("deformable_detr", "lw_detr"),
+        _OF_BOXES,
+        is_square=False,
+        masks=True,
+        crops=False,
+    ),
+    "DeiT": Processor(
+        {"size": _square(256), "crop_size": _square(224), "do_center_crop": True, "resample": 3, **_HALF}, ("deit",)
+    ),
+    "DepthPro": Processor(
+        {"size": _square(1536), **_HALF},
+        ("depth_pro",),
+        antialias=False,
+        floats=True,
+        crops=False,
+    ),
+    "Detr": Processor(
+        _EDGES,
+        ("detr", "table-transformer"),
+        _OF_BOXES,
+        is_square=False,
+        masks=True,
+        crops=False,
+    ),
+    "EfficientNet": Processor(
+        {"size": _square(346), "crop_size": _square(289), "resample": 3, "include_top": True, **_HALF},
+        ("efficientnet", "align"),
+        frozenset({"include_top", "rescale_offset"}),
+    ),
+    "Eomt": Processor(
+        {"size": {"shortest_edge": 640, "longest_edge": 640}, **_IMAGENET},
+        ("eomt", "eomt_dinov3"),
+        _OF_MASKS,
+        is_square=False,
+        crops=False,
+    ),
+    "Levit": Processor({**_cut(224, 224), "resample": 3, **_IMAGENET}, ("levit",), is_square=False),
+    "Mask2Former": Processor(
+        {**_EDGES, "size_divisor": 32},
+        ("mask2former",),
+        _OF_MASKS,
+        is_square=False,
+        crops=False,
+    ),
+    "MaskFormer": Processor(
+        {**_EDGES, "size_divisor": 32},
+        ("maskformer",),
+        _OF_MASKS,
+        is_square=False,
+        crops=False,
+    ),
+    "MobileNetV1": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v1",), is_square=False),
+    "MobileNetV2": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v2",), is_square=False),
+    "MobileViT": Processor(
+        {**_cut(224, 256), "resample": 3, "do_flip_channel_order": True},
+        ("mobilevit", "mobilevitv2"),
+        frozenset({"do_flip_channel_order"}),
+        is_square=False,
+    ),
+    "OneFormer": Processor(
+        _EDGES,
+        ("oneformer",),
+        _OF_MASKS,
+        is_square=False,
+        crops=False,
+    ),
+    "PPDocLayoutV2": Processor(
+        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v2",), _OF_BOXES, antialias=False
+    ),
+    "PPDocLayoutV3": Processor(
+        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v3",), _OF_BOXES, antialias=False
+    ),
+    "PPDocLayoutV4": Processor(
+        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v4",), _OF_BOXES, antialias=False
+    ),
+    "PoolFormer": Processor(
+        {**_cut(224, 224), "resample": 3, "crop_pct": 0.9, **_IMAGENET},
+        ("poolformer",),
+        frozenset({"crop_pct"}),
+        is_square=False,
+    ),
+    "PromptDepthAnything": Processor(
+        {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF},
+        ("prompt_depth_anything",),
+        _OF_DEPTH,
+        crops=False,
+    ),
+    "Pvt": Processor({"size": _square(224), "resample": 3, **_IMAGENET}, ("pvt", "pvt_v2")),
+    "RTDetr": Processor(
+        {"size": _square(640), "do_normalize": False, **_IMAGENET},
+        ("rt_detr", "rt_detr_v2", "d_fine", "deim", "deimv2"),
+        _OF_BOXES,
+        is_square=False,
+        crops=False,
+    ),
+    "RfDetr": Processor(
+        _EDGES,
+        ("rf_detr",),
+        _OF_BOXES,
+        is_square=False,
+        antialias=False,
+        floats=True,
+        crops=False,
+    ),
+    "Sapiens2": Processor(
+        {"size": {"height": 1024, "width": 768}, "crop_size": _square(224), **_IMAGENET},
+        ("sapiens2",),
+        frozenset({"keypoint_heatmap_downscale_factor", "keypoint_heatmap_sigma"}),
+    ),
+    "Segformer": Processor(
+        {"size": _square(512), **_IMAGENET},
+        ("segformer", "upernet"),
+        crops=False,
+    ),
+    "Siglip": Processor(
+        {"size": _square(224), "resample": 3, **_HALF}, ("siglip", "siglip_vision_model"), is_square=False
+    ),
+    "Tipsv2": Processor({"size": _square(448), "do_normalize": False}, ("tipsv2",)),
+    "Tipsv2Dpt": Processor({"size": _square(448), "do_normalize": False}, ("tipsv2_dpt",)),
+    "ViT": Processor(
+        {"size": _square(224), **_HALF},
+        ("vit", "dinat", "ijepa", "nat", "swiftformer", "swin", "swinv2", "vit_mae", "vit_msn"),
+    ),
+    "Yolos": Processor(
+        _EDGES,
+        ("yolos",),
+        _OF_BOXES,
+        is_square=False,
+        crops=False,
+    ),
+}
+"""By the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
+
+_COMMON = frozenset(
+    {
+        *("size", "crop_size", "pad_size", "do_resize", "do_center_crop", "do_pad", "resample", "do_rescale"),
+        *("rescale_factor", "do_normalize", "image_mean", "image_std"),
+        *("image_processor_type", "feature_extractor_type"),
+        # Of how a program calls it, or of what lies beside images.
+        *("do_convert_rgb", "data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
+        *("processor_class", "image_seq_length", "model_input_names", "default_to_square", "transformers_version"),
+        *("do_reduce_labels", "reduce_labels"),
+    }
+)
+
+
+def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: bool = False) -> dict[str, Any]:
+    """What the image processor of a file does, in a sidecar's keys. `where`: the file's name; `is_sized`: whether its
+    owner says how images come to which size, and the file's rules for that are not read.
+
+    Raises WeightsError for what one input of a fixed size cannot be given, and whatever values make no sense provoke.
+    """
+    name, kind = _processor_of(cfg, model_type, where)
+    found: dict[str, Any] = {**kind.given, **{key: value for key, value in cfg.items() if value is not None}}
+    for key, value in found.items():
+        if key not in _COMMON | kind.keys and not key.startswith("_") and value not in (None, False):
+            _refuse(where, key, value, f"is nothing that {name}ImageProcessor is known to take")
+    if found.get("resample", 2) not in _RESAMPLE:
+        _refuse(where, "resample", found["resample"], "is none of 1 to 3 (lanczos, bilinear, bicubic)")
+    interpolation = _RESAMPLE[found.get("resample", 2)]
+    if kind.floats and interpolation in ("bicubic", "lanczos"):
+        _refuse(where, "resample", found["resample"], "has this processor make levels outside those of a picture")
+    stated: dict[str, Any] = {"resize_by": "torch", "antialias": kind.antialias, "interpolation": interpolation}
+    if found.get("do_flip_channel_order"):
+        stated["channels"] = "bgr"
+    mean, std = _normalisation(found, name)
+    stated |= {"mean": mean, "std": std}
+    if is_sized:
+        return stated
+    stated |= _size(found, name, kind, mean, where)
+    if interpolation == "lanczos" and stated["resize"] == "stretch":
+        stated["crop"] = 1.0
+    return stated
+
+
+def _processor_of(cfg: Mapping[str, Any], model_type: str, where: str) -> tuple[str, Processor]:
+    stated = str(cfg.get("image_processor_type") or cfg.get("feature_extractor_type") or "")
+    if not stated:
+        for name, kind in PROCESSORS.items():
+            if model_type in kind.models:
+                return name, kind
+        raise WeightsError(
+            f"{where} names no image_processor_type, and which one networks of {model_type or 'its kind'} have is not "
+            f"known: {_remedy(where)}."
+        )
+    short = stated.lower()
+    for suffix in _SUFFIXES:
+        short = short.removesuffix(suffix)
+    for name, kind in PROCESSORS.items():
+        if name.lower() == short:
+            return name, kind
+    raise WeightsError(
+        f"{stated[:100]} in {where} is no image processor whose pixels can be given to an input of one size here: "
+        f"{_remedy(where)}."
+    )
+
+
+def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of pixels that are divided by 255, with another factor and an offset as part of them."""
+    factor = 255 * cfg.get("rescale_factor", 1 / 255) if cfg.get("do_rescale", True) else 255
+    offset = 1.0 if cfg.get("rescale_offset") else 0.0
+    is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Whose class does not, whatever it says.
+    mean, std = (_three(cfg[key]) for key in ("image_mean", "image_std")) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
+    deviation = tuple(each / factor for each in std)
+    if name == "EfficientNet" and cfg.get("include_top", True):  # It divides by the deviation once more.
+        deviation = tuple(one * two for one, two in zip(deviation, _three(cfg["image_std"]), strict=True))
+    return tuple((each + offset) / factor for each in mean), deviation
+
+
+def _three(value: Any) -> tuple[float, ...]:
+    """One number is that of all channels."""
+    values = (value,) if isinstance(value, int | float) else tuple(value)
+    return values * 3 if len(values) == 1 else values
+
+
+def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float, ...], where: str) -> dict[str, Any]:
+    size = _sides(cfg["size"], kind.is_square, cfg.get("max_size"))
+    crop = _sides(cfg["crop_size"], True) if cfg.get("do_center_crop") and kind.crops else None
+    shorter, longer = size.get("shortest_edge"), size.get("longest_edge")
+    if not cfg.get("do_resize", True):
+        _refuse_own_size(where, "do_resize", False)
+    if cfg.get("keep_aspect_ratio"):
+        _refuse_own_size(where, "keep_aspect_ratio", True)
+    if "height" in size:
+        return _of_shape(cfg, _pair(size), crop, where)
+    if kind.masks and shorter and longer and crop is None:
+        pad = tuple(min(255, max(0, round(255 * each))) for each in mean)
+        padded = _pair(_sides(cfg.get("pad_size") or longer, True))
+        if min(padded) < longer:
+            _refuse(where, "pad_size", cfg["pad_size"], f"has no room for images of {longer} pixels")
+        return {"size": padded, "resize": "top-left", "resize_to": (shorter, longer), "pad": pad}
+    if not shorter or longer:
+        _refuse_own_size(where, "size", cfg["size"])
+    if name == "ConvNext":
+        if crop is not None:
+            _refuse(where, "do_center_crop", True, "would cut out of what this processor has cut out")
+        if shorter >= 384:
+            return {"size": shorter, "resize": "stretch"}
+        return {"size": shorter, "resize": "centre", "resize_to": int(shorter / cfg["crop_pct"])}
+    if crop is None:
+        _refuse_own_size(where, "size", cfg["size"])
+    if name == "PoolFormer":
+        shorter = int(shorter / cfg["crop_pct"])
+    if name == "Levit":
+        shorter = int(256 / 224 * shorter)
+    return {"size": _pair(crop), "resize": "centre", "resize_to": shorter}
+
+
+def _of_shape(
+    cfg: Mapping[str, Any], shape: tuple[int, int], crop: Mapping[str, int] | None, where: str
+) -> dict[str, Any]:
+    """Of images that are stretched to a height and a width."""
+    if multiple := cfg.get("ensure_multiple_of"):
+        shape = round(shape[0] / multiple) * multiple, round(shape[1] / multiple) * multiple
+    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's: the shorter side, of a square one.
+        larger = int(shape[0] / share), int(shape[1] / share)
+        return {"size": _pair(crop), "resize": "centre", "resize_to": larger[0] if shape[0] == shape[1] else larger}
+    seen = shape if crop is None else _pair(crop)
+    divisor, padded = cfg.get("size_divisor"), cfg.get("pad_size")
+    is_padded = cfg.get("do_pad", "ensure_multiple_of" not in cfg)
+    if divisor and is_padded and any(side % divisor for side in seen):
+        _refuse(where, "size_divisor", divisor, f"would fill up images of {seen[0]} x {seen[1]}")
+    if cfg.get("do_pad") and padded and _pair(_sides(padded, True)) != seen:
+        _refuse(where, "pad_size", padded, f"would fill up images of {seen[0]} x {seen[1]}")
+    if crop is not None:
+        return {"size": seen, "resize": "centre", "resize_to": shape}
+    return {"size": shape, "resize": "stretch"}
+
+
+def _sides(size: Any, is_square: bool, longest: Any = None) -> dict[str, int]:
+    """A size, which files of before 2023 have as one number or two."""
+    if isinstance(size, Mapping):
+        return {key: value for key, value in size.items() if value is not None}
+    if isinstance(size, int):
+        found = _square(size) if is_square else {"shortest_edge": size}
+        return {**found, "longest_edge": longest} if longest and not is_square else found
+    height, width = size
+    return {"height": height, "width": width}
+
+
+def _pair(size: Mapping[str, int]) -> tuple[int, int]:
+    return size["height"], size["width"]
+
+
+def _remedy(where: str) -> str:
+    return (
+        'state "size", "resize", "mean" and "std" in a sidecar beside the weights (docs/which-file.md), and '
+        f"{where} is not read"
+    )
+
+
+def _refuse(where: str, key: str, value: Any, why: str) -> NoReturn:
+    raise WeightsError(f'"{key}": {str(value)[:100]} in {where} {why}: {_remedy(where)}.')
+
+
+def _refuse_own_size(where: str, key: str, value: Any) -> NoReturn:
+    raise WeightsError(
+        f'"{key}": {str(value)[:100]} in {where} gives each image a size of its own, and inputs have one size here: '
+        'state that of your images, {"resize": "stretch", "size": [480, 640]}, in a sidecar beside the weights '
+        "(docs/which-file.md)."
+    )
