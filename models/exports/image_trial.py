@@ -165,6 +165,16 @@ def _tried(
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
     entry = replace(entry, bgr=about.channels == "bgr" and entry.channels == 3)
+    if entry.levels and about.input == "floats":
+        raise ValueError('its input is of uint8, and "input": "floats" is stated for it')
+    entry = replace(entry, levels=entry.levels or about.input == "levels")
+    if isinstance(core, Graph) and core.signature.datatypes == (None,) and _takes_bytes(core, size):
+        if about.input is None and about.mean is None and not about.exporter:
+            raise ValueError(
+                "it takes levels of 0 to 255 (uint8) as it takes floats, and does not say which of them it was trained "
+                'with: state "input": "levels" beside it where it divides by 255 itself, else "input": "floats"'
+            )
+        entry = replace(entry, of_bytes=entry.levels)
     is_known = onnx is not None or entry.channels == 1 or entry.last or entry.levels
     generator = torch.Generator().manual_seed(0)
     pixels = torch.rand((max(_IMAGES, stated_batch), 3, *size), generator=generator) * (255 if entry.levels else 1)
@@ -310,6 +320,18 @@ def _entry_of(graph: Graph, size: tuple[int, int]) -> tuple[Entry, int]:
         raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
     batch = shapes[0][0]
     return replace(entry, of_bytes=entry.levels), batch if isinstance(batch, int) else 1
+
+
+def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:
+    """Whether a script, which does not say of what type its input is, runs on bytes: most that take floats do not."""
+    for channels in (3, 1):
+        try:
+            with torch.inference_mode():
+                script(torch.full((1, channels, *size), 128, dtype=torch.uint8))
+        except Exception:  # Whatever a graph that takes no bytes provokes.
+            continue
+        return True
+    return False
 
 
 def _normalisation(about: Description) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -46,6 +46,8 @@ own, whether the sigmoid is left to do or not.
 """
 Channels = Literal["rgb", "bgr"]
 """The order of an input's channels; mean and deviation are of red, green and blue all the same."""
+Levels = Literal["levels", "floats"]
+"""What an input holds. `levels`: numbers of 0 to 255, which the network itself normalises."""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -72,6 +74,7 @@ class Preprocessing(BaseModel):
     pad: Colour | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
     channels: Channels | None = None
+    input: Levels | None = None
 
     @field_validator("mean", "std", mode="before")
     @classmethod
@@ -152,6 +155,7 @@ class Description(BaseModel):
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
     channels: Channels | None = None
+    input: Levels | None = None
     end_to_end: bool = False
     boxes_second: bool = False
     exporter: str = ""

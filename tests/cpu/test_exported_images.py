@@ -245,6 +245,43 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
 
 
+class DividesItself(nn.Module):
+    """A classifier that takes levels of 0 to 255, of whatever type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        return self.layers((levels.float() / 255 - 0.5) / 0.25)  # type: ignore[no-any-return]
+
+
+def test_a_script_that_may_normalise_levels_itself_is_asked_about_it(tmp_path: Path) -> None:
+    network, file = DividesItself().eval(), tmp_path / "mine.ts"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(network, torch.zeros(1, 3, 64, 64, dtype=torch.uint8)), str(file))
+    sidecar = {"task": "classify", "size": 64, "labels": ["a", "b", "c", "d"], "scores": "logits"}
+    pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+    def answers(**more: Any) -> tuple[torch.Tensor, Any]:
+        (tmp_path / "mine.json").write_text(json.dumps({**sidecar, **more}))
+        model: Any = open_model(parse_spec(f"mine={file}"), tmp_path)
+        with torch.inference_mode():
+            [found] = model.network()(pixels)
+        return found, model.export.entry
+
+    with pytest.raises(WeightsError, match=r'uint8.*state "input": "levels" beside it.*"input": "floats"'):
+        answers()
+    found, entry = answers(input="levels")
+    assert entry.levels
+    assert entry.of_bytes
+    torch.testing.assert_close(found, network(pixels.permute(0, 3, 1, 2)), atol=1e-4, rtol=1e-4)
+    found, entry = answers(input="floats", mean=0, std=1)
+    assert not entry.levels
+    torch.testing.assert_close(found, network(pixels.permute(0, 3, 1, 2) / 255), atol=1e-4, rtol=1e-4)
+
+
 def test_a_script_is_computed_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
     """Its own weights, too: they are no Parameters, which `Module.to` would cast or move."""
     model: Any = open_model(parse_spec(small_classifier.written(tmp_path)), tmp_path)
