@@ -22,7 +22,7 @@ from models.contract.errors import ModelError, UnknownModelError, WeightsError, 
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
 from models.exports.files import names_beside, names_within
-from models.exports.library_files import CONFIG, class_of, config_of, is_timm, library_of
+from models.exports.library_files import CONFIG, class_of, config_of, export_of, is_timm, library_of
 from models.vision import torchvision
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.weights.opened import copied, looked_at
@@ -258,6 +258,8 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
 def _of_library(folder: Path) -> tuple[str, Path] | None:
     """What timm or transformers would build of a folder, and its weights. Raises WeightsError."""
     config, files = config_of(folder), sorted(folder.glob("*.safetensors"))
+    if not config and not any(folder.glob("*.onnx")) and (sentence := export_of(folder)):
+        raise WeightsError(sentence)
     if not config or (not files and any(folder.glob("*.onnx"))):
         return None
     if len(files) != 1:

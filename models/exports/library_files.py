@@ -21,11 +21,12 @@ from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import LIBRARIES
 from models.contract.regular import read_regular
-from models.exports.processors import pixels_of
+from models.exports.processors import PROCESSORS, pixels_of
 
 GROUP = "anychip.libraries"
 """Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+OPEN_CLIP = "open_clip_config.json"
 TIMM_WRAPPER = "timm_wrapper"
 """The model_type of transformers for a network that timm builds."""
 MAX_SIDE = 1 << 16
@@ -224,6 +225,42 @@ def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
         "std": cfg.get("std") or (0.229, 0.224, 0.225),
         **pad,
     }
+
+
+def export_of(folder: Path) -> str:
+    """What to write for a folder of segmentation_models_pytorch or open_clip, whose networks are not built here; ""
+    for any other. Raises WeightsError.
+    """
+    found = _json(folder / CONFIG)
+    if isinstance(found.get("encoder_name"), str) and "_model_class" in found:
+        return (
+            f"{folder} is of segmentation_models_pytorch, and is served from an export: torch.onnx.export("
+            f'segmentation_models_pytorch.from_pretrained("{folder}").eval(), torch.rand(1, 3, 512, 512), "mine.onnx"), '
+            'with {"task": "segment_semantic", "labels": […]} in mine.json beside it.'
+        )
+    found = _json(folder / OPEN_CLIP)
+    if not found:
+        return ""
+    with _sense():
+        cfg = found.get("preprocess_cfg") or {}
+        how = {"squash": "stretch", "longest": "letterbox"}.get(cfg.get("resize_mode") or "shortest", "centre")
+        usual = PROCESSORS["CLIP"].given
+        stated = {
+            "task": "embed",
+            "mean": cfg.get("mean", usual["image_mean"]),
+            "std": cfg.get("std", usual["image_std"]),
+            "resize": how,
+            "crop": 1,
+            "interpolation": cfg.get("interpolation") or "bicubic",
+            "resize_by": "pillow",
+        }
+        if how == "letterbox":
+            stated["pad"] = 0
+    return (
+        f"{folder} is of open_clip, and its images' side is served from an export: torch.onnx.export(open_clip."
+        f'create_model("local-dir:{folder}").visual.eval(), torch.rand(1, 3, 224, 224), "mine.onnx"), with '
+        f"{json.dumps(stated)} in mine.json beside it."
+    )
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from anychip_base.extras import how_to_install
+from models import open_model, parse_spec
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Resize, Whole
 from models.exports import library_files
@@ -281,6 +282,24 @@ def test_timms_old_and_new_files_say_the_same(tmp_path: Path, is_nested: bool) -
     assert (sidecar.labels, sidecar.scores) == (["an apple", "a bee"], "sigmoid")
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_classes": 0}))
     assert getattr(read_sidecar(tmp_path / "model.safetensors"), "task", "") == "embed"
+
+
+def test_a_folder_of_a_library_that_is_not_built_here_says_which_export_it_wants(tmp_path: Path) -> None:
+    folder = tmp_path / "unet"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"_model_class": "Unet", "encoder_name": "resnet18", "classes": 2}))
+    with pytest.raises(
+        WeightsError, match=r"segmentation_models_pytorch.from_pretrained.*\"task\": \"segment_semantic\""
+    ):
+        open_model(parse_spec(f"x={folder}"), tmp_path)
+    (folder / "config.json").unlink()
+    cfg = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "resize_mode": "squash", "interpolation": "bilinear"}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {}, "preprocess_cfg": cfg}))
+    with pytest.raises(WeightsError, match=r"open_clip.create_model\(.*in mine.json") as error:
+        open_model(parse_spec(f"x={folder}"), tmp_path)
+    stated = json.loads(re.findall(r"{.*}", str(error.value))[0])
+    assert (stated["mean"], stated["resize"]) == ([0.1, 0.2, 0.3], "stretch")
+    assert Sidecar.model_validate(stated).resizing((64, 64), "centre").size == (64, 64)
 
 
 def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
