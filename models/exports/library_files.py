@@ -235,8 +235,8 @@ def export_of(folder: Path) -> str:
     if isinstance(found.get("encoder_name"), str) and "_model_class" in found:
         return (
             f"{folder} is of segmentation_models_pytorch, and is served from an export: torch.onnx.export("
-            f'segmentation_models_pytorch.from_pretrained("{folder}").eval(), torch.rand(1, 3, 512, 512), "mine.onnx"), '
-            'with {"task": "segment_semantic", "labels": […]} in mine.json beside it.'
+            f'segmentation_models_pytorch.from_pretrained("{folder}").eval(), torch.rand(1, 3, 512, 512), "mine.onnx")'
+            ', with {"task": "segment_semantic", "labels": […]} in mine.json beside it.'
         )
     found = _json(folder / OPEN_CLIP)
     if not found:
