@@ -139,5 +139,5 @@ def test_what_is_stated_holds_where_it_can() -> None:
 )
 def test_the_problem_type_of_hugging_face_is_read(tmp_path: Any, problem: Any, task: str, scores: Any) -> None:
     config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "problem_type": problem}
-    stated = stated_in(tmp_path, config)
+    stated = stated_in(tmp_path, config, own={"mean", "std"})
     assert (stated["task"], stated.get("scores")) == (task, scores)
