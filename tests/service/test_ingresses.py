@@ -25,7 +25,8 @@ from tests.support.service_process import running
 
 LOOKED_AT = ("delay_ms=5,fail=*1000000", "--decoders", "2", "--ingresses", "2")
 """With a fault that does not come the null device looks at images, so there are decoders."""
-QUICK_LOOKS = {"app.serving.ingresses._LOOK_S": 0.1}
+# What a start may take is not shortened with it: a machine may be slow.
+QUICK_LOOKS = {"app.serving.ingresses._LOOK_S": 0.1, "app.serving.ingresses._STARTING_LOOKS": 6000}
 HOT = "/v1/models/{}:predict", "/predictions/{}"
 MOST_MIB = 80
 
