@@ -245,7 +245,7 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
     try:
         yolo.class_count(found or "yolov8n", header.state)
     except WeightsError:
-        first = next((tensor for tensor in header.state.values() if tensor.ndim == 4), None)
+        first = next((tensor for name, tensor in header.state.items() if name.endswith("model.0.conv.weight")), None)
         channels = "" if first is None or first.shape[1] == 3 else f" for images of {first.shape[1]} channels"
         raise WeightsError(
             f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics{channels}, which is not "

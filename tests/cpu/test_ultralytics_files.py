@@ -155,6 +155,10 @@ import sys
 from ultralytics import YOLO
 for name in sys.argv[1:]:
     YOLO(f"{name}.yaml", verbose=False).save(f"{name}.pt")
+from ultralytics.nn.tasks import DetectionModel
+grey = YOLO("yolov8n.yaml", verbose=False)
+grey.model = DetectionModel("yolov8n.yaml", ch=1, verbose=False)
+grey.save("grey.pt")
 """
 
 
@@ -171,3 +175,5 @@ def test_what_is_not_built_here_is_named_with_the_line_that_exports_it(tmp_path:
             f"{name}.pt is a {name}.yaml of Ultralytics, which is not built here. Export it, "
             f"`yolo export model={name}.pt format=onnx`, and serve mine={name}.onnx."
         )
+    with pytest.raises(WeightsError, match=r"^grey\.pt is a yolov8n\.yaml of Ultralytics for images of 1 channels,"):
+        open_model(parse_spec(f"mine={tmp_path / 'grey.pt'}"), tmp_path)

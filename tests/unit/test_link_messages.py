@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import Counter
 
 from app.errors import ServiceError
 from app.link import Frame, Regions, TensorRow
 from app.link_messages import Ask, At, Closed, EncodedAt, FrameAt, Here, ItemFailed, SaidError, ToOwner, found, placed
 from app.observability.gained import add, gained
-from app.observability.metrics import Metrics, ModelMetrics
+from app.observability.metrics import TABLE, Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.blocks import ROOM, Blocks, opened
 from app.processes.channel import Channel, socket_pair
@@ -174,8 +175,8 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
     counted(other, theirs, requests[cut:])
     counted(alone, whole, requests)
     content = gained(other, {"m": theirs})
-    add(content, one, {"m": mine})
-    add(gained(other, {"m": theirs}), one, {"m": mine})  # There is nothing more.
+    add(content, one, {"m": mine}, {"model": ("m",)})
+    add(gained(other, {"m": theirs}), one, {"m": mine}, {"model": ("m",)})  # There is nothing more.
 
     def near(lines):
         return [(each.rpartition(" ")[0], pytest.approx(float(each.rpartition(" ")[2]))) for each in lines]
@@ -189,8 +190,17 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
 def test_what_is_no_counter_is_not_added():
     content = msgspec.msgpack.encode([[["ready", [], 1.0]], [], {}, {}])
     with pytest.raises(ValueError, match="no counter"):
-        add(content, Metrics(), {})
+        add(content, Metrics(), {}, {})
 
 
 def test_a_frame_is_one_array():
     assert isinstance(placed(Frame(np.zeros((1, 1, 3), np.uint8), 1, 1), lambda _: 0), FrameAt)
+
+
+def test_labels_that_nothing_has_are_not_added():
+    """An ingress that takes strangers' requests may not fill the owner's metrics with names."""
+    for name, row in TABLE.items():
+        if row.kind is Counter and row.labels:
+            content = msgspec.msgpack.encode([[[name, ["made up"] * len(row.labels), 1.0]], [], {}, {}])
+            with pytest.raises((ValueError, KeyError)):
+                add(content, Metrics(), {}, {"model": ("m",)})

@@ -101,7 +101,7 @@ def test_the_example_of_validate_has_the_form_of_the_command(capsys: pytest.Capt
     }
     worst = {"layer": "a (b)", "alone": 0.1, "sum": 0.2}
     layers = {"precision": "fp32", "limit": 0.1, "note": "", "count": 3, "first_divergent": None, "worst": [worst]}
-    about = {"model": "m", "device": "cpu:0", "simulated": False, "environment": ENVIRONMENT}
+    about = {"model": "m", "device": "cpu:0", "simulated": False, "environment": ENVIRONMENT, "first_read": ""}
     document = {**about, "comparisons": [compared], "layers": [layers]}
     validate.show(document)
     lines = [words(line) for line in shown(capsys)]
