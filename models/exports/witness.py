@@ -58,7 +58,6 @@ class OnnxRuntimeWitness:
         self._session = self._opened(str(file))
         self.inputs = [each.name for each in self._session.get_inputs()]
         self._outputs = {each.name for each in self._session.get_outputs()}
-        self._all: Any = None
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -69,15 +68,18 @@ class OnnxRuntimeWitness:
         """Outputs, or other values."""
         session = self._session
         if not self._outputs.issuperset(names):
-            session = self._all = self._all or self._with_all()
+            session = self._with(names)
         try:
             return dict(zip(names, session.run(list(names), dict(given)), strict=True))
         except Exception as error:
             raise UnavailableError(f"ONNX Runtime cannot run it: {reason_of(error)}") from error
 
-    def _with_all(self) -> Any:
-        """A session of the same file in which every value is an output: a message goes on where bytes are added."""
-        added = b"".join(_field(_VALUE, _field(_NAME, each.encode())) for each in sorted(self.names - self._outputs))
+    def _with(self, names: Sequence[str]) -> Any:
+        """A session of the same file in which these values are outputs: a message goes on where bytes are added.
+
+        Of them alone: memory of an output is not used again while the graph is computed.
+        """
+        added = b"".join(_field(_VALUE, _field(_NAME, each.encode())) for each in names if each not in self._outputs)
         if self._file.stat().st_size + len(added) >= _MOST_BYTES:
             raise UnavailableError("the file is too large")
         return self._opened(self._file.read_bytes() + _field(_GRAPH, added))

@@ -26,7 +26,8 @@ _ALONE = 2e-5
 """Of one operator on the same inputs, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
 _ALONE_IN_HALVES = 5e-3
 _ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
-_AT_ONCE = 128  # Operators whose values are held: those of all may be gigabytes.
+_AT_ONCE = 8  # Operators whose values are held: those of all may be gigabytes.
+_NUMBERS = 1 << 20  # In float64 at once.
 _GREATEST_HALF = 65504.0
 _FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
 _EDGE = 0.01  # Boxes that rounding alone lets overlap by more or less than the limit of a suppression.
@@ -174,16 +175,18 @@ def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) ->
     if wanted.dtype.kind != "f":
         count = int((given != wanted).sum())
         return f"has {count} other numbers of {given.size}" if count else ""
-    one, other = given.astype(np.float64), wanted.astype(np.float64)
-    if wanted.dtype == np.float16:  # Which knows no greater number than this.
-        one = np.where(np.abs(one) > _GREATEST_HALF, np.copysign(np.inf, one), one)
-    finite = np.isfinite(other)
-    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
-        return "is not finite in the same places"
-    if not finite.any():
-        return ""
-    magnitude = float(np.abs(other[finite]).max())
-    largest = np.abs(one[finite] - other[finite]).max()
+    largest = magnitude = 0.0
+    flat, reference = np.ravel(given), np.ravel(wanted)
+    for first in range(0, reference.size, _NUMBERS):
+        one, other = (each[first : first + _NUMBERS].astype(np.float64) for each in (flat, reference))
+        if wanted.dtype == np.float16:  # Which knows no greater number than this.
+            one = np.where(np.abs(one) > _GREATEST_HALF, np.copysign(np.inf, one), one)
+        finite = np.isfinite(other)
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
+            return "is not finite in the same places"
+        if finite.any():
+            magnitude = max(magnitude, float(np.abs(other[finite]).max()))
+            largest = max(largest, float(np.abs(one[finite] - other[finite]).max()))
     if largest <= share * magnitude + rounding:
         return ""
     return f"differs by {largest:.3g} in numbers of up to {magnitude:.3g}"
