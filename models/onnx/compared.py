@@ -26,6 +26,7 @@ _ALONE = 2e-5
 """Of one operator on the same inputs, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
 _ALONE_IN_HALVES = 5e-3
 _ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
+_EPSILON = 2.0**-24  # Of float32: n numbers, added one after the other, err by about the root of n times as much.
 _AT_ONCE = 8  # Operators whose values are held: those of all may be gigabytes.
 _NUMBERS = 1 << 20  # In float64 at once.
 _GREATEST_HALF = 65504.0
@@ -101,17 +102,25 @@ class _ComparedPart(OnnxPart):
             axis, of = call.attributes.get("axis", -1), as_tensor(inputs[0])
             wanted = of.gather(axis, torch.from_numpy(wanted.astype(np.int64))).numpy()
             ours = of.gather(axis, ours)
-        reason = difference(ours, wanted, _alone(self.in_halves))
+        share = max(_alone(self.in_halves), _of_sums(call.operator, inputs, ours))
+        reason = difference(ours, wanted, share)
         if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:
             return reason
         exact = OPERATORS[call.operator]([_doubled(each) for each in inputs], call.attributes)
         exact = exact[place] if isinstance(exact, tuple) else exact
         rounding = float((exact - ours).abs().nan_to_num().max())
-        return difference(exact, wanted, _alone(self.in_halves), _ROUNDINGS * rounding)
+        return difference(exact, wanted, share, _ROUNDINGS * rounding)
 
 
 def _alone(in_halves: bool) -> float:
     return _ALONE_IN_HALVES if in_halves else _ALONE
+
+
+def _of_sums(operator: str, inputs: Sequence[Any], ours: Any) -> float:
+    """What a witness may err that adds numbers one after the other, and we in a tree, as a share of the result."""
+    if not operator.startswith(("Reduce", "GlobalAverage")) or not isinstance(ours, Tensor) or not ours.numel():
+        return 0.0
+    return float(_ROUNDINGS * _EPSILON * (as_tensor(inputs[0]).numel() / ours.numel()) ** 0.5)
 
 
 class _ComparedGraph(OnnxGraph):
