@@ -309,8 +309,11 @@ def python_files() -> list[Path]:
 
 
 def _installed_in(entry: Path) -> list[Path]:
-    """What may be read of an entry of the path: an archive, and what was installed into a folder."""
-    if entry.is_file():
+    """What may be read of an entry of the path: an archive, and what was installed into a folder.
+
+    Of a folder that holds nothing else also which files it has: a process that begins later finds modules by that.
+    """
+    if entry.is_file() or entry.name in ("site-packages", "dist-packages"):
         return [entry]
     installs = any(True for pattern in ("*.dist-info", "*.egg-info") for _ in entry.glob(pattern))
     return _modules_in(entry) if installs else []

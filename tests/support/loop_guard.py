@@ -41,8 +41,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
-
-import pytest
+from unittest import mock
 
 COMPUTED_TURNS = 5_000_000
 """Half a second where ten million turns take one, 90 ms on a server's processor of 2024. What a service does by itself
@@ -276,8 +275,9 @@ def looked_at(computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
     gc.collect()
     gc.freeze()
     try:
-        with pytest.MonkeyPatch.context() as patched, Witness() as witness:
-            patched.setattr(events.Handle, "_run", lambda handle: guard.run(handle._callback, run, handle))
+        # A service has no pytest.
+        watched = mock.patch.object(events.Handle, "_run", lambda handle: guard.run(handle._callback, run, handle))
+        with watched, Witness() as witness:
             yield found
     finally:
         gc.unfreeze()
