@@ -27,7 +27,9 @@ _ALONE = 2e-5
 _ALONE_IN_HALVES = 5e-3
 _ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
 _EPSILON = 2.0**-24  # Of float32: n numbers, added one after the other, err by about the root of n times as much.
-_AT_ONCE = 8  # Operators whose values are held: those of all may be gigabytes.
+_AT_ONCE, _MOST_AT_ONCE = 8, 256
+"""Operators whose values are held: at first, and at most."""
+_BYTES_AT_ONCE = 256 << 20  # About what their values may take: those of all may be gigabytes.
 _NUMBERS = 1 << 20  # In float64 at once.
 _GREATEST_HALF = 65504.0
 _FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
@@ -63,6 +65,7 @@ class _Values:
         self._order = [name for name in order if name in witness.names]
         self._places = {name: place for place, name in enumerate(self._order)}
         self._held: dict[str, Array] = {}
+        self._count = _AT_ONCE
 
     def get(self, name: str) -> Array | None:
         """None for what the witness does not say."""
@@ -70,7 +73,10 @@ class _Values:
         if place is None:
             return None
         if name not in self._held:
-            self._held = self._witness.values(self._given, self._order[place : place + _AT_ONCE])
+            self._held = {}
+            self._held = self._witness.values(self._given, self._order[place : place + self._count])
+            mean_bytes = sum(each.nbytes for each in self._held.values()) // len(self._held)
+            self._count = min(max(_AT_ONCE, _BYTES_AT_ONCE // max(1, mean_bytes)), _MOST_AT_ONCE)
         return self._held[name]
 
 
