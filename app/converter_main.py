@@ -25,12 +25,13 @@ log = logging.getLogger("anychip.converter")
 def main() -> None:
     """Convert until the server closes its end, or until memory has grown that is better given back."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
+    kept_bytes = max(_KEPT_MEMORY_BYTES, _resident_bytes())
     with socket.socket(fileno=0) as connection:
         while head := _received(connection, REQUEST.size):
             named, argument, size = REQUEST.unpack(head)
             name = _received(connection, named).decode()
             flags, answer = _converted(name, argument, _received(connection, size))
-            leaving = _resident_bytes() > _KEPT_MEMORY_BYTES
+            leaving = _resident_bytes() > kept_bytes
             connection.sendall(ANSWER.pack(flags | (LEAVING if leaving else 0), len(answer)))
             connection.sendall(answer)
             if leaving:
@@ -52,9 +53,13 @@ def _converted(name: str, argument: int, payload: bytes) -> tuple[int, bytes]:
 
 
 def _resident_bytes() -> int:
-    # Not getrusage: its highest value counts the process that this one was made from.
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except PermissionError:
+        # A confined process that starts this one may read what Linux says of itself, and this one has another number.
+        # The highest value is what is left, which counts the process that this one was made from.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _received(connection: socket.socket, size: int) -> bytes:

@@ -10,7 +10,6 @@ not import torch. Should the owner end, so does it.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,8 +156,7 @@ class _Process:
         begin, models = self._begun.result(), read_packed(self._talk.take_descriptor())
         settings = Settings(**begin.settings)
         room = make_room(settings.max_connections, _DESCRIPTORS)
-        if os.environ.get("ANYCHIP_CONFINE_INGRESSES") == "1":  # Else converters that it starts do not live in it yet.
-            confine_server([*python_files(), *_secrets(settings)], network=bool(settings.trace_endpoint))
+        confine_server([*python_files(), *_secrets(settings)], network=bool(settings.trace_endpoint))
         metrics = Metrics()
         forms = [
             ServedModel(index, model, ModelMetrics(metrics, model.name), ModelStatistics())
