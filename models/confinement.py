@@ -280,11 +280,7 @@ def refuse_rings() -> None:
     """Refuse io_uring, whose calls pass the filter of system calls. libuv does without, if its loop begins so."""
     libc = _ready()
     if libc is not None and _COLUMN is not None:
-        calls = [number for name in _RINGS if (number := _number(name)) is not None]
-        refuse = [
-            each for number in calls for each in ((_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM))
-        ]
-        _filter(libc, [*_begin(), *refuse, (_RETURN, 0, 0, _RET_ALLOW)])
+        _filter(libc, [*_answering(_RINGS, _RET_ERRNO | errno.EPERM), (_RETURN, 0, 0, _RET_ALLOW)])
 
 
 def python_files() -> list[Path]:
@@ -476,19 +472,21 @@ def _clones() -> list[Instruction]:
     ]
 
 
-def _allowing(names: Sequence[str]) -> list[Instruction]:
+def _answering(names: Sequence[str], answer: int) -> list[Instruction]:
+    """Begin a program that gives the calls of these names an answer; a processor lacks some of them."""
     program = _begin()
     for name in names:
         if (number := _number(name)) is not None:
-            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ALLOW)]
-    return [*program, *_of_itself(), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    return program
+
+
+def _allowing(names: Sequence[str]) -> list[Instruction]:
+    return [*_answering(names, _RET_ALLOW), *_of_itself(), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
 
 
 def _refusing(names: Sequence[str], *, itself: Sequence[str] = _OF_ITSELF, starts: bool = False) -> list[Instruction]:
-    program = _begin()
-    for name in names:
-        if (number := _number(name)) is not None:
-            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+    program = _answering(names, _RET_ERRNO | errno.EPERM)
     for name, commands in _NO_COMMANDS.items():
         number = _number(name)
         assert number is not None

@@ -59,6 +59,21 @@ _OF_MASKS = frozenset(
     {"size_divisor", "ignore_index", "num_labels", "max_size", "repo_path", "class_info_file", "num_text"}
 )
 _OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor", "prompt_scale_to_meter"})
+
+
+def _edged(
+    models: tuple[str, ...], keys: frozenset[str], given: Mapping[str, Any] = _EDGES, **further: bool
+) -> Processor:
+    """Return one that keeps the sides' ratio, and knows no `do_center_crop`."""
+    return Processor(given, models, keys, is_square=False, crops=False, **further)
+
+
+def _depth(models: tuple[str, ...], **further: bool) -> Processor:
+    """Return one of networks that say a distance."""
+    given = {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF}
+    return Processor(given, models, _OF_DEPTH, **further)
+
+
 PROCESSORS: Mapping[str, Processor] = {
     "Beit": Processor(
         {"size": _square(224), "crop_size": _square(224), "resample": 3, **_HALF}, ("beit", "data2vec-vision")
@@ -75,14 +90,7 @@ PROCESSORS: Mapping[str, Processor] = {
         is_square=False,
     ),
     "ChineseCLIP": Processor({**_cut(224, 224), **_CLIP}, ("chinese_clip",), is_square=False),
-    "ConditionalDetr": Processor(
-        _EDGES,
-        ("conditional_detr",),
-        _OF_BOXES,
-        is_square=False,
-        masks=True,
-        crops=False,
-    ),
+    "ConditionalDetr": _edged(("conditional_detr",), _OF_BOXES, masks=True),
     "ConvNext": Processor(
         {"size": {"shortest_edge": 384}, "resample": 3, "crop_pct": 0.875, **_HALF},
         ("convnext", "convnextv2", "cvt", "regnet", "resnet", "van"),
@@ -90,19 +98,8 @@ PROCESSORS: Mapping[str, Processor] = {
         is_square=False,
     ),
     "DINOv3ViT": Processor({"size": _square(224), **_IMAGENET}, ("dinov3_vit", "dinov3_convnext"), floats=True),
-    "DPT": Processor(
-        {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF},
-        ("dpt", "depth_anything"),
-        _OF_DEPTH,
-    ),
-    "DeformableDetr": Processor(
-        _EDGES,
-        ("deformable_detr", "lw_detr"),
-        _OF_BOXES,
-        is_square=False,
-        masks=True,
-        crops=False,
-    ),
+    "DPT": _depth(("dpt", "depth_anything")),
+    "DeformableDetr": _edged(("deformable_detr", "lw_detr"), _OF_BOXES, masks=True),
     "DeiT": Processor(
         {"size": _square(256), "crop_size": _square(224), "do_center_crop": True, "resample": 3, **_HALF}, ("deit",)
     ),
@@ -113,41 +110,18 @@ PROCESSORS: Mapping[str, Processor] = {
         floats=True,
         crops=False,
     ),
-    "Detr": Processor(
-        _EDGES,
-        ("detr", "table-transformer"),
-        _OF_BOXES,
-        is_square=False,
-        masks=True,
-        crops=False,
-    ),
+    "Detr": _edged(("detr", "table-transformer"), _OF_BOXES, masks=True),
     "EfficientNet": Processor(
         {"size": _square(346), "crop_size": _square(289), "resample": 3, "include_top": True, **_HALF},
         ("efficientnet", "align"),
         frozenset({"include_top", "rescale_offset"}),
     ),
-    "Eomt": Processor(
-        {"size": {"shortest_edge": 640, "longest_edge": 640}, **_IMAGENET},
-        ("eomt", "eomt_dinov3"),
-        _OF_MASKS,
-        is_square=False,
-        crops=False,
+    "Eomt": _edged(
+        ("eomt", "eomt_dinov3"), _OF_MASKS, {"size": {"shortest_edge": 640, "longest_edge": 640}, **_IMAGENET}
     ),
     "Levit": Processor({**_cut(224, 224), "resample": 3, **_IMAGENET}, ("levit",), is_square=False),
-    "Mask2Former": Processor(
-        {**_EDGES, "size_divisor": 32},
-        ("mask2former",),
-        _OF_MASKS,
-        is_square=False,
-        crops=False,
-    ),
-    "MaskFormer": Processor(
-        {**_EDGES, "size_divisor": 32},
-        ("maskformer",),
-        _OF_MASKS,
-        is_square=False,
-        crops=False,
-    ),
+    "Mask2Former": _edged(("mask2former",), _OF_MASKS, {**_EDGES, "size_divisor": 32}),
+    "MaskFormer": _edged(("maskformer",), _OF_MASKS, {**_EDGES, "size_divisor": 32}),
     "MobileNetV1": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v1",), is_square=False),
     "MobileNetV2": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v2",), is_square=False),
     "MobileViT": Processor(
@@ -156,51 +130,30 @@ PROCESSORS: Mapping[str, Processor] = {
         frozenset({"do_flip_channel_order"}),
         is_square=False,
     ),
-    "OneFormer": Processor(
-        _EDGES,
-        ("oneformer",),
-        _OF_MASKS,
-        is_square=False,
-        crops=False,
-    ),
-    "PPDocLayoutV2": Processor(
-        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v2",), _OF_BOXES, antialias=False
-    ),
-    "PPDocLayoutV3": Processor(
-        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v3",), _OF_BOXES, antialias=False
-    ),
-    "PPDocLayoutV4": Processor(
-        {"size": _square(800), "resample": 3, "do_normalize": False}, ("pp_doclayout_v4",), _OF_BOXES, antialias=False
-    ),
+    "OneFormer": _edged(("oneformer",), _OF_MASKS),
+    **{
+        f"PPDocLayoutV{version}": Processor(
+            {"size": _square(800), "resample": 3, "do_normalize": False},
+            (f"pp_doclayout_v{version}",),
+            _OF_BOXES,
+            antialias=False,
+        )
+        for version in (2, 3, 4)
+    },
     "PoolFormer": Processor(
         {**_cut(224, 224), "resample": 3, "crop_pct": 0.9, **_IMAGENET},
         ("poolformer",),
         frozenset({"crop_pct"}),
         is_square=False,
     ),
-    "PromptDepthAnything": Processor(
-        {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF},
-        ("prompt_depth_anything",),
-        _OF_DEPTH,
-        crops=False,
-    ),
+    "PromptDepthAnything": _depth(("prompt_depth_anything",), crops=False),
     "Pvt": Processor({"size": _square(224), "resample": 3, **_IMAGENET}, ("pvt", "pvt_v2")),
-    "RTDetr": Processor(
-        {"size": _square(640), "do_normalize": False, **_IMAGENET},
+    "RTDetr": _edged(
         ("rt_detr", "rt_detr_v2", "d_fine", "deim", "deimv2"),
         _OF_BOXES,
-        is_square=False,
-        crops=False,
+        {"size": _square(640), "do_normalize": False, **_IMAGENET},
     ),
-    "RfDetr": Processor(
-        _EDGES,
-        ("rf_detr",),
-        _OF_BOXES,
-        is_square=False,
-        antialias=False,
-        floats=True,
-        crops=False,
-    ),
+    "RfDetr": _edged(("rf_detr",), _OF_BOXES, antialias=False, floats=True),
     "Sapiens2": Processor(
         {"size": {"height": 1024, "width": 768}, "crop_size": _square(224), **_IMAGENET},
         ("sapiens2",),
@@ -220,13 +173,7 @@ PROCESSORS: Mapping[str, Processor] = {
         {"size": _square(224), **_HALF},
         ("vit", "dinat", "ijepa", "nat", "swiftformer", "swin", "swinv2", "vit_mae", "vit_msn"),
     ),
-    "Yolos": Processor(
-        _EDGES,
-        ("yolos",),
-        _OF_BOXES,
-        is_square=False,
-        crops=False,
-    ),
+    "Yolos": _edged(("yolos",), _OF_BOXES),
 }
 """By the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
 

@@ -89,9 +89,7 @@ class OnnxRuntimeWitness:
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
         if isinstance(source, bytes):  # Where weights lie that are in files of their own.
-            options.add_session_config_entry(
-                "session.model_external_initializers_file_folder_path", str(self._file.parent)
-            )
+            options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(self._file.parent))
         try:
             return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:

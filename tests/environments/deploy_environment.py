@@ -7,14 +7,14 @@ Owns: nothing of theirs. Used by the suites deployment and images; example:
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import InstallError, link_packages, make_venv, run_pip  # noqa: E402
+from deploy.install import link_packages, make_venv, run_pip  # noqa: E402
+from tests.environments.command import run  # noqa: E402
 
 
 def make(folder: Path) -> None:
@@ -29,15 +29,5 @@ def make(folder: Path) -> None:
     run_pip([*pip, "--editable", f"{ROOT}[deploy]", *editable])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Make or renew the environment of the deployment's tests.")
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-deploy", help="default: .venv-deploy")
-    try:
-        make(parser.parse_args().folder)
-    except InstallError as error:
-        sys.exit(f"anychip: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run(make, "the environment of the deployment's tests", ROOT / ".venv-deploy")

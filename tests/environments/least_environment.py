@@ -7,7 +7,6 @@ example: .venv/bin/python tests/environments/least_environment.py .venv-least
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from importlib import metadata
@@ -17,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deploy.install import InstallError, link_packages, make_venv, named_by, read_project, run_pip  # noqa: E402
+from tests.environments.command import run  # noqa: E402
 
 EXTRAS = ("timm",)
 STAY = ("torch", "torchvision", "numpy", "opencv-python-headless")
@@ -49,15 +49,5 @@ def make(folder: Path) -> None:
     run_pip([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT), *plugins])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Make or renew the environment of the tests with least versions.")
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-least", help="default: .venv-least")
-    try:
-        make(parser.parse_args().folder)
-    except InstallError as error:
-        sys.exit(f"anychip: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run(make, "the environment of the tests with least versions", ROOT / ".venv-least")

@@ -6,7 +6,6 @@ by tests/simulated/test_stub_drivers.py; example: python3 tests/environments/npu
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deploy.install import INDEX, InstallError, find_build, make_venv, run_pip, with_pins  # noqa: E402
+from tests.environments.command import run  # noqa: E402
 
 TORCH, TORCH_NPU, TORCHVISION = "2.13.0", "2.13.0", "0.28.0"
 _PLUGIN = ("--editable", str(ROOT / "plugins" / "ascend"))
@@ -68,15 +68,5 @@ def _torch(python: Path) -> tuple[str, str | None]:
     return version, cuda
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Make or renew the environment in which tests run torch_npu.")
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-npu", help="default: .venv-npu")
-    try:
-        make(parser.parse_args().folder)
-    except InstallError as error:
-        sys.exit(f"anychip: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run(make, "the environment in which tests run torch_npu", ROOT / ".venv-npu")

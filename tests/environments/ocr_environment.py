@@ -7,14 +7,14 @@ suite ocr; example: .venv/bin/python tests/environments/ocr_environment.py .venv
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import InstallError, link_packages, make_venv, run_pip  # noqa: E402
+from deploy.install import link_packages, make_venv, run_pip  # noqa: E402
+from tests.environments.command import run  # noqa: E402
 
 RAPIDOCR = "3.10.0"  # Its wheel holds the networks.
 _OF_RAPIDOCR = ("pyclipper", "shapely", "omegaconf>=2.3", "colorlog", "six", "tqdm", "requests", "onnxruntime>=1.18")
@@ -33,15 +33,5 @@ def make(folder: Path) -> None:
     run_pip([*pip, "--no-deps", "--no-build-isolation", *editable])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description="Make or renew the environment of the tests of plugins/ocr.")
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv-ocr", help="default: .venv-ocr")
-    try:
-        make(parser.parse_args().folder)
-    except InstallError as error:
-        sys.exit(f"anychip: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    run(make, "the environment of the tests of plugins/ocr", ROOT / ".venv-ocr")
