@@ -24,7 +24,7 @@ from anychip_base.extras import how_to_install, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings
-from app.config.models import absent
+from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
 """Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
@@ -213,15 +213,19 @@ def _demo(parsed: argparse.Namespace) -> int:
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
+    from app.fleet.spawn import BARE_FORK_SERVER, prepare_bare_workers
     from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
     from app.processes.fork_server import discard_prepared, prepare
 
     try:
         prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
+        if any(map(looks_foreign, settings.model_specs)):  # Their workers are confined, unless a device computes.
+            prepare_bare_workers()
         return _serve_opened(settings, announce)
     finally:
         discard_prepared(FOR_DECODERS)
         discard_prepared(FOR_WORKERS)
+        discard_prepared(BARE_FORK_SERVER)
 
 
 def _import_torch() -> None:

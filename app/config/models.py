@@ -13,25 +13,38 @@ from app.config.values import CommaSeparated, ModelList, is_cascade, split, writ
 
 _FILES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", ".om", ".pt", ".pth", ".safetensors")
 """How the names of models' files end (models.exports.exported, models.weights.checkpoint, which load PyTorch)."""
+_FOREIGN = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
+_LIBRARIES = ("timm/", "transformers/")
 _BEHIND = re.compile(r"(\?.*)?(@sha256:[0-9A-Fa-f]{64})?$", re.DOTALL)
 
 
-def absent(entry: str) -> str:
-    """The sentence that says of an entry of `models` that its file is not here; "" where it is, or names no file.
+def _parts(entry: str) -> tuple[str, str, Path]:
+    """Return the name in an entry of `models`, what stands behind it, and that as a path: maybe of nothing.
 
     Only looks: what an entry means is models.catalog's business, and to load that takes seconds.
     """
     name, equals, text = _BEHIND.sub("", entry.strip(), count=1).partition("=")
-    text = text if equals else name
+    name, text = (name, text) if equals else ("", name)
     head, colon, chosen = text.partition(":")
-    path = Path(chosen if colon and not head.endswith(_FILES) else text).expanduser()
+    return name, text, Path(chosen if colon and not head.endswith(_FILES) else text).expanduser()
+
+
+def looks_foreign(entry: str) -> bool:
+    """Say whether an entry of `models` looks like what libraries of others read (`is_foreign` of a model)."""
+    _, text, path = _parts(entry)
+    return text.startswith(_LIBRARIES) or path.name.endswith(_FOREIGN) or path.is_dir()
+
+
+def absent(entry: str) -> str:
+    """The sentence that says of an entry of `models` that its file is not here; "" where it is, or names no file."""
+    name, _, path = _parts(entry)
     is_path = path.name.endswith(_FILES) or str(path).startswith(("/", "./", "../"))
     if not is_path or path.exists():
         return ""
     others = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, others, 1)
     hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else "."
-    return f"There is no file {str(path)!r} for {name if equals else path.stem}{hint}"
+    return f"There is no file {str(path)!r} for {name or path.stem}{hint}"
 
 
 class ModelSettings(BaseModel):

@@ -26,11 +26,13 @@ from app.fleet.readiness import Readiness
 from app.fleet.releases import Releases
 from app.fleet.replica import Events, Replica
 from app.fleet.residents import Residents
+from app.fleet.spawn import BARE_FORK_SERVER
 from app.fleet.submission import ModelPool, Submission
 from app.link import ModelState
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
+from app.processes.fork_server import discard_prepared
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
 from app.worker.messages import Failed, HandOver, Loaded, ModelLoaded, ModelUnloaded, Released, Stats
@@ -124,7 +126,10 @@ class Fleet:
         )
         models = [pool.model for pool in self.models.values()]
         await asyncio.to_thread(footprints.say_what_fits, self._settings, self._choice, models)
-        for device, plan in worker_plans(self._settings, self._choice, models, self._profiles):
+        plans = worker_plans(self._settings, self._choice, models, self._profiles)
+        if not any(plan.bare for _, plan in plans):
+            discard_prepared(BARE_FORK_SERVER)
+        for device, plan in plans:
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))
         if self.residents.names:

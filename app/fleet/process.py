@@ -255,7 +255,9 @@ class WorkerProcess:
         if self._closed.done():
             os.close(descriptor)
             return
-        spawning = asyncio.create_task(spawn(self.id, forks=self.plan.forks), name=f"spawn {self.id}")
+        spawning = asyncio.create_task(
+            spawn(self.id, forks=self.plan.forks, bare=self.plan.bare), name=f"spawn {self.id}"
+        )
         try:
             await asyncio.wait(
                 (spawning, self._closed),
@@ -281,7 +283,8 @@ class WorkerProcess:
         environment = dict(plan.environment)
         if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
-        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), plan.bare)
+        afresh = plan.bare and not spawned.bare
+        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
         self._write(to_process(begin), (*self._arena.descriptors(memory), descriptor))
         loop.add_reader(channel.fileno(), self._readable)
 

@@ -3,7 +3,7 @@
 Owns: the start of a process. Must not know what is said on its channel, nor how it ends (process). What touches no
 driver (`late_environment` in backends.vendors.table) is forked and goes on: a worker of the CPU is there a second or
 two sooner, and shares the memory of its libraries with the others. What touches one is forked and replaced by a fresh
-interpreter.
+interpreter. What runs the file of a stranger is forked from a process that never had anything of the server's.
 """
 
 from __future__ import annotations
@@ -16,40 +16,63 @@ from functools import partial
 from typing import NamedTuple
 
 from app.processes.channel import socket_pair
-from app.processes.fork_server import Child, ForkServer, begin, discard_prepared, is_prepared, start
+from app.processes.fork_server import Child, ForkServer, begin, discard_prepared, is_prepared, prepare_bare, start
 from app.worker import main as worker_main
+from models.confinement import bare_environment
 
 log = logging.getLogger("anychip.workers")
 
 FORK_SERVER = "app.worker.main:fork_server"
 """What the fork server of workers runs. Where none was prepared, every worker is spawned."""
-_fork_servers: list[ForkServer] = []
+BARE_FORK_SERVER = "app.worker.main:bare_fork_server"
+"""What the fork server of confined workers runs: an interpreter of its own in a bare environment, begun when it is
+needed first."""
+_fork_servers: dict[str, ForkServer] = {}
 
 
 class Spawned(NamedTuple):
-    """A process that waits for its first message, our end of its socket, and the environment it was started in."""
+    """A process that waits for its first message, our end of its socket, and the environment it was started in.
+
+    `bare`: it has nothing of the server's.
+    """
 
     child: Child
     socket: socket.socket
     environment: Mapping[str, str]
+    bare: bool = False
 
 
-async def spawn(name: str, *, forks: bool) -> Spawned:
-    """A process; `forks`: it may go on with the fork server's libraries, where there is one. Raises OSError."""
-    if is_prepared(FORK_SERVER) and not _fork_servers:
-        _fork_servers.append(ForkServer(partial(begin, FORK_SERVER)))
+def prepare_bare_workers() -> None:
+    """Start the fork server of confined workers, which then imports its libraries while others import theirs."""
+    try:
+        prepare_bare(BARE_FORK_SERVER, bare_environment())
+    except OSError as error:
+        log.warning("the process that forks confined workers cannot be started yet: %s", error)
+
+
+async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
+    """Start a process. Raises OSError.
+
+    `forks`: it may go on with a fork server's libraries, where there is one. `bare`: it is to have nothing of the
+    server's; where it could not be started so, the answer says so, and its first message must have it start afresh.
+    """
+    bare = bare and forks
+    main = BARE_FORK_SERVER if bare else FORK_SERVER
+    if main not in _fork_servers and (bare or is_prepared(main)):
+        _fork_servers[main] = ForkServer(partial(begin, main, bare_environment() if bare else None))
     ours, theirs = socket_pair()
     try:
-        if _fork_servers:
-            fork_server = _fork_servers[-1]
+        if main in _fork_servers:
+            fork_server = _fork_servers[main]
             try:
                 # Should it fork one later, that finds the socket closed, and ends.
                 child = await fork_server.fork(theirs.fileno(), fresh=not forks)
-                return Spawned(child, ours, fork_server.environment)
+                return Spawned(child, ours, fork_server.environment, bare)
             except OSError as error:
                 log.warning("%s: no process could be forked (%s); one is spawned", name, error)
         environment = dict(os.environ)
-        return Spawned(Child(start(worker_main.fresh_command(theirs.fileno()), theirs)), ours, environment)
+        pid = start(worker_main.fresh_command(theirs.fileno()), theirs, environment)
+        return Spawned(Child(pid), ours, environment)
     except BaseException:
         ours.close()
         raise
@@ -58,7 +81,8 @@ async def spawn(name: str, *, forks: bool) -> Spawned:
 
 
 async def stop_forking() -> None:
-    """End the fork server, if there is one: no worker is wanted any more. Idempotent."""
-    discard_prepared(FORK_SERVER)
+    """End the fork servers that there are: no worker is wanted any more. Idempotent."""
+    for main in (FORK_SERVER, BARE_FORK_SERVER):
+        discard_prepared(main)
     while _fork_servers:
-        await _fork_servers.pop().stop()
+        await _fork_servers.popitem()[1].stop()

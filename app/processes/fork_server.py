@@ -308,10 +308,19 @@ def discard_prepared(main: str) -> None:
             _prepared.pop(main).control.close()
 
 
-def begin(main: str) -> Begun:
+def prepare_bare(main: str, environment: Mapping[str, str]) -> None:
+    """Start a fork server that has nothing of this process, in an `environment` of its own, for `begin` to take.
+
+    The caller calls `discard_prepared` in the end. Raises OSError.
+    """
+    _prepared[main] = begin(main, environment)
+
+
+def begin(main: str, environment: Mapping[str, str] | None = None) -> Begun:
     """The prepared fork server, or a fresh interpreter that runs `main` with its socket and this process's id.
 
-    For a thread: on a busy machine it takes a tenth of a second and more. Raises OSError.
+    `environment`: of a fresh interpreter; this process's where it is None. For a thread: on a busy machine it takes a
+    tenth of a second and more. Raises OSError.
     """
     if main in _prepared:
         begun = _prepared[main]
@@ -325,10 +334,10 @@ def begin(main: str) -> Begun:
         del _prepared[main]
         return begun
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = dict(os.environ)
+    environment = dict(os.environ) if environment is None else environment
     command = python_command("-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()))
     try:
-        return Begun(start(command, theirs), ours, environment)
+        return Begun(start(command, theirs, environment), ours, environment)
     except BaseException:
         ours.close()
         raise
@@ -336,18 +345,18 @@ def begin(main: str) -> Begun:
         theirs.close()
 
 
-def start(command: Sequence[str], end: socket.socket) -> int:
-    """Start a program, which inherits `end`; returns its process id.
+def start(command: Sequence[str], end: socket.socket, environment: Mapping[str, str]) -> int:
+    """Start a program in an `environment`, which inherits `end`; returns its process id.
 
     As os.posix_spawn, which keeps the interpreter's lock until the new program runs: this gives it back meanwhile.
     Raises OSError.
     """
     end.set_inheritable(True)
     words = (ctypes.c_char_p * (len(command) + 1))(*map(os.fsencode, command), None)
-    variables = [os.fsencode(f"{name}={text}") for name, text in os.environ.items()]
-    environment = (ctypes.c_char_p * (len(variables) + 1))(*variables, None)
+    variables = [os.fsencode(f"{name}={text}") for name, text in environment.items()]
+    described = (ctypes.c_char_p * (len(variables) + 1))(*variables, None)
     pid = ctypes.c_int()
-    if error := ctypes.CDLL(None).posix_spawn(ctypes.byref(pid), words[0], None, None, words, environment):
+    if error := ctypes.CDLL(None).posix_spawn(ctypes.byref(pid), words[0], None, None, words, described):
         raise OSError(error, os.strerror(error))
     return pid.value
 

@@ -34,14 +34,23 @@ _FLUSH_S = 5.0
 log = logging.getLogger("anychip.worker")
 
 
-def fork_server(control: socket.socket, server: int) -> None:
-    """The process from which workers come. Those of devices without a driver share all that every worker imports; in
-    the others it is replaced by a fresh interpreter.
+def fork_server(control: socket.socket, server: int, name: str = "fork-workers") -> None:
+    """Be the process from which workers come, called `name`. Those of devices without a driver share all that every
+    worker imports; in the others it is replaced by a fresh interpreter.
     """
-    settle(server, "fork-workers")
+    settle(server, name)
     import_libraries()
     gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
     fork_on_request(control, server, _forked, _fresh)
+
+
+def bare_fork_server(control: socket.socket, server: int) -> None:
+    """Be the process from which confined workers come: an interpreter that never had anything of the server's.
+
+    It has no other thread, so that none is there before a worker is confined.
+    """
+    _only_write_to_terminals()
+    fork_server(control, server, "fork-confined")
 
 
 def _forked(server: int, descriptors: Sequence[int]) -> None:
@@ -112,12 +121,19 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     for each in kept:
         os.set_inheritable(each, True)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for each in (1, 2):
-        if os.isatty(each):
-            os.dup2(os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY), each)
+    _only_write_to_terminals()
     sys.path[:] = begin.path
     command = python_command("-c", _BARE_PROGRAM if begin.program else _BARE, *map(str, kept))
     os.execve(command[0], command, begin.environment)
+
+
+def _only_write_to_terminals() -> None:
+    """Open a terminal behind the standard streams anew: who may write to it could otherwise read what is typed."""
+    for each in (1, 2):
+        if os.isatty(each):
+            terminal = os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY)
+            os.dup2(terminal, each)
+            os.close(terminal)
 
 
 def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:

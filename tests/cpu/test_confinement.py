@@ -371,7 +371,7 @@ def test_torchscript_opens_no_file(escaping: tuple[ServiceProcess, Path]) -> Non
 def test_each_program_has_a_worker_of_its_own(escaping: tuple[ServiceProcess, Path]) -> None:
     """The others serve on while one is gone."""
     service, _ = escaping
-    bare = [each for each in service.workers() if "main.bare" in " ".join(each.cmdline())]
+    bare = [each for each in service.workers() if "bare_fork_server" in " ".join(each.cmdline())]
     assert len(bare) >= 2
     for each in bare:
         each.kill()

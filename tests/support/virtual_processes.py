@@ -259,7 +259,7 @@ class Processes:
     def _pid(self) -> int:
         return FIRST_PID + len(self.decoders) + len(self.workers)
 
-    async def spawn(self, name: str, *, forks: bool) -> Spawned:
+    async def spawn(self, name: str, *, forks: bool, bare: bool = False) -> Spawned:
         """Make a worker, as app.fleet.spawn.spawn does."""
         ours, theirs = socket_pair()
         worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
