@@ -19,10 +19,13 @@ of that role, at the administration's bind.
 Bind = Literal["public", "admin"]
 """Where a request came in."""
 
+LIVE = ("/v2/health/live", "/livez", "/healthz")
+"""Paths that say whether the process answers at all."""
+READY = ("/v2/health/ready", "/readyz", "/health")
+"""Paths that say whether every model has a worker."""
 ROUTES: dict[str, dict[str, Need]] = {
     # Whether it lives and is ready: load balancers and kubelets have no key.
-    "/v2/health/live": {"GET": "open"},
-    "/v2/health/ready": {"GET": "open"},
+    **{path: {"GET": "open"} for path in (*LIVE, *READY)},
     "/ping": {"GET": "open"},
     "/metrics": {"GET": "metrics"},
     # The pages are the same for all and say nothing of this service; what they ask needs a key.

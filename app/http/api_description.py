@@ -49,6 +49,39 @@ EXAMPLES: dict[tuple[str, str], str] = {
 }
 """Commands by method and path. A route that is not here needs nothing but its address."""
 
+OPERATIONS = {
+    "predict_v1": "predict",
+    "models_v1": "list_models",
+    "model_v1": "get_model",
+    "labels": "get_labels",
+    "devices": "list_devices",
+    "live": "is_live",
+    "ready": "is_ready",
+    "metrics": "get_metrics",
+    "server": "get_server",
+    "model_metadata": "get_metadata",
+    "model_ready": "is_model_ready",
+    "config": "get_configuration",
+    "statistics": "get_statistics",
+    "infer": "infer",
+    "index": "list_repository",
+    "load": "load_model",
+    "unload": "unload_model",
+    "traffic": "set_traffic",
+    "release": "release_memory",
+    "ping": "ping",
+    "models_models": "list_names",
+    "predictions": "predict_as_torchserve",
+    "stats_v1": "get_stats",
+    "stats_stream": "stream_stats",
+}
+"""What generated clients call an operation, by how FastAPI's name of it begins: a function's name, and then a path."""
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "One of the keys of --api-keys-file."},
+    "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key."},
+}
+_WITH_KEY: list[dict[str, list[str]]] = [{name: []} for name in _SECURITY]
+
 _ANSWERS: dict[tuple[str, str], type[BaseModel]] = {
     ("post", "/v1/models/{model}:predict"): PredictAnswer,
     ("post", "/v2/models/{model}/infer"): InferAnswer,
@@ -92,8 +125,13 @@ def _described(app: FastAPI) -> dict[str, Any]:
         + "\n".join(f"- {kind.status} `{code}`: {kind.meaning}" for code, kind in ERRORS.items()),
         "content": _json_of(ErrorAnswer),
     }
+    document["components"]["securitySchemes"] = _SECURITY
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
+            name = _name_of(operation["operationId"], path)
+            operation.update(operationId=name, summary=name.replace("_", " ").capitalize())
+            if ROUTES.get(path, {}).get(method.upper(), "infer") in ("infer", "admin"):
+                operation["security"] = _WITH_KEY
             text = operation.get("description", "").rstrip()
             operation["description"] = f"{text}\n\n```\n{example(method, path)}\n```"
             answer = _ANSWERS.get((method, path))
@@ -107,6 +145,14 @@ def _described(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
+
+
+def _name_of(given: str, path: str) -> str:
+    """Return the short name of an operation to which FastAPI has `given` a long one; clients of others keep theirs."""
+    known = max((start for start in OPERATIONS if given.startswith(f"{start}_")), key=len, default="")
+    if not known:
+        return given
+    return OPERATIONS[known] + ("_of_version" if path.count("{version}") else "")
 
 
 def _json_of(model: type[BaseModel]) -> dict[str, Any]:

@@ -64,8 +64,7 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
     @app.get(openapi_url, include_in_schema=False)
     async def description(request: Request) -> Response:
         document, root_path = app.openapi(), request.scope.get("root_path", "").rstrip("/")
-        if root_path:
-            document = document | {"servers": [{"url": root_path}]}
+        document = document | {"servers": [{"url": root_path or "/"}]}
         if request.scope.get(BIND) != "admin" and not administered:
             document = document | {"paths": _public(document["paths"])}
         return Response(orjson.dumps(document), media_type="application/json")

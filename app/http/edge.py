@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access.rules import need_of
+from app.access.rules import LIVE, READY, need_of
 from app.errors import ClientLeftError, ServiceError
 from app.http.answer import common_headers, error_content
 from app.http.cors import Cors
@@ -27,7 +27,7 @@ BIND = "anychip.bind"
 """In a scope: where the request came in; without it, the public port."""
 _IN_A_TURN = 4
 """Requests that begin in one turn of the event loop: FastAPI takes some milliseconds for each."""
-_AT_ONCE = ("/v2/health/", "/ping")
+_AT_ONCE = frozenset((*LIVE, *READY, "/ping"))
 
 
 class Edge:
@@ -47,7 +47,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if not scope["path"].startswith(_AT_ONCE):
+        if scope["path"] not in _AT_ONCE:
             await self._pacing.take()
         cors = self._cors.on and scope.get(BIND) != "admin"
         with RequestContext(self._link, scope) as context, _within(scope, context):

@@ -13,6 +13,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.access.rules import LIVE
 from app.errors import ERRORS, error_body
 from app.http.connection import ConnectionLimits, LimitedProtocol
 
@@ -30,7 +31,7 @@ class OpeningProtocol(LimitedProtocol):
 
 
 class OpeningApp:
-    """Answers everything alike: NOT_READY, and why; alone `/v2/health/live` with 200."""
+    """Answers everything alike: NOT_READY, and why; alone whether it lives with 200."""
 
     def __init__(self, said: Callable[[], str]) -> None:
         self._said = said
@@ -40,7 +41,7 @@ class OpeningApp:
         request_id = secrets.token_hex(8)
         headers = {"x-request-id": request_id, "connection": "close"}
         status, content = 200, orjson.dumps({"live": True})
-        if scope["path"] != "/v2/health/live":
+        if scope["path"] not in LIVE:
             status, content = (
                 ERRORS["NOT_READY"].status,
                 orjson.dumps(error_body("NOT_READY", self._said(), request_id)),

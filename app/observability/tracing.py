@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 _UNTRACED = (
+    "/v2/health/",
+    "/health",
+    "/livez",
+    "/readyz",
     "/metrics",
     "/ping",
     "/v1/stats",
-    "/v2/health/",
     "/grpc.",
     "/inference.GRPCInferenceService/Server",
     "/inference.GRPCInferenceService/ModelStreamInfer",  # Each of its messages is traced as a ModelInfer.

@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.api_description import ADDRESS, ADMIN_ADDRESS
+from app.access.rules import ROUTES
+from app.http.api_description import ADDRESS, ADMIN_ADDRESS, OPERATIONS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 from models.sample import IMAGES
 from tests.support.service_process import running
@@ -83,6 +84,20 @@ def test_answers_and_errors_are_described_on_every_route(description):
         for operation in operations.values():
             assert operation["responses"]["default"]["content"]["application/json"], path
             assert "DEADLINE_EXCEEDED" in operation["responses"]["default"]["description"]
+
+
+def test_operations_have_short_names_and_say_where_a_key_belongs(description):
+    operations = [each for of_path in description["paths"].values() for each in of_path.values()]
+    names = [each["operationId"] for each in operations]
+    assert len(set(names)) == len(names)
+    assert set(OPERATIONS.values()) <= set(names)
+    assert {"predict", "list_models", "is_live"} <= set(names)
+    assert not [name for name in names if re.search("v[12]|_post|_get|__", name)]
+    assert set(description["components"]["securitySchemes"]) == {"bearer", "apiKey"}
+    for path, of_path in description["paths"].items():
+        for method, operation in of_path.items():
+            assert ("security" in operation) == (ROUTES[path][method.upper()] in ("infer", "admin")), path
+    assert description["servers"] == [{"url": "/"}]
 
 
 def test_real_answers_have_the_shapes_that_are_described(service):

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
+from app.access.rules import LIVE, READY
 from tests.support.answers import assert_error
 from tests.support.chaos_faults import processes
 from tests.support.images import JPEG, encoded
@@ -335,8 +336,8 @@ def test_a_form_of_fields_is_no_image(client):
 
 
 GETS = (
-    "/v2/health/live",
-    "/v2/health/ready",
+    *LIVE,
+    *READY,
     "/metrics",
     "/",
     "/v1/models",

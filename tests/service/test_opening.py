@@ -20,6 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from anychip_grpc.messages import METHODS, SERVICE, message_of
+from app.access.rules import LIVE, READY
 from tests.support.service_process import free_port
 
 WAIT_S = 60
@@ -99,8 +100,10 @@ def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Pa
         assert (ready.status_code, ready.json()["code"], ready.headers["retry-after"]) == (503, "NOT_READY", "1")
         assert ready.json()["request_id"] == ready.headers["x-request-id"]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
-            alive = client.get("/v2/health/live")
-            assert (alive.status_code, alive.json()) == (200, {"live": True})
+            for path in LIVE:
+                alive = client.get(path)
+                assert (alive.status_code, alive.json()) == (200, {"live": True}), path
+            assert {client.get(path).status_code for path in READY} == {503}
             predict = client.post("/v1/models/quick:predict", content=b"x" * 1_000_000)
             assert (predict.status_code, predict.json()["code"]) == (503, "NOT_READY")
             assert client.head("/v2/health/ready").status_code == 503

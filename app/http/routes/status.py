@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
+from app.access.rules import LIVE, READY
 from app.errors import ServiceError, invalid_request
 from app.http.playground.page import PageFile
 from app.link import Devices, Link, ServedOn
@@ -159,18 +160,23 @@ async def root(request: Request) -> Response:
     return page.response(request)
 
 
-@router.get("/v2/health/live")
 async def live() -> Live:
-    """200 while the process answers at all."""
+    """Answer 200 while the process answers at all. Load balancers' usual paths answer alike."""
     return Live(live=True)
 
 
-@router.get("/v2/health/ready", responses={503: {"description": "Not ready, with the reason"}})
 async def ready(request: Request) -> ReadyBody:
-    """200 while every model has a worker and the service is not shutting down."""
+    """Answer 200 while every model has a worker and the service is not shutting down. Usual paths answer alike."""
     link: Link = request.app.state.link
     link.administration.check()
     return ReadyBody(ready=True)
+
+
+for path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
+    router.get(path, include_in_schema=path == LIVE[0])(live)
+for path in READY:
+    described = {503: {"description": "Not ready, with the reason"}}
+    router.get(path, include_in_schema=path == READY[0], responses=described)(ready)
 
 
 @router.get("/metrics", response_class=Response)
