@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import gc
 import json
+import logging
 import os
 import sys
 import webbrowser
@@ -23,7 +24,7 @@ from pydantic import ValidationError
 from anychip_base.extras import how_to_install, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import SECTIONS, Settings
+from app.config import SECTIONS, Settings, unknown_variables
 from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
@@ -44,6 +45,8 @@ _EXAMPLES = {
 }
 
 _GONE = {"--per-card": "one service takes all cards with --device all, and docs/cards.md shows one container a card"}
+
+log = logging.getLogger("anychip")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -242,6 +245,8 @@ def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
+    for name in unknown_variables(os.environ):
+        log.warning("%s is no setting and changes nothing: docs/settings.md names all", name)
     serving = serve(settings, announce)
     try:
         import uvloop

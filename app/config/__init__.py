@@ -7,6 +7,9 @@ Must not know what a setting changes.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -20,9 +23,16 @@ from app.config.network import LifetimeSettings, LimitSettings, NetworkSettings,
 from app.config.observability import ObservabilitySettings
 from app.config.values import STAGES, sizes_of, split
 
-__all__ = ["CONFIG_FILE", "SECTIONS", "STAGES", "Settings", "sizes_of", "split"]
+__all__ = ["CONFIG_FILE", "SECTIONS", "STAGES", "Settings", "sizes_of", "split", "unknown_variables"]
 
 CONFIG_FILE = "anychip.toml"
+_PREFIX = "ANYCHIP_"
+_OF_OTHERS = re.compile(
+    "KEY|TORCH|TORCH_INDEX|EXTRAS|HASHES|IMAGE|MODEL_DIR|ADDRESS|PUBLISHED_PORT|MEMORY|ENVIRONMENTS_CACHE|TIMELINE_FILE"
+    "|TEST_.*|SERVICE_.*|PORT_.*"
+)
+"""Variables that no setting is: of clients, of the set-up, of Compose, of tests and measurements; and what Kubernetes
+tells every pod of a service that is called anychip."""
 SECTIONS = (
     ModelSettings,
     DeviceSettings,
@@ -52,7 +62,7 @@ class Settings(
     """What the service can be told. Frozen: read once, at the start."""
 
     model_config = SettingsConfigDict(
-        env_prefix="ANYCHIP_", frozen=True, extra="forbid", protected_namespaces=(), toml_file=CONFIG_FILE
+        env_prefix=_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), toml_file=CONFIG_FILE
     )
 
     @classmethod
@@ -66,3 +76,13 @@ class Settings(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line, environment, file: the first that says something wins."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return those of the environment's variables that would be settings and are none: misspelt, or gone by now."""
+    written = {name: name.upper().removeprefix(_PREFIX) for name in names if name.upper().startswith(_PREFIX)}
+    return sorted(
+        name
+        for name, setting in written.items()
+        if setting.lower() not in Settings.model_fields and not _OF_OTHERS.fullmatch(setting)
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from app.config import Settings
+from app.config import Settings, unknown_variables
 from app.config.values import by_version, memory_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -69,6 +69,23 @@ def test_a_misspelt_setting_in_the_file_is_refused(elsewhere):
     (elsewhere / "anychip.toml").write_text("prot = 1\n")
     with pytest.raises(ValidationError, match="prot"):
         Settings()
+
+
+def test_a_misspelt_setting_in_the_environment_is_named():
+    """And not refused: Kubernetes puts variables into a pod that are named after services."""
+    others = ["PATH", "ANYCHIP_PORT", "anychip_models", "ANYCHIP_KEY", "ANYCHIP_TORCH", "ANYCHIP_TEST_CPU"]
+    others += ["ANYCHIP_SERVICE_HOST", "ANYCHIP_PORT_8000_TCP_ADDR"]
+    assert unknown_variables([*others, "ANYCHIP_PER_CARD", "Anychip_Prot"]) == ["ANYCHIP_PER_CARD", "Anychip_Prot"]
+
+
+def test_no_variable_that_the_repository_names_is_unknown_to_it():
+    """What its pages, set-up and manifests tell to set."""
+    root = DOCS.parents[1]
+    files = [root / "Makefile", *(root / "docs").glob("*.md"), *(root / "deploy").rglob("*.yaml"), *root.glob("*.md")]
+    files += [*root.glob("Dockerfile*"), *(root / "deploy").rglob("*.py")]
+    named = {name for file in files for name in re.findall(r"\bANYCHIP_[A-Z_]*[A-Z]\b", file.read_text())}
+    assert "ANYCHIP_MODELS" in named
+    assert unknown_variables(named) == []
 
 
 def test_derived_values():
