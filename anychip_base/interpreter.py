@@ -33,14 +33,15 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As finders do in `sys.meta_path`."""
-        return PathFinder.find_spec(name, [_ROOT]) if name in OURS else None
+        """As finders do in `sys.meta_path`. An editable install's knows the modules of packages, too."""
+        return PathFinder.find_spec(name, path or [_ROOT]) if name.split(".")[0] in OURS else None
 
 
 def settle() -> None:
     """Give this process the order of modules that its children have. For a process that is ours from its first line."""
     sys.path[:] = module_path()
     _prefer_installed()
+    _report_nothing()
 
 
 def module_path() -> list[str]:
@@ -77,9 +78,18 @@ def _prefer_installed() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def _report_nothing() -> None:
+    """Let no library tell its makers that it is used. OpenVINO and ONNX Runtime begin a thread for that when they are
+    imported, which would also be there before the process is confined.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # As if it were not installed.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def _run(first: str, *words: str) -> None:
     """Be the child that `python_command` describes."""
     _prefer_installed()
+    _report_nothing()
     if first == "-c":
         code, *given = words
         sys.argv = ["-c", *given]

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import importlib.util
 import json
+import logging
 import os
 import platform
 import re
@@ -25,6 +26,7 @@ import stat
 import struct
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
@@ -34,6 +36,9 @@ from anychip_base.interpreter import OURS
 
 _PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDNN|ATEN|OPENBLAS|MALLOC)_[A-Z_]+")
 """Where libraries are, and what says how they compute and allocate: without it the same would be slower."""
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+"""OpenBLAS of NumPy and OpenCV starts threads when it is imported, and Landlock binds those only that begin later."""
+log = logging.getLogger("anychip.confinement")
 _MACHINE = platform.machine()
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -59,6 +64,7 @@ def bare_environment(folder: str = os.sep) -> dict[str, str]:
     """
     return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **NO_THREADS,
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
     }
 
@@ -276,6 +282,16 @@ def confine_server(readable: Iterable[Path], *, network: bool) -> None:
     _filter(libc, _refusing(never, itself=_ZERO_IS_ITSELF if scoped else _OF_ITSELF, starts=True))
 
 
+def begun_before() -> list[str]:
+    """Return the names of this process's other threads. Landlock binds who asks for it, and those begun later."""
+    found = []
+    for each in Path("/proc/self/task").iterdir():
+        if int(each.name) != threading.get_native_id():
+            with contextlib.suppress(OSError):  # It has ended.
+                found.append((each / "comm").read_text().strip())
+    return found
+
+
 def refuse_rings() -> None:
     """Refuse io_uring, whose calls pass the filter of system calls. libuv does without, if its loop begins so."""
     libc = _ready()
@@ -397,6 +413,8 @@ def _restrict_files(
     version = libc.syscall(_LANDLOCK_CREATE, None, 0, 1)
     if version < 1:
         return
+    if others := begun_before():
+        log.warning("threads that began before the process was confined still open files: %s", ", ".join(others))
     rights = _RIGHTS.get(version, _RIGHTS_NEWEST)
     attributes = struct.pack(
         "<QQQ", rights, 0 if network or version < 4 else _NET_TCP, 0 if version < _SCOPED else _SCOPES

@@ -69,7 +69,7 @@ from app.serving.submissions import Submissions
 from app.worker import begin as worker
 from backends import host
 from models import Model
-from models.confinement import bare_environment
+from models.confinement import NO_THREADS, bare_environment
 
 log = logging.getLogger("anychip.service")
 
@@ -491,7 +491,7 @@ class Ingresses:
         channel, settings = Channel(spawned.socket), self.begin.settings
         style = settings["log_level"], settings["log_format"]
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
-        environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ}
+        environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
         first = worker.Begin(f"ingress {number}", environment, style, (), module_path(), bare=True, program=_PROGRAM)
         channel.send(worker.to_process(first))
         far = _Far(self, self._link(), spawned.child, channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from anychip_base.interpreter import python_command
 from app.processes.arena import RESULT_BYTES
-from models.confinement import what_there_is
+from models.confinement import bare_environment, what_there_is
 from tests.support import escapes, library_folders
 from tests.support.escapes import MARK, attempts
 from tests.support.exported_files import frozen
@@ -63,6 +65,7 @@ BARE = {
     *("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TORCH_DEVICE_BACKEND_AUTOLOAD"),
     *("LANG", "LC_CTYPE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
     *("ATEN_CPU_CAPABILITY", "OMP_WAIT_POLICY", "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"),
+    *("OPENBLAS_NUM_THREADS", "ORT_DISABLE_TELEMETRY"),
 }
 """What a program that serves may find in its environment: what was given on, and what torch has set itself."""
 
@@ -219,6 +222,28 @@ print(json.dumps({
     }
 
 
+def test_what_is_imported_before_a_process_is_confined_begins_no_thread() -> None:
+    """Landlock would not bind it: a handler of a signal that it is sent could read any file of the user."""
+    imported = "import app.ingress_main, app.worker.loop, models.exports.child, models.exports.answers, torch\n"
+    for name in ("cv2", "onnx", "onnxruntime", "openvino", "timm", "transformers"):
+        imported += f"import {name}\n" if importlib.util.find_spec(name) else ""
+    script = f"import json\n{imported}from models.confinement import begun_before\nprint(json.dumps(begun_before()))"
+    ended = subprocess.run(
+        python_command("-c", script), env=bare_environment(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == []
+
+
+def test_a_thread_that_began_before_is_named() -> None:
+    script = f"{_LOAD}\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    script += "said = []\nconfinement.log.warning = lambda *words: said.append(words)\n"
+    script += "confinement.confine_program([], [], memory_bytes=None)\nprint(json.dumps({'said': said}))"
+    [[text, names]] = run(script)["said"]
+    assert "began before" in text
+    assert names
+
+
 def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
     """Of the process that tries it: a file of a kilobyte needs no 64 GiB."""
     script = """
@@ -344,6 +369,7 @@ def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path
     found = json.loads(line.removeprefix("ESCAPED "))
     assert {name: how for name, how in found["tried"].items() if how != "refused"} == {}
     assert len(found["tried"]) == len(attempts("", "")) + 6
+    assert "began before" not in service.log.read_text()
     assert found["marks"] == []
     assert set(found["environment"]) <= BARE
     # Of the arena it has its own model's images: four numbers, and a place for results each.
@@ -442,6 +468,7 @@ def test_what_libraries_of_others_read_gets_nowhere(entered: tuple[ServiceProces
     lines = [line for line in service.log.read_text().splitlines() if line.startswith("ESCAPED ")]
     found = {each["way"]: each for each in (json.loads(line.removeprefix("ESCAPED ")) for line in lines)}
     assert sorted(found) == WAYS_IN
+    assert "began before" not in service.log.read_text()
     for way, each in found.items():
         assert {name: how for name, how in each["tried"].items() if how != "refused"} == {}, way
         assert len(each["tried"]) == len(attempts("", "")) + 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import sysconfig
@@ -78,6 +79,8 @@ def test_packages_of_our_names_elsewhere_are_not_ours(project: Path, monkeypatch
     interpreter.settle()
     assert {Path(origin(name)).parent.parent for name in interpreter.OURS} == {Path(interpreter._ROOT)}
     assert sys.meta_path[0].find_spec("torch", None) is None
+    inside = sys.meta_path[0].find_spec("models.contract", [os.path.join(interpreter._ROOT, "models")])
+    assert Path(str(inside and inside.origin)).parents[2] == Path(interpreter._ROOT)
     interpreter.settle()
     assert len(sys.meta_path) == 2, "it is idempotent"
 
@@ -95,6 +98,22 @@ def test_editable_installs_come_before_the_users_folders(project: Path, monkeypa
     assert origin("aside_library") == str(project / "aside_library.py")
     interpreter.settle()
     assert origin("aside_library") == str(project.parent / "aside_library.py")
+
+
+def test_no_library_tells_its_makers_that_it_is_used(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO asks Google's and ONNX Runtime Microsoft's machines when they are imported, by a thread of their own."""
+    (project / "openvino_telemetry.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project)])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # Is restored afterwards.
+    del sys.modules["openvino_telemetry"]
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    importlib.import_module("openvino_telemetry")
+    del sys.modules["openvino_telemetry"]
+    interpreter.settle()
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("openvino_telemetry")
 
 
 def readable(path: Path) -> bool:
