@@ -34,7 +34,7 @@ class _Finder:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         """As finders do in `sys.meta_path`. An editable install's knows the modules of packages, too."""
-        return PathFinder.find_spec(name, path or [_ROOT]) if name.split(".")[0] in OURS else None
+        return PathFinder.find_spec(name, path or [_ROOT]) if name.split(".", maxsplit=1)[0] in OURS else None
 
 
 def settle() -> None:

@@ -28,7 +28,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.chaos_clients import IMAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
+from tests.support.chaos_clients import IMAGES, STAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
 from tests.support.chaos_faults import SPARE, Faults, processes
 from tests.support.chaos_offenders import Offenders
 from tests.support.chaos_report import FaultRow, Result
@@ -45,9 +45,20 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
 SECONDS = int(os.environ.get("ANYCHIP_TEST_CHAOS_S", "600"))
 SEED = int(os.environ.get("ANYCHIP_TEST_CHAOS_SEED", "0"))
 MIB = 1 << 20
-MODELS = f"resnet50=resnet50:sample,yolov8n=yolov8n:sample,{SPARE}=mobilenet_v3_small:random"
+MODELS = f"resnet50,yolov8n,{SPARE}=mobilenet_v3_small:random,{STAGES}=yolov8n?most=3 > resnet50"
 OPTIONS = (
-    *("--models", MODELS, "--device", "cpu", "--batch-sizes", "1,4", "--plugins", "tests.support.hanging_worker"),
+    *(
+        "--models",
+        MODELS,
+        "--weights",
+        "sample",
+        "--device",
+        "cpu",
+        "--batch-sizes",
+        "1,4",
+        "--plugins",
+        "tests.support.hanging_worker",
+    ),
     *("--admin", "port", "--batch-timeout-s", "8", "--grace-s", "2"),
 )
 CONSTANTS = {CHANGES_PER_MINUTE: 1000, HEARTBEAT_TIMEOUT_S: 5, HEADER_TIMEOUT_S: 5, DECODE_TIMEOUT_S: 5}

@@ -26,6 +26,8 @@ from tests.support.grpc_client import arrays_of, image_request, method
 IMAGES = Path(__file__).parents[2] / "models" / "sample" / "images"
 SOURCE, FORWARDED_SOURCE = "127.0.0.2", "127.0.0.3"
 """Addresses that the innocent come from: limits that hold for one client (address) are not theirs to share."""
+STAGES, TILE = "shapes", 320
+"""A model of two stages, and the side of the tiles in which images are looked at that are larger."""
 DEADLINE_S = 120.0
 _PAUSE_S = 0.15
 _CLOSE, _CLOSE_PIXELS = 0.02, 1.0
@@ -204,6 +206,8 @@ def http_clients(url: str) -> Iterator[dict[str, Ask]]:
         "HTTP, an image as a tensor": asking(
             "/v2/models/resnet50/infer", json.dumps({"inputs": [tensor]}).encode(), "application/json", outputs
         ),
+        "HTTP, an image in tiles": asking(f"{yolo}?tile={TILE}", second, "image/jpeg", predictions),
+        "HTTP, two stages": asking(f"/v1/models/{STAGES}:predict", third, "image/jpeg", predictions),
     }
     try:
         yield clients
@@ -222,9 +226,11 @@ def grpc_clients(channel: grpc.aio.Channel) -> dict[str, Ask]:
 
     infer, stream = method(channel, "ModelInfer"), method(channel, "ModelStreamInfer")
 
-    def unary(model: str, *images: bytes) -> Ask:
+    def unary(model: str, *images: bytes, **parameters: int) -> Ask:
         async def ask() -> Any:
             request = image_request(*images, model=model, id=f"chaos-{next(_NUMBERS)}")
+            for name, value in parameters.items():
+                request.parameters[name].int64_param = value
             return kept(await infer(request, timeout=DEADLINE_S), request.id)
 
         return ask
@@ -246,6 +252,8 @@ def grpc_clients(channel: grpc.aio.Channel) -> dict[str, Ask]:
         "gRPC, an image for a classifier": unary("resnet50", heart),
         "gRPC, two images for a detector": unary("yolov8n", second, third),
         "gRPC, a stream": streamed("resnet50", (heart, ring)),
+        "gRPC, an image in tiles": unary("yolov8n", third, tile=TILE),
+        "gRPC, two stages": unary(STAGES, second),
     }
 
 
