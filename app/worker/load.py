@@ -145,12 +145,11 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
-    plans = [plan if plan.on_demand else _with_probes(plan) for plan in load.plans]  # Files, before none can be read.
-    if load.confined:
+    if load.confined:  # Before anything is computed, which begins threads.
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
-    for index, plan in enumerate(plans):
+    for index, plan in enumerate(load.plans):
         if plan.model is not None and not plan.on_demand:
             models[index] = load_model(load, plan, plan.model, backend, decoder)
             loaded_one(index)
