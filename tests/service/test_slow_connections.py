@@ -49,7 +49,7 @@ async def test_slow_connections_stop_nobody(tmp_path):
     try:
         options = ("--max-connections", "12000")
         with (
-            serving(tmp_path, "delay_ms=1", *options, constants={HEADER_TIMEOUT_S: 60}, guarded=True) as service,
+            serving(tmp_path, "delay_ms=1", *options, constants={HEADER_TIMEOUT_S: 600}, guarded=True) as service,
             answering(service),
         ):
             port, stop = int(service.url.rpartition(":")[2]), asyncio.Event()

@@ -92,6 +92,7 @@ def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)  # Its budget is five minutes, and it runs twice.
 def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(here, capsys):
     """Every batch takes 30 ms: the largest ladder is best by far."""
     settings, choice, model = here

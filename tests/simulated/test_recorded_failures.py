@@ -156,7 +156,7 @@ async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_pat
         await until(lambda: len(service.workers()) == 1)
         assert answered(client, PHOTO) == before
         assert served(client)["engine"] == "eager"
-    assert "they are tried again in 30 s: it was not ready within 20 s" in service.log.read_text()
+    assert "it is tried again in 30 s: it was not ready within 20 s" in service.log.read_text()
 
 
 async def test_a_crash_right_after_the_hand_over_costs_no_request_and_the_quick_engine_serves_again(

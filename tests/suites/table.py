@@ -407,7 +407,6 @@ NIGHTLY = {
             "tests/service/test_slow_connections.py",
             "tests/service/test_figures_of_time.py",
             "tests/service/test_described_api.py",
-            "tests/service/test_figures_of_time.py",
         ),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),

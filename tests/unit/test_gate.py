@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +21,7 @@ from backends.engines.engine import Engine
 from models import open_model, parse_spec
 from models.contract.measures import TENSOR_LIMITS
 from models.contract.task_adapter import OWN, task_class
+from tests.support.networks import Brightness
 from tests.support.rows import row
 
 LADDER = (1, 2, 4)
@@ -32,22 +31,40 @@ def opened(spec, tmp_path):
     return open_model(parse_spec(spec), tmp_path, allow_download=False)
 
 
-@functools.cache
-def gate_of(model, images):
-    """One for all tests: it keeps the reference."""
-    return Gate(model, np.frombuffer(images, np.uint8).reshape(-1, *model.input_shape))
+class Remembering:
+    """A network in float32 that computes each image once for all tests: what distorts its answers is what differs."""
+
+    def __init__(self, network):
+        self.network, self.input_shape, self.outputs = network, network.input_shape, {}
+
+    def __deepcopy__(self, _):
+        return self
+
+    @torch.inference_mode()
+    def __call__(self, pixels):
+        keys = [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in pixels]
+        if new := {key: row for row, key in enumerate(keys) if key not in self.outputs}:
+            for key, *outputs in zip(new, *self.network(pixels[list(new.values())]), strict=True):
+                self.outputs[key] = outputs
+        return tuple(map(torch.stack, zip(*(self.outputs[key] for key in keys), strict=True)))
+
+
+def served(spec, folder):
+    """A model whose weights are read once, and what it is tried on."""
+    model = opened(spec, folder)
+    network = Remembering(model.network())
+    vars(model)["network"] = lambda: network
+    return model, probes(model)
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    model = opened("resnet50:sample", tmp_path_factory.mktemp("weights"))
-    return model, probes(model)
+    return served("resnet50:sample", tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory):
-    model = opened("yolov8n:sample", tmp_path_factory.mktemp("weights"))
-    return model, probes(model)
+    return served("yolov8n:sample", tmp_path_factory.mktemp("weights"))
 
 
 def exchanged_classes(outputs, size):
@@ -82,22 +99,6 @@ def another_images_answer(outputs, size):
     return tuple(np.roll(output, 1, axis=0) for output in outputs)
 
 
-class Remembered:
-    """float32's outputs, computed once for all tests: what they are told apart by is only what distorts them."""
-
-    outputs: ClassVar[dict[str, tuple[np.ndarray, ...]]] = {}
-
-    def __init__(self, network):
-        self.network = network
-
-    def run(self, pixels):
-        key = hashlib.sha256(pixels.tobytes()).hexdigest()
-        if key not in self.outputs:
-            with torch.inference_mode():
-                self.outputs[key] = tuple(output.numpy() for output in self.network(torch.from_numpy(pixels)))
-        return self.outputs[key]
-
-
 class WrongEngine(Engine):
     """Eager in float32, with `distort` applied to its outputs."""
 
@@ -108,7 +109,7 @@ class WrongEngine(Engine):
 
     def compile(self, network, device, precision, batch_sizes, options):
         # In float32 whatever is asked, so that only `distort` makes a difference.
-        return WrongExecutable(Remembered(network), self.distort, batch_sizes, network.input_shape)
+        return WrongExecutable(network, self.distort, batch_sizes)
 
 
 class RightEngine(WrongEngine):
@@ -121,12 +122,13 @@ class RightEngine(WrongEngine):
 
 
 class WrongExecutable(Executable):
-    def __init__(self, truth, distort, batch_sizes, input_shape):
-        super().__init__("cpu:0", batch_sizes, input_shape)
-        self.truth, self.distort = truth, distort
+    def __init__(self, network, distort, batch_sizes):
+        super().__init__("cpu:0", batch_sizes, network.input_shape)
+        self.network, self.distort = network, distort
 
     def _execute(self, pixels):
-        return self.distort(self.truth.run(pixels), len(pixels))
+        outputs = tuple(output.numpy() for output in self.network(torch.from_numpy(pixels)))
+        return self.distort(outputs, len(pixels))
 
     def _release(self):
         pass
@@ -149,7 +151,7 @@ DISTORTIONS = [
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_an_engine_with_wrong_outputs_never_serves(request, fixture, distort, precision):
     model, images = request.getfixturevalue(fixture)
-    options = CompileOptions(gate=gate_of(model, images.tobytes()).check)
+    options = CompileOptions(gate=Gate(model, images).check)
     engines = [WrongEngine(distort, (precision,)), RightEngine()]
     executable, report = compile_first(engines, model.network(), "cpu", (precision, "fp32"), LADDER, options=options)
     assert (report.engine, report.precision) == ("right", "fp32")
@@ -160,7 +162,7 @@ def test_an_engine_with_wrong_outputs_never_serves(request, fixture, distort, pr
 
 def test_with_nobody_else_to_serve_there_is_no_service(classifier):
     model, images = classifier
-    options = CompileOptions(gate=gate_of(model, images.tobytes()).check)
+    options = CompileOptions(gate=Gate(model, images).check)
     with pytest.raises(EngineRefusedError, match=r"wrong: its answers .*; wrong fp32: its answers"):
         compile_first(
             [WrongEngine(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options
@@ -170,8 +172,7 @@ def test_with_nobody_else_to_serve_there_is_no_service(classifier):
 @pytest.mark.parametrize("fixture", ["classifier", "detector"])
 def test_answers_that_are_the_same_have_no_error(request, fixture):
     model, images = request.getfixturevalue(fixture)
-    with torch.inference_mode():
-        outputs = [output.numpy() for output in model.network()(torch.from_numpy(images))]
+    outputs = [output.numpy() for output in model.network()(torch.from_numpy(images))]
     found = model.errors(outputs, outputs)
     assert set(found) == set(model.limits["bf16"])
     assert max(found.values()) < 1e-12
@@ -203,25 +204,21 @@ def test_what_loses_too_much_steps_up_to_the_devices_own_precision_and_then_to_f
     assert precisions_from("fp32", "fp16") == ("fp32",)
 
 
-def test_a_precision_that_no_engine_has_is_refused_and_not_replaced(classifier):
-    model, _ = classifier
+def test_a_precision_that_no_engine_has_is_refused_and_not_replaced():
     with pytest.raises(EngineRefusedError, match="it offers fp32 here, not int8"):
-        compile_first([EagerEngine(row("fp32"))], model.network(), "cpu", ("int8", "fp32"), (1,))
+        compile_first([EagerEngine(row("fp32"))], Brightness(), "cpu", ("int8", "fp32"), (1,))
 
 
-def test_where_nobody_has_named_a_precision_the_engine_that_is_named_serves_in_the_next_one(classifier, caplog):
-    model, _ = classifier
+def test_where_nobody_has_named_a_precision_the_engine_that_is_named_serves_in_the_next_one(caplog):
     engines, options = [EagerEngine(row("fp32"))], CompileOptions(automatic=True)
-    executable, report = compile_first(engines, model.network(), "cpu", ("bf16", "fp32"), (1,), options=options)
+    executable, report = compile_first(engines, Brightness(), "cpu", ("bf16", "fp32"), (1,), options=options)
     executable.close()
     assert (report.engine, report.precision) == ("eager", "fp32")
     assert report.refusals == {"eager": "it offers fp32 here, not bf16"}
     assert "no engine serves the network in bf16 on cpu" in caplog.text
 
 
-def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
-    model, _ = classifier
-
+def test_what_takes_long_is_left_for_later_where_that_is_asked_for():
     class Slow(WrongEngine):
         def is_quick(self, network, precision, options):
             return False
@@ -229,22 +226,20 @@ def test_what_takes_long_is_left_for_later_where_that_is_asked_for(classifier):
     engines = [Slow(lambda outputs, size: outputs, ("int8",)), RightEngine()]
     for quick in (True, False):
         executable, report = compile_first(
-            engines, model.network(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
+            engines, Brightness(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
         )
         assert report.staged == quick
         assert (report.engine, report.precision) == (("right", "fp32") if quick else ("wrong", "int8"))
         executable.close()
 
 
-def test_a_gate_that_cannot_be_asked_is_a_refusal_too(classifier):
-    model, _ = classifier
-
+def test_a_gate_that_cannot_be_asked_is_a_refusal_too():
     def broken(executable, report):
         raise BackendError("the device does not answer")
 
     with pytest.raises(EngineRefusedError, match="the device does not answer"):
         compile_first(
-            [EagerEngine(row("fp32"))], model.network(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
+            [EagerEngine(row("fp32"))], Brightness(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
         )
     assert issubclass(WrongAnswersError, EngineRefusedError)
 
@@ -333,9 +328,10 @@ def test_without_truth_float32_is_right(classifier, detector, tmp_path):
         (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
     for (model, images), distort in ((classifier, another_images_answer), (detector, boxes_moved)):
         gate = Gate(model, images, Calibration(model, str(tmp_path)))
-        truth = EagerEngine(row("fp32")).compile(model.network(), "cpu", "fp32", LADDER, CompileOptions())
+        network = model.network()
+        truth = WrongExecutable(network, lambda outputs, size: outputs, LADDER)
         np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
-        before, after = gate._accuracies(WrongExecutable(truth, distort, LADDER, model.input_shape), gate._calibration)
+        before, after = gate._accuracies(WrongExecutable(network, distort, LADDER), gate._calibration)
         assert before == 1
         assert after < 0.7
 
@@ -345,11 +341,11 @@ def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier)
     model, images = classifier
     right = RightEngine().compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
     report = LoadReport("right", "fp32")
-    gate_of(model, images.tobytes()).check(right, report)
+    Gate(model, images).check(right, report)
     unknown = dict.fromkeys(model.limits["fp32"], float("nan"))
     monkeypatch.setattr(type(model), "measures", lambda *_: unknown)
     with pytest.raises(WrongAnswersError, match="is nan"):
-        gate_of(model, images.tobytes()).check(right, report)
+        Gate(model, images).check(right, report)
 
 
 def test_each_precision_has_its_own_limits(classifier):
@@ -360,9 +356,9 @@ def test_each_precision_has_its_own_limits(classifier):
         return tuple(output * np.float32(1.005) if output.dtype == np.float32 else output for output in outputs)
 
     wrong = WrongEngine(a_little_more).compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
-    assert gate_of(model, images.tobytes()).check(wrong, LoadReport("wrong", "int8"))["scale"] > 0
+    assert Gate(model, images).check(wrong, LoadReport("wrong", "int8"))["scale"] > 0
     with pytest.raises(WrongAnswersError, match="in fp32"):
-        gate_of(model, images.tobytes()).check(wrong, LoadReport("wrong", "fp32"))
+        Gate(model, images).check(wrong, LoadReport("wrong", "fp32"))
 
 
 def test_a_kept_reference_is_that_of_the_same_probes(classifier, tmp_path):
@@ -398,7 +394,7 @@ def test_a_key_names_what_a_file_alone_does_not_say(tmp_path):
     assert not weights_key(SimpleNamespace(architecture="resnet50", labels=(), weights_file=None))
 
 
-def test_an_engine_without_the_next_precision_stands_in_for_itself_in_a_finer_one(classifier):
+def test_an_engine_without_the_next_precision_stands_in_for_itself_in_a_finer_one():
     """ONNX Runtime offers int8 and fp32: until int8 is made, no bf16 is no reason to refuse the start."""
 
     class Quantising(WrongEngine):
@@ -406,7 +402,6 @@ def test_an_engine_without_the_next_precision_stands_in_for_itself_in_a_finer_on
             return precision != "int8"
 
     engines = [Quantising(lambda outputs, size: outputs, ("int8", "fp32"))]
-    model, _ = classifier
     options = CompileOptions(quick=True)
-    _, report = compile_first(engines, model.network(), "cpu", ("int8", "bf16", "fp32"), (1,), options=options)
+    _, report = compile_first(engines, Brightness(), "cpu", ("int8", "bf16", "fp32"), (1,), options=options)
     assert (report.precision, report.staged) == ("fp32", True)
