@@ -14,8 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app.precision.gate import Gate
-from backends import Executable, LoadReport, WrongAnswersError
 from models.contract.model import Options
 from models.contract.resize import Whole
 from models.contract.task_adapter import OWN, AdaptedFile, task_class
@@ -334,60 +332,3 @@ def test_a_score_about_the_threshold_does_not_decide() -> None:
     place = [(100, 100, 200, 200)]
     assert missed(candidates(place, [0.401]), candidates(place, [0.399])) == 0
     assert missed(candidates(place, [0.401]), candidates(place, [0.1])) == 1
-
-
-# --- a file that nothing serves as well as the limits want ------------------------------------------------------------
-
-
-class Constant(Executable):
-    """Answers with zeros."""
-
-    def _execute(self, pixels: Any) -> tuple[Any, ...]:
-        return (np.zeros((len(pixels), 2), np.float32),)
-
-    def _release(self) -> None:
-        pass
-
-
-class Judged:
-    """A model whose outputs have this error."""
-
-    may_be_infinite = False
-    has_reference = True
-    name = "best"
-
-    def __init__(self, error: float, weights: str = "best.onnx") -> None:
-        self.error, self.weights = error, weights
-        self.limits = {"fp32": {"missed": 0.0}, "bf16": {"missed": 0.05}, "int8": {"missed": 0.1}}
-
-    def errors(self, expected: Any, outputs: Any) -> dict[str, float]:
-        return {"missed": self.error}
-
-
-def checked(model: Judged, engine: str = "eager", precision: str = "fp32", device: str = "cpu:0") -> Any:
-    gate = Gate(model, np.zeros((2, 4, 4, 3), np.uint8))  # type: ignore[arg-type]
-    gate.__dict__["_expected"] = (np.zeros((2, 2), np.float32),)
-    return gate.check(Constant(device, (1, 2), (4, 4, 3)), LoadReport(engine, precision))
-
-
-@pytest.mark.parametrize(("device", "error"), [("cpu:0", 0.7), ("cuda:0", 0.09)])
-def test_a_persons_own_file_is_served_by_eager_with_a_warning_and_the_figures(
-    device: str, error: float, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert checked(Judged(error), device=device) == {"missed": error}
-    assert f"the error missed is {error:g}, and 0 is allowed in fp32" in caplog.text
-    assert str({"missed": error}) in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("model", "engine", "precision", "device"),
-    [
-        (Judged(0.7), "openvino", "fp32", "cpu:0"),
-        (Judged(0.7), "eager", "bf16", "cpu:0"),
-        (Judged(0.7), "eager", "fp32", "cuda:0"),
-        (Judged(0.05, "official"), "eager", "fp32", "cpu:0"),
-    ],
-)
-def test_anything_else_that_is_wrong_is_refused(model: Judged, engine: str, precision: str, device: str) -> None:
-    with pytest.raises(WrongAnswersError, match="the error missed is"):
-        checked(model, engine, precision, device)
