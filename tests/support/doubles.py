@@ -54,15 +54,6 @@ async def turns(number: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Let the event loop go on until this is so."""
-    for _ in range(100_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never came about")
-
-
 class Worker:
     """Keeps what it is sent; it is ready at once, or with `starts` when the test says so."""
 

@@ -79,11 +79,13 @@ class Load:
                 await asyncio.sleep(self._retry_s)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Poll a running service for a state that it reports only when asked."""
-    for _ in range(WAIT_S * 20):
+async def until(condition: Callable[[], object], *, blocks: bool = True) -> None:
+    """Poll for a state that nothing tells of, rarely where it takes long. `blocks`: asking does, as of a service."""
+    waited_s, pause_s = 0.0, 0.001
+    while waited_s < WAIT_S:
         with contextlib.suppress(httpx.TransportError):
-            if await asyncio.to_thread(condition):
+            if await asyncio.to_thread(condition) if blocks else condition():
                 return
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
+        waited_s, pause_s = waited_s + pause_s, min(1.5 * pause_s, 0.05)
     raise AssertionError("it never came about")

@@ -76,8 +76,8 @@ from tests.support.doubles import (
     hear,
     tables_of,
     turns,
-    until,
 )
+from tests.support.load import until
 
 OTHER = SmallModel("other")
 TWO = (MODEL, OTHER)

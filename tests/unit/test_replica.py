@@ -11,7 +11,8 @@ from app.fleet.breaker import BROKEN_S, IN_A_ROW
 from app.fleet.device_metrics import RESTARTS
 from app.fleet.process import WorkerStartError
 from app.fleet.replica import Events, Replica
-from tests.support.doubles import StartedWorkers, counting, fleet_of, turns, until
+from tests.support.doubles import StartedWorkers, counting, fleet_of, turns
+from tests.support.load import until
 
 
 class Place:
