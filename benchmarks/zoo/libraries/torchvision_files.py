@@ -1,0 +1,167 @@
+"""torchvision: state dicts as training leaves them, and exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import nn
+
+from benchmarks.zoo.alive import batch, draw, enliven, head_of, measure, spread
+from benchmarks.zoo.networks import LABELS, Floats, Made, Network, as_arrays
+
+Images = Sequence[Image.Image]
+_CLASSES = len(LABELS)
+_MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+
+def _network(name: str, images: Images, **more: Any) -> tuple[Any, Any]:
+    """Return the network, and the transform of its published weights."""
+    import torchvision as tv
+
+    network = tv.models.get_model(name, weights=None, num_classes=_CLASSES, **more)
+    transform: Any = tv.models.get_model_weights(name).DEFAULT.transforms()
+    pixels = torch.stack([transform(each.convert("RGB")) for each in images])
+    enliven(network, lambda: network(pixels), _CLASSES)
+    return network, transform
+
+
+def _answers(network: nn.Module, transform: Any, images: Images) -> list[Floats]:
+    with torch.inference_mode():
+        return as_arrays([network(transform(each.convert("RGB"))[None])[0].softmax(0) for each in images])
+
+
+def _weights(name: str, ending: str, prefix: str, folder: Path, images: Images, **more: Any) -> Made:
+    network, transform = _network(name, images, **more)
+    state: Any = {prefix + key: each for key, each in network.state_dict().items()}
+    if ending == ".ckpt":
+        state = {"state_dict": state, "epoch": 3, "pytorch-lightning_version": "2.5.0", "hyper_parameters": {"lr": 0.1}}
+    torch.save(state, folder / f"weights{ending}")
+    (folder / "weights.labels.txt").write_text("\n".join(LABELS) + "\n")
+    return Made(f"{name}:{{}}/weights{ending}", "scores", _answers(network, transform, images))
+
+
+def _module(folder: Path, images: Images) -> Made:
+    network, transform = _network("resnet18", images)
+    torch.save(network, folder / "module.pth")
+    torch.save(network.state_dict(), folder / "state.pth")
+    answers = _answers(network, transform, images)
+    return Made("resnet18:{}/state.pth", "scores", answers, refused="resnet18:{}/module.pth", line="state_dict()")
+
+
+def _own_head(folder: Path, images: Images) -> Made:
+    """`fc = Sequential(Dropout, Linear)`: refused; the export is the way."""
+    network, transform = _network("resnet18", images)
+    network.fc = nn.Sequential(nn.Dropout(0.2), network.fc)
+    network.eval()
+    torch.save(network.state_dict(), folder / "head.pth")
+    torch.onnx.export(network, (torch.rand(1, 3, 224, 224),), str(folder / "head.onnx"), dynamo=False)
+    crop = {"crop": 224 / 256, "resize_by": "pillow"}
+    (folder / "head.json").write_text(json.dumps({"task": "classify", "labels": LABELS, **crop}))
+    answers = _answers(network, transform, images)
+    return Made("{}/head.onnx", "scores", answers, refused="resnet18:{}/head.pth", line="torch.onnx.export")
+
+
+def _graph(name: str, ending: str, folder: Path, images: Images, resized: int = 256) -> Made:
+    network, transform = _network(name, images)
+    side = transform.crop_size[0]
+    example = torch.rand(2, 3, side, side)
+    if ending == ".onnx":
+        torch.onnx.export(network, (example[:1],), str(folder / "graph.onnx"), dynamo=True)
+    else:
+        torch.jit.save(torch.jit.script(network), str(folder / "graph.ts"))
+    about = {"task": "classify", "labels": LABELS, "resize_to": transform.resize_size[0], "resize_by": "pillow"}
+    about |= {} if ending == ".onnx" else {"size": side}
+    (folder / "graph.json").write_text(json.dumps(about))
+    return Made(f"{{}}/graph{ending}", "scores", _answers(network, transform, images))
+
+
+_SIDE = 320
+
+
+def _detector(name: str, folder: Path, images: Images) -> Made:
+    """The file is refused under the network's name, with the export that is served."""
+    import torchvision as tv
+
+    network = tv.models.get_model(name, weights=None, weights_backbone=None, num_classes=_CLASSES + 1)
+    sized = [each.convert("RGB").resize((_SIDE, _SIDE)) for each in images]
+    pixels = [torch.from_numpy(batch([each], _SIDE).numpy()[0]) / 2 + 0.5 for each in sized]
+    draw(network)
+    network.eval()
+    measure(network, lambda: network(pixels))
+    for head in {id(each): each for each in _heads(network)}.values():
+        spread(head, lambda: network(pixels), 1.5, level=-1.5 if "faster" not in name else 0.0)
+    torch.save(network.state_dict(), folder / "state.pth")
+    torch.onnx.export(network, ([pixels[0]],), str(folder / "best.onnx"), dynamo=False)
+    (folder / "best.json").write_text(json.dumps({"task": "detect", "labels": LABELS}))
+    answers = []
+    with torch.inference_mode():
+        for found in network(pixels):
+            kept = found["scores"] >= 0.25
+            row = (found["boxes"], found["scores"][:, None], found["labels"][:, None].float())
+            answers.append(torch.cat(row, 1)[kept])
+    line = "torch.onnx.export"
+    return Made("{}/best.onnx", "boxes", as_arrays(answers), (_SIDE, _SIDE), f"{name}:{{}}/state.pth", line)
+
+
+def _heads(network: Any) -> list[nn.Module]:
+    if hasattr(network, "roi_heads"):
+        return [network.roi_heads.box_predictor.cls_score]
+    found = network.head.classification_head
+    return [found.cls_logits] if hasattr(found, "cls_logits") else [each[-1] for each in found.module_list]
+
+
+def _lraspp(folder: Path, images: Images) -> Made:
+    import torchvision as tv
+
+    network = tv.models.get_model(
+        "lraspp_mobilenet_v3_large", weights=None, weights_backbone=None, num_classes=_CLASSES
+    )
+
+    class Only(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.network(pixels)["out"]
+            return found
+
+    side = 128
+    sized = [each.convert("RGB").resize((side, side)) for each in images]
+    pixels = ((batch(sized, side) * 128 + 128) / 255 - _MEAN[:, None, None]) / _STD[:, None, None]
+    draw(network)
+    network.eval()
+    measure(network, lambda: network(pixels))
+    spread(head_of(network, _CLASSES), lambda: network(pixels))
+    torch.onnx.export(Only(), (pixels[:1],), str(folder / "map.onnx"), dynamo=False)
+    (folder / "map.json").write_text(json.dumps({"task": "segment_semantic", "labels": LABELS}))
+    with torch.inference_mode():
+        maps = network(pixels)["out"].argmax(1).float()
+    return Made("{}/map.onnx", "class_map", as_arrays([*maps]), (side, side))
+
+
+def _row(name: str, file: str, build: Callable[[Path, Images], Made]) -> Network:
+    return Network(f"tv-{name}", "torchvision", file, build, ("torchvision",))
+
+
+ROWS = [
+    _row("swin_v2_t", ".pth", partial(_weights, "swin_v2_t", ".pth", "")),
+    _row("squeezenet1_1", ".pth, _orig_mod.", partial(_weights, "squeezenet1_1", ".pth", "_orig_mod.")),
+    _row("mobilenet_v2", ".pth.tar, module.", partial(_weights, "mobilenet_v2", ".pth.tar", "module.")),
+    _row("efficientnet_b0", "Lightning's .ckpt, model.", partial(_weights, "efficientnet_b0", ".ckpt", "model.")),
+    _row("inception_v3", ".pth, transform_input", partial(
+        _weights, "inception_v3", ".pth", "", transform_input=True, aux_logits=False)),
+    _row("shufflenet", "dynamo .onnx", partial(_graph, "shufflenet_v2_x0_5", ".onnx")),
+    _row("mnasnet", "scripted .ts", partial(_graph, "mnasnet0_5", ".ts")),
+    _row("resnet18-module", "torch.save(model)", _module),
+    _row("resnet18-own-head", ".pth of another head", _own_head),
+    _row("fasterrcnn", ".pth, then legacy .onnx", partial(_detector, "fasterrcnn_mobilenet_v3_large_320_fpn")),
+    _row("ssdlite", ".pth, then legacy .onnx", partial(_detector, "ssdlite320_mobilenet_v3_large")),
+    _row("lraspp", "legacy .onnx", _lraspp),
+]  # fmt: skip
