@@ -126,7 +126,7 @@ class Command:
                         found[row.name] = Answered(f"{error.code}: {error.read()[:600].decode(errors='replace')}")
                         continue
                     log.seek(0)
-                    seconds = _seconds(log.read(), row.name) + first_s
+                    seconds = seconds_of(log.read(), row.name) + first_s
                     [device] = about[row.name]["devices"].values()
                     found[row.name] = Answered("", answers, seconds, device["engine"], device["precision"])
                 return found, ""
@@ -177,7 +177,7 @@ def _settled(address: str) -> None:
         time.sleep(1)
 
 
-def _seconds(log: str, name: str) -> float:
+def seconds_of(log: str, name: str) -> float:
     """Return the seconds that the log has of a file: reading it, and making it ready."""
     read = re.search(rf'"{re.escape(name)} is read, ([\d.]+) s', log)
     made = re.findall(rf'"{re.escape(name)}: [^"]* after ([\d.]+) s', log)

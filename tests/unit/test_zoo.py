@@ -1,0 +1,89 @@
+"""What `python -m benchmarks.zoo` takes for the same answer: wrong ones are planted, and none passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.zoo.__main__ import REFUSED, RIGHT, USELESS, WRONG, table
+from benchmarks.zoo.asking import as_numbers, seconds_of
+from benchmarks.zoo.comparing import DEFAULT, FLOAT32, compare
+from benchmarks.zoo.networks import Floats, Kind, pictures
+from benchmarks.zoo.table import NETWORKS
+
+BOXES = np.array([[10, 10, 50, 60, 0.9, 1], [100, 20, 160, 90, 0.6, 2], [30, 30, 70, 80, 0.4, 1]], np.float32)
+ANSWERS: dict[Kind, Floats] = {
+    "scores": np.array([0.1, 0.7, 0.2], np.float32),
+    "boxes": BOXES,
+    "vector": np.array([1.0, -2.0, 0.5], np.float32),
+    "values": np.array([31.5, 2.0], np.float32),
+    "class_map": np.arange(100, dtype=np.float32).reshape(10, 10) // 25,
+    "depth": np.linspace(1, 9, 12, dtype=np.float32).reshape(3, 4),
+}
+
+
+def planted(kind: Kind) -> list[Floats]:
+    """Wrong answers of one kind."""
+    right = ANSWERS[kind]
+    if kind == "scores":
+        return [right[[1, 0, 2]], right + np.array([0.0, -0.2, 0.2], np.float32), np.append(right, np.float32(0.1))]
+    if kind == "boxes":
+        moved, named, unsure = right.copy(), right.copy(), right.copy()
+        moved[0, :4] += 20
+        named[1, 5] = 1
+        unsure[0, 4] -= 0.3
+        return [moved, named, unsure, right[:2], np.concatenate((right, right[:1] + 90)), right[:0]]
+    if kind == "class_map":
+        other = right.copy()
+        other[:, 0] = 7
+        return [other, right.T, right[:5]]
+    return [right[::-1], -right, right[:1]]
+
+
+@pytest.mark.parametrize("limits", [FLOAT32, DEFAULT], ids=["fp32", "default"])
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_same_answer_is_the_same_and_a_wrong_one_of_any_picture_is_not(kind, limits):
+    right = ANSWERS[kind]
+    assert compare(kind, [right] * 3, [right] * 3, limits).same
+    for wrong in planted(kind):
+        assert not compare(kind, [right] * 3, [right, wrong, right], limits).same, wrong
+
+
+def test_a_network_that_finds_nothing_shows_nothing():
+    none = np.empty((0, 6), np.float32)
+    assert not compare("boxes", [none] * 3, [none] * 3, FLOAT32).same
+
+
+def test_classes_that_are_not_answered_are_not_compared():
+    few = as_numbers("scores", {"classes": [{"class_id": 2, "score": 0.2}, {"class_id": 1, "score": 0.7}]})
+    assert np.isnan(few[0])
+    assert compare("scores", [ANSWERS["scores"]], [few], FLOAT32).same
+
+
+def test_seconds_are_those_of_one_file():
+    log = (
+        '{"message":"cars is read, 2.5 s; 1 of 2"}\n{"message":"old-cars is read, 90.0 s; 2 of 2"}\n'
+        '{"message":"cars: openvino fp32 on cpu:0 after 1.5 s; errors against float32: top1 0"}\n'
+    )
+    assert seconds_of(log, "cars") == 4.0
+
+
+def test_the_table_counts_what_came_out():
+    row = {
+        "library": "timm",
+        "file": "folder",
+        "fp32": "1e-06",
+        "default": "1e-03",
+        "how": "openvino bf16",
+        "seconds": 3.0,
+    }
+    kept = {name: {**row, "result": name} for name in (RIGHT, REFUSED, USELESS, WRONG)}
+    assert "4 networks of 1 libraries: 1 right, 1 refused, with the line, 1 refused, without a line, 1 wrong." in table(
+        kept
+    )
+
+
+def test_rows_are_those_of_ten_libraries_and_more_and_pictures_are_of_three_kinds():
+    assert len({row.library for row in NETWORKS.values()}) >= 10
+    assert len(NETWORKS) >= 60
+    assert [each.mode for each in pictures()] == ["RGB", "L", "RGBA"]
