@@ -59,6 +59,8 @@ def spread(head: nn.Module, run: Callable[[], Any], std: float = SPREAD, level: 
     with torch.no_grad():
         run()
     hook.remove()
+    if not seen:
+        return  # A head of training alone.
     assert isinstance(head, nn.Linear | nn.Conv2d)
     axis = 1 if isinstance(head, nn.Conv2d) else -1
     output = seen[-1].movedim(axis, -1).flatten(0, -2)

@@ -66,6 +66,7 @@ class Command:
     def __init__(self, command: Path, home: Path) -> None:
         self.command, self.home = command, home
         (home / "empty").mkdir(parents=True, exist_ok=True)
+        self.read_s: dict[str, float] = {}
 
     def refusal(self, model: str, picture: Path) -> str:
         """Return what `predict` says of a file that it refuses, "" of one that it answers for."""
@@ -110,9 +111,12 @@ class Command:
             )
             try:
                 address = self._ready(process, log)
+                log.seek(0)
+                lines = log.read()
+                for row in rows:  # Of a start that refuses another file, too: the next one knows what was read.
+                    self.read_s[row.name] = max(self.read_s.get(row.name, 0.0), read_s_of(lines, row.name))
                 if not address:
-                    log.seek(0)
-                    return {}, _last_words(log.read())
+                    return {}, _last_words(lines)
                 _settled(address)
                 about = {each["name"]: each for each in _get(f"{address}/v1/models")["models"]}
                 found = {}
@@ -126,8 +130,8 @@ class Command:
                         found[row.name] = Answered(f"{error.code}: {error.read()[:600].decode(errors='replace')}")
                         continue
                     log.seek(0)
-                    seconds = seconds_of(log.read(), row.name) + first_s
-                    [device] = about[row.name]["devices"].values()
+                    seconds = self.read_s[row.name] + ready_s_of(log.read(), row.name) + first_s
+                    [device] = about[row.name]["served_on"]
                     found[row.name] = Answered("", answers, seconds, device["engine"], device["precision"])
                 return found, ""
             finally:
@@ -172,16 +176,21 @@ def _settled(address: str) -> None:
     until_s = time.monotonic() + 300
     while time.monotonic() < until_s:
         models = _get(f"{address}/v1/models")["models"]
-        if not any(device.get("staged") for each in models for device in each.get("devices", {}).values()):
+        if not any(device["staged"] for each in models for device in each["served_on"]):
             return
         time.sleep(1)
 
 
-def seconds_of(log: str, name: str) -> float:
-    """Return the seconds that the log has of a file: reading it, and making it ready."""
-    read = re.search(rf'"{re.escape(name)} is read, ([\d.]+) s', log)
-    made = re.findall(rf'"{re.escape(name)}: [^"]* after ([\d.]+) s', log)
-    return (float(read[1]) if read else 0.0) + sum(map(float, made[:1]))
+def read_s_of(log: str, name: str) -> float:
+    """Return the seconds that a file was read for, what it is compared with included."""
+    found = re.findall(rf'"{re.escape(name)} is read, ([\d.]+) s', log)
+    return max(map(float, found), default=0.0)
+
+
+def ready_s_of(log: str, name: str) -> float:
+    """Return the seconds after which the first engine was ready."""
+    found = re.findall(rf'"{re.escape(name)}: [^"]* after ([\d.]+) s', log)
+    return float(found[0]) if found else 0.0
 
 
 def _get(address: str) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.zoo.__main__ import REFUSED, RIGHT, USELESS, WRONG, table
-from benchmarks.zoo.asking import as_numbers, seconds_of
+from benchmarks.zoo.asking import as_numbers, read_s_of, ready_s_of
 from benchmarks.zoo.comparing import DEFAULT, FLOAT32, compare
 from benchmarks.zoo.networks import Floats, Kind, pictures
 from benchmarks.zoo.table import NETWORKS
@@ -65,7 +65,8 @@ def test_seconds_are_those_of_one_file():
         '{"message":"cars is read, 2.5 s; 1 of 2"}\n{"message":"old-cars is read, 90.0 s; 2 of 2"}\n'
         '{"message":"cars: openvino fp32 on cpu:0 after 1.5 s; errors against float32: top1 0"}\n'
     )
-    assert seconds_of(log, "cars") == 4.0
+    assert (read_s_of(log, "cars"), ready_s_of(log, "cars")) == (2.5, 1.5)
+    assert (read_s_of(log, "old-cars"), ready_s_of(log, "old-cars")) == (90.0, 0.0)
 
 
 def test_the_table_counts_what_came_out():

@@ -113,7 +113,7 @@ def _monai(folder: Path, images: Images) -> Made:
     enliven(network, lambda: network(pixels), _CLASSES)
     with torch.inference_mode():
         found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1)
+    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow")
     return Made("{}/mine.onnx", "scores", as_arrays([*found]))
 
 
@@ -136,17 +136,27 @@ def _monai_unet(folder: Path, images: Images) -> Made:
 def _kornia(folder: Path, images: Images) -> Made:
     """Pixels in 0 to 1, normalised within the network, as kornia's pipelines are built."""
     import kornia
+    from kornia.models.vit import VisionTransformer
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.classes = nn.LayerNorm(48), nn.Linear(48, _CLASSES)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.classes(self.norm(tokens).mean(1))
+            return found
 
     pixels = _cut(images, 96)
     network: Any = nn.Sequential(
         kornia.enhance.Normalize(mean=_MEAN, std=_STD),
-        kornia.models.VisionTransformer(image_size=96, patch_size=16, depth=2, embed_dim=48, num_heads=4),
-        kornia.models.ClassificationHead(embed_size=48, num_classes=_CLASSES),
+        VisionTransformer(image_size=96, patch_size=16, depth=2, embed_dim=48, num_heads=4),
+        Head(),
     )
     enliven(network, lambda: network(pixels), _CLASSES)
     with torch.inference_mode():
         found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, mean=0, std=1)
+    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow", mean=0, std=1)
     return Made("{}/mine.onnx", "scores", as_arrays([*found]))
 
 
@@ -159,7 +169,7 @@ def _efficientnet(folder: Path, images: Images) -> Made:
     enliven(network, lambda: network(pixels), _CLASSES)
     with torch.inference_mode():
         found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1)
+    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow")
     return Made("{}/mine.onnx", "scores", as_arrays([*found]))
 
 
@@ -175,7 +185,9 @@ def _bninception(folder: Path, images: Images) -> Made:
     with torch.inference_mode():
         found = network(pixels).softmax(1)
     stated = {"mean": [128 / 255, 117 / 255, 104 / 255], "std": 1 / 255}
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, channels="bgr", **stated)
+    _export(
+        network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow", channels="bgr", **stated
+    )
     return Made("{}/mine.onnx", "scores", as_arrays([*found]))
 
 

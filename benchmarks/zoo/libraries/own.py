@@ -59,7 +59,7 @@ class _Inside(nn.Module):
 
 
 def _sidecar(folder: Path, **more: Any) -> None:
-    (folder / "mine.json").write_text(json.dumps({"task": "classify", "labels": LABELS, **more}))
+    (folder / "mine.json").write_text(json.dumps({"task": "classify", "labels": LABELS, "resize_by": "pillow", **more}))
 
 
 def _enlivened(pixels: torch.Tensor) -> Any:

@@ -22,7 +22,7 @@ def _network(name: str, images: Images, classes: int = _CLASSES, **more: Any) ->
     import timm
 
     network = timm.create_model(name, pretrained=False, num_classes=classes, **more)
-    size = timm.data.resolve_data_config({}, model=network)["input_size"]
+    size = timm.data.resolve_data_config(more, model=network)["input_size"]
     pixels = batch(images, (size[1], size[2]))
     if size[0] == 1:
         pixels = pixels.mean(1, keepdim=True)
@@ -152,8 +152,10 @@ ROWS = [
     _folder_row("maxvit_rmlp_pico_rw_256"),
     _folder_row("inception_v3"),
     _folder_row("vit_tiny_patch16_224", "num_classes=0", classes=0),
-    _folder_row("vit_small_patch14_dinov2", "img_size=70", img_size=70),
-    _folder_row("resnet10t", "in_chans=1", in_chans=1),
+    _folder_row("vit_small_patch14_dinov2", "img_size=70", img_size=70, cfg={"input_size": (3, 70, 70)}),
+    _folder_row(
+        "resnet10t", "in_chans=1", in_chans=1, cfg={"input_size": (1, 176, 176), "mean": (0.5,), "std": (0.5,)}
+    ),
     _row("timm-flat", "folder with a flat config.json, test_resnet", _flat),
     _row("timm-eva02_tiny", ".safetensors", partial(_weights, "eva02_tiny_patch14_224", ".safetensors")),
     _row("timm-pvt_v2_b0", ".pth", partial(_weights, "pvt_v2_b0", ".pth")),
