@@ -15,6 +15,7 @@ from anychip_tools import compatibility, remedies
 from anychip_tools.facts import rows
 from anychip_tools.report import markdown_table
 from backends import BACKENDS
+from backends.vendors.drivers import CANN_OF_TORCH_NPU
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
@@ -35,7 +36,7 @@ def _imports() -> str:
 
 def _versions() -> str:
     rows = [
-        *((f"torch_npu {npu}", f"CANN {cann}") for npu, cann in compatibility.CANN_OF_TORCH_NPU.items()),
+        *((f"torch_npu {npu}", f"CANN {cann}") for npu, cann in CANN_OF_TORCH_NPU.items()),
         *(
             (f"torch for CUDA {cuda}", f"driver {driver} or newer")
             for cuda, driver in compatibility.DRIVER_OF_CUDA.items()
@@ -52,8 +53,8 @@ def _versions() -> str:
         ("torch_npu, torch_musa, torch_tensorrt 2.N", "torch 2.N"),
         ("torch_mlu …+torch2.N", "torch 2.N"),
     ]
-    file = "plugins/tools/anychip_tools/compatibility.py"
-    said = f"Sources are in `{file}`. The check `compatibility` of the doctor applies it.\n"
+    files = "`plugins/tools/anychip_tools/compatibility.py` and `backends/vendors/drivers.py`"
+    said = f"Sources are in {files}. The check `compatibility` of the doctor applies it.\n"
     return "## Versions that belong together\n\n" + said + "\n" + markdown_table(("this", "wants"), rows)
 
 

@@ -1,7 +1,7 @@
 """Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
 
 Owns: which torch build fits this machine and where it comes from; what is known of vendors it reads in
-backends/vendors/table.py. Must not need anything but the standard library and pip, must not load torch, and must not
+backends/vendors/. Must not need anything but the standard library and pip, must not load torch, and must not
 replace the torch that a vendor's image brings.
 
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install these sources
@@ -37,21 +37,10 @@ BROUGHT = ("anychip-ascend", "anychip-compat", "anychip-hosting", "anychip-tools
 INDEX = "https://download.pytorch.org/whl"
 KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
 
-# CANN -> (torch, torch-npu), newest first, from COMPATIBILITY.en.md of Ascend/pytorch. torch-npu 2.8.0 is not among
-# them because it leaks host memory (vllm-project/vllm-ascend#6299).
-CANN_PAIRS = {
-    "9.1": ("2.12.0", "2.12.0"),
-    "9.0": ("2.9.0", "2.9.0.post2"),
-    "8.5": ("2.9.0", "2.9.0"),
-    "8.3": ("2.7.1", "2.7.1"),
-    "8.2": ("2.6.0", "2.6.0"),
-    "8.1": ("2.5.1", "2.5.1"),
-}
 
-
-def _vendors() -> Any:
-    """backends/vendors/table.py, by its path: importing the package would import torch."""
-    spec = importlib.util.spec_from_file_location("anychip_vendors", ROOT / "backends" / "vendors" / "table.py")
+def _facts(name: str) -> Any:
+    """A file of backends/vendors/, by its path: importing the package would import torch."""
+    spec = importlib.util.spec_from_file_location(f"anychip_{name}", ROOT / "backends" / "vendors" / f"{name}.py")
     assert spec
     assert spec.loader
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -59,8 +48,16 @@ def _vendors() -> Any:
     return module
 
 
-VENDORS = _vendors()
+VENDORS, DRIVERS = _facts("table"), _facts("drivers")
 ROWS = VENDORS.ACCELERATORS
+# CANN -> (torch, torch-npu): the newest that Huawei pairs with it, but 2.8.0, which leaks host memory
+# (vllm-project/vllm-ascend#6299).
+CANN_PAIRS = {
+    cann: (plugin.partition(".post")[0], plugin)
+    for plugin, cann in reversed(DRIVERS.CANN_OF_TORCH_NPU.items())
+    if plugin != "2.8.0"
+}
+CANN_PAIRS = dict(reversed(CANN_PAIRS.items()))
 # The last of the registry for AArch64 without CUDA: `cuda` in torch/version.py of 2.11.0 is 13.0.
 ARM_WITHOUT_CUDA = {"torch": "2.10.0", "torchvision": "0.25.0"}
 NO_NUMPY_1 = (3, 13)  # The first Python for which numpy 1 has no wheels.
@@ -123,7 +120,7 @@ def look(root: Path = Path("/")) -> Signals:
         nvidia=(root / "proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         amd=(root / "dev/kfd").exists() and (root / "sys/module/amdgpu").exists(),
         ascend=any((root / "dev").glob("davinci*")) or shutil.which("npu-smi") is not None,
-        cann=_cann_version(root),
+        cann=DRIVERS.driver_version("cann", root),
         present=_present(),
     )
 
@@ -134,16 +131,6 @@ def _present() -> dict[str, str]:
         # The first of a name on the path is the one that is imported.
         present.setdefault(_normal(distribution.metadata["Name"] or ""), distribution.version)
     return present
-
-
-def _cann_version(root: Path) -> str:
-    home = os.environ.get("ASCEND_HOME_PATH")
-    ascend = root / "usr/local/Ascend"
-    for folder in [Path(home)] if home else [ascend / "cann", ascend / "ascend-toolkit/latest"]:
-        for file in folder.glob("*/ascend_toolkit_install.info"):
-            if found := re.search(r"^version=(\d+\.\d+)", file.read_text(errors="replace"), re.MULTILINE):
-                return found[1]
-    return ""
 
 
 def _normal(name: str) -> str:
@@ -240,14 +227,14 @@ def torchvision_of(torch: str) -> str:
 
 
 def _ascend_pair(cann: str) -> tuple[str, str]:
-    if not cann:
-        return next(iter(CANN_PAIRS.values()))
-    if cann not in CANN_PAIRS:
+    """The newest torch and torch-npu that Huawei pairs with a CANN; without one, those of the newest CANN."""
+    line = ".".join(cann.split(".")[:2]) or next(iter(CANN_PAIRS))
+    if line not in CANN_PAIRS:
         raise InstallError(
             f"No torch-npu is known to fit CANN {cann} (only {', '.join(CANN_PAIRS)}): "
             "install torch and torch-npu yourself, then set ANYCHIP_TORCH=keep."
         )
-    return CANN_PAIRS[cann]
+    return CANN_PAIRS[line]
 
 
 def read_pins(constraints: str) -> dict[str, str]:

@@ -1,37 +1,99 @@
-"""Which version of a vendor's driver is here, read from files: nothing of the vendor's is imported or asked.
+"""Which version of a vendor's driver or toolkit is here, read from files: nothing of the vendor's is imported or asked.
 
-Owns: where drivers write their version. Must not decide what a version means.
+Owns: where drivers and toolkits write their version, and which torch_npu Huawei pairs with which CANN. Must import
+nothing but the standard library: set-up and `anychip doctor` read this file by its path, without torch.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # Vendor -> files, and what is their version. Sources: NVIDIA's and AMD's kernel modules; Hygon's hycu and hydcu and
 # Kunlun's /proc/kunlun (gpustack/runtime, detector/*.py); Ascend's version.info as its driver package installs it.
-_FILES: dict[str, tuple[tuple[str, str], ...]] = {
+_FILES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "nvidia": (("/proc/driver/nvidia/version", r"(?:Kernel Module.*?|Module for \S+ +)(\d+\.[\d.]+)"),),
     "amd": (("/sys/module/amdgpu/version", r"([\d.]+)"),),
     "hygon": (("/sys/module/hycu/version", r"([\d.]+)"), ("/sys/module/hydcu/version", r"([\d.]+)")),
     "ascend": (("/usr/local/Ascend/driver/version.info", r"(?im)^version=(\S+)"),),
     "kunlun": (("/proc/kunlun/version", r"([\d.]+)"),),
-    "cann": (
-        ("/usr/local/Ascend/cann/version.cfg", r"(\d+\.\d+[\w.]*)"),
-        ("/usr/local/Ascend/ascend-toolkit/latest/version.cfg", r"(\d+\.\d+[\w.]*)"),
-    ),
     "rocm": (("/opt/rocm/.info/version", r"([\d.]+)"),),
     "dtk": (("/opt/dtk/.info/version", r"([\d.]+)"),),
 }
+_CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
+# Of CANN's folder. Huawei's own pages ask the first; installations without the toolkit have the second alone, which
+# begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
+_CANN_FILES = (
+    ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),
+    ("version.cfg", r"(?m)^runtime_running_version=\[[^:\]]*:([^\]]+)\]"),
+)
+CANN_OF_TORCH_NPU: Mapping[str, str] = {
+    "2.12.0.post2": "9.1",
+    "2.12.0": "9.1",
+    "2.11.0.post2": "9.1",
+    "2.11.0": "9.1",
+    "2.10.0.post6": "9.1",
+    "2.10.0.post4": "9.1",
+    "2.9.0.post8": "9.1",
+    "2.9.0.post6": "9.1",
+    "2.7.1.post10": "9.1",
+    "2.7.1.post8": "9.1",
+    "2.10.0": "9.0",
+    "2.9.0.post2": "9.0",
+    "2.8.0.post4": "9.0",
+    "2.7.1.post4": "9.0",
+    "2.9.0": "8.5",
+    "2.8.0.post2": "8.5",
+    "2.7.1.post2": "8.5",
+    "2.6.0.post5": "8.5",
+    "2.8.0": "8.3",
+    "2.7.1": "8.3",
+    "2.6.0.post3": "8.3",
+    "2.6.0": "8.2",
+    "2.5.1.post1": "8.2",
+    "2.5.1": "8.1",
+    "2.4.0.post4": "8.1",
+}
+"""torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of Ascend/pytorch with TorchNPU 26.1.1."""
 
 
 def driver_version(vendor: str, root: Path = Path("/")) -> str:
-    """The version that a driver (or `cann`, `rocm`, `dtk`) has left in a file; empty where there is none."""
-    for name, pattern in _FILES.get(vendor, ()):
+    """Return the version that a driver (or `cann`, `rocm`, `dtk`) has left in a file; empty where there is none."""
+    for file, pattern in _cann_files(root) if vendor == "cann" else _files(vendor, root):
         try:
-            text = (root / name.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if found := re.search(pattern, text):
             return found[1]
     return ""
+
+
+def _files(vendor: str, root: Path) -> Iterator[tuple[Path, str]]:
+    for name, pattern in _FILES.get(vendor, ()):
+        yield root / name.lstrip("/"), pattern
+
+
+def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of the CANN whose set_env.sh was sourced; of those in the usual places where none was."""
+    home = os.environ.get("ASCEND_HOME_PATH")
+    for folder in [Path(home)] if home else [root / name.lstrip("/") for name in _CANN_FOLDERS]:
+        for name, pattern in _CANN_FILES:
+            for file in sorted(folder.glob(name)):
+                yield file, pattern
+
+
+def cann_of(torch_npu: str) -> str:
+    """Return the CANN that Huawei pairs with a torch_npu: of a `.postN` not in the table, its predecessor's, or ''."""
+    if torch_npu in CANN_OF_TORCH_NPU:
+        return CANN_OF_TORCH_NPU[torch_npu]
+    base, post = _post(torch_npu)
+    older = [known for known in CANN_OF_TORCH_NPU if _post(known)[0] == base and _post(known)[1] < post]
+    return CANN_OF_TORCH_NPU[max(older, key=_post)] if older else ""
+
+
+def _post(version: str) -> tuple[str, int]:
+    base, _, number = version.partition(".post")
+    return base, int(number) if number.isdigit() else 0

@@ -131,7 +131,7 @@ COPY plugins/ascend/pyproject.toml plugins/ascend/
 COPY plugins/grpc/pyproject.toml plugins/grpc/
 COPY plugins/hosting/pyproject.toml plugins/hosting/
 COPY deploy/install.py deploy/
-COPY backends/vendors/table.py backends/vendors/
+COPY backends/vendors/drivers.py backends/vendors/table.py backends/vendors/
 COPY deploy/image/build.sh deploy/image/{copy_hashes}
 # For builds without a network (docs/deploy.md). The folder need not be there: the other file keeps the line valid.
 COPY constraints.txt wheelhous[e] wheelhouse/

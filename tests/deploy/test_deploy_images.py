@@ -146,6 +146,7 @@ def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(fl
         *settings,
         "deploy/install.py",
         "deploy/image/build.sh",
+        "backends/vendors/drivers.py",
         "backends/vendors/table.py",
         "wheelhous[e]",
     }

@@ -19,7 +19,11 @@ from anychip_tools.facts import facts_module, rows
         ({"torch": "2.14.1", "torchvision": "0.28.0"}, "FAIL", "0.29"),
         ({"torch": "2.13.0+cpu", "torch_npu": "2.12.0", "cann": "9.1.0"}, "FAIL", "2.12"),
         ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),
-        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1.0"),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1"),
+        ({"torch": "2.10.0", "torch_npu": "2.10.0", "cann": "9.0.0"}, "PASS", ""),  # Our default image.
+        ({"torch": "2.12.0", "torch_npu": "2.12.0.post2", "cann": "9.1.1"}, "PASS", ""),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0.post9", "cann": "9.1.0"}, "PASS", ""),  # As post2, its predecessor.
+        ({"torch": "2.9.0", "torch_npu": "2.9.0.post4", "cann": "8.5.0"}, "FAIL", "CANN 9.0"),  # As post2.
         ({"torch": "2.13.0", "torch_npu": "2.13.0"}, "WARN", "not in Ascend's table"),
         ({"torch": "2.8.0", "torch_npu": "2.8.0", "cann": "8.3.RC1"}, "WARN", "leaks"),
         ({"torch": "2.7.1+cpu", "torch_mlu": "1.29.2+torch2.7.1"}, "PASS", ""),

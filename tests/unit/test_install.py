@@ -80,7 +80,14 @@ def test_keeping_nothing_is_an_error_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("cann", "torch", "plugin"), [("", "2.12.0", "2.12.0"), ("9.0", "2.9.0", "2.9.0.post2"), ("8.2", "2.6.0", "2.6.0")]
+    ("cann", "torch", "plugin"),
+    [
+        ("", "2.12.0", "2.12.0.post2"),
+        ("9.1.0", "2.12.0", "2.12.0.post2"),
+        ("9.0.0", "2.10.0", "2.10.0"),
+        ("8.3.RC1", "2.7.1", "2.7.1"),  # 2.8.0 is newer, and leaks.
+        ("8.2.RC1", "2.6.0", "2.6.0"),
+    ],
 )
 def test_cann_decides_about_torch_npu(cann, torch, plugin):
     choice = install.choose_torch(install.Signals(ascend=True, cann=cann), "auto", PINNED)
@@ -106,7 +113,7 @@ def test_looking_reads_device_nodes_and_the_cann_version(tmp_path, monkeypatch):
     info.parent.mkdir(parents=True)
     info.write_text("package_name=Ascend-cann-toolkit\nversion=8.2.RC1\n")
     full = install.look(tmp_path)
-    assert (full.nvidia, full.amd, full.ascend, full.cann) == (True, True, True, "8.2")
+    assert (full.nvidia, full.amd, full.ascend, full.cann) == (True, True, True, "8.2.RC1")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Which versions belong together: PyTorch, vendors' packages, their toolkits and drivers, as data.
 
 Owns: the rules, each with its source, and how they are asked of versions. Must import nothing but the standard
-library and anychip_base: `anychip doctor` asks it also where torch cannot be imported.
+library, anychip_base and rows of facts: `anychip doctor` asks it also where torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from anychip_base.extras import how_to_install
+from anychip_tools.facts import facts_module
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 
@@ -23,28 +24,6 @@ IMPORT_REMEDIES: Mapping[str, str] = {
     "libgl": "install OpenCV without a desktop: pip install --force-reinstall opencv-python-headless",
     "numpy": "torch was built for another major version of numpy: install the one its vendor names",
     "nms": "install the torchvision that belongs to this torch",
-}
-# torch_npu -> CANN. Ascend/pytorch COMPATIBILITY.en.md at 9e73e708; newer wheels were not in it yet.
-CANN_OF_TORCH_NPU: Mapping[str, str] = {
-    "2.12.0": "9.1.0",
-    "2.11.0": "9.1.0",
-    "2.10.0.post4": "9.1.0",
-    "2.9.0.post6": "9.1.0",
-    "2.7.1.post8": "9.1.0",
-    "2.9.0.post2": "9.0.0",
-    "2.8.0.post4": "9.0.0",
-    "2.7.1.post4": "9.0.0",
-    "2.9.0": "8.5.0",
-    "2.8.0.post2": "8.5.0",
-    "2.7.1.post2": "8.5.0",
-    "2.6.0.post5": "8.5.0",
-    "2.8.0": "8.3.RC1",
-    "2.7.1": "8.3.RC1",
-    "2.6.0.post3": "8.3.RC1",
-    "2.6.0": "8.2.RC1",
-    "2.5.1.post1": "8.2.RC1",
-    "2.5.1": "8.1.RC1",
-    "2.4.0.post4": "8.1.RC1",
 }
 # CUDA -> the oldest Linux driver. docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
 DRIVER_OF_CUDA: Mapping[str, str] = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
@@ -108,10 +87,12 @@ def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
     npu, cann = versions.get("torch_npu", ""), versions.get("cann", "")
     if not npu:
         return None
-    wanted = CANN_OF_TORCH_NPU.get(npu)
+    drivers = facts_module("drivers")
+    wanted = drivers.cann_of(npu)
     text = f"torch_npu {npu} and CANN {cann or 'of unknown version'}"
-    if wanted is None:
-        return VersionFinding("WARN", text, "it is not in Ascend's table of pairs; 2.12.0 with CANN 9.1.0 is")
+    if not wanted:
+        newest, its = next(iter(drivers.CANN_OF_TORCH_NPU.items()))
+        return VersionFinding("WARN", text, f"it is not in Ascend's table of pairs; {newest} with CANN {its} is")
     if not cann:
         return VersionFinding("WARN", text, f"CANN {wanted} belongs to it: source its set_env.sh")
     if _parts(cann)[:2] == _parts(wanted)[:2]:
