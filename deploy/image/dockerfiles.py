@@ -38,7 +38,7 @@ class Flavour:
     python: str = "python3"
     vendor_environment: str = ""
     environment: tuple[str, ...] = ()
-    skip: str = "weights,devices,device-files,port,limits"
+    skip: str = "weights,devices,device-files,libraries,port,limits"
 
 
 FLAVOURS = {
@@ -91,7 +91,7 @@ FLAVOURS = {
         environment=(
             "LD_LIBRARY_PATH=/opt/hyhal/lib:/opt/dtk/.hyhal/rocm_smi/lib${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}",
         ),
-        skip="torch,weights,devices,device-files,port,limits",
+        skip="torch,weights,devices,device-files,libraries,port,limits",
     ),
     "cpu": Flavour(
         title="CPUs",
