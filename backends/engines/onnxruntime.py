@@ -100,7 +100,7 @@ class OnnxRuntimeEngine(Engine):
         settings.log_severity_level = 3
         choice: Any = provider
         if not provider.startswith(("CPU", "OpenVINO")):
-            choice = (provider, {"device_id": str(torch.device(device).index or 0)})
+            choice = (provider, _provider_options(provider, torch.device(device).index or 0))
         session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
@@ -167,6 +167,12 @@ def _provider(runtime: Any, device_type: str) -> str:
         if provider in present:
             return provider
     raise EngineRefusedError(f"ONNX Runtime has no provider for {device_type} here: it has {', '.join(present)}")
+
+
+def _provider_options(provider: str, index: int) -> dict[str, str]:
+    """Return what a device's provider is started with. CUDA's computes float32 in TF32 unless it is told not to."""
+    options = {"device_id": str(index)}
+    return {**options, "use_tf32": "0"} if provider == "CUDAExecutionProvider" else options
 
 
 def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) -> Any:

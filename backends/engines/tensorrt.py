@@ -17,6 +17,7 @@ The cache is read by unpickling: a user who can write to `--cache-dir` can run c
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -78,6 +79,7 @@ class TensorRTEngine(Engine):
                             arg_inputs=(example,),
                             device=torch.device(device),
                             disable_tf32=True,  # fp32 means float32.
+                            **_typing(torch_tensorrt.dynamo.compile),
                             **settings,
                         )
                 return engines
@@ -93,6 +95,11 @@ class TensorRTEngine(Engine):
             raise EngineRefusedError("TensorRT takes no part of this network")
         by_size = {size: partial(_from_bytes, engine) for size, engine in engines.items()}
         return StreamedExecutable(device, network.input_shape, by_size)
+
+
+def _typing(compile_: Callable[..., object]) -> dict[str, bool]:
+    """Return what keeps the network's own types: before torch_tensorrt 2.10 all is computed in float32 otherwise."""
+    return {"use_explicit_typing": True} if "use_explicit_typing" in inspect.signature(compile_).parameters else {}
 
 
 def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callable[[], AbstractContextManager[Any]]:

@@ -176,6 +176,10 @@ _CUDA_LOST = (
 # (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
 NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
 
+# fp32 means float32. Every torch whose device type is cuda has them, and its vendor's libraries are asked to obey: a
+# ROCm torch hands the first to MIOpen.
+_FLOAT32 = {"torch.backends.cudnn.allow_tf32": False, "torch.backends.cuda.matmul.allow_tf32": False}
+
 _AMD_VARIABLES = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
 _AMD_GROUPS = tuple(_AMD_VARIABLES.values())
 
@@ -203,8 +207,7 @@ NVIDIA = Facts(
     # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
     environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
     switches={
-        "torch.backends.cudnn.allow_tf32": False,
-        "torch.backends.cuda.matmul.allow_tf32": False,
+        **_FLOAT32,
         # Shapes are fixed and every batch size is run before it serves: cuDNN may measure its kernels then.
         "torch.backends.cudnn.benchmark": True,
     },
@@ -315,6 +318,7 @@ AMD = Facts(
     precisions=("fp16", "bf16", "fp32"),
     # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
     channels_last=None,
+    switches=_FLOAT32,
     lost=_CUDA_LOST,
 )
 HYGON = replace(  # Its build of torch is derived from AMD's.
@@ -417,6 +421,7 @@ METAX = Facts(
     engines=("graph", "eager"),
     channels_last=None,
     precisions=("fp16", "bf16", "fp32"),
+    switches=_FLOAT32,
     lost=_CUDA_LOST,
 )
 ILUVATAR = replace(
