@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +26,18 @@ def begun(count: int, name: str) -> ThreadPoolExecutor:
 
     By itself a pool begins a thread for work that finds none idle, and who hands the work in waits until it runs: an
     event loop stood still for 0.1 to 0.4 s for that, where other processes kept the processors busy.
+
+    Raises OSError where there may be no such thread; none is left then.
     """
     executor, together = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
-    for _ in range(count):
-        executor.submit(together.wait)
+    try:
+        for _ in range(count):
+            executor.submit(together.wait)
+    except RuntimeError as error:
+        together.abort()  # Else those that have begun wait for the others for ever, and with them the process's end.
+        executor.shutdown(wait=False, cancel_futures=True)
+        reason = "no further thread may begin: processes and threads are limited (ulimit -u, pids of a container)"
+        raise OSError(errno.EAGAIN, reason) from error
     return executor
 
 

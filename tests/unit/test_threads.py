@@ -36,6 +36,24 @@ async def test_no_thread_is_begun_for_work(pool):
     assert more == 0
 
 
+def test_where_there_may_be_no_more_threads_none_is_left_that_waits(monkeypatch):
+    """The process would not end: it waited for those that had begun, and they for the others."""
+    begin, begun_here = threading.Thread.start, []
+
+    def start(thread):
+        if len(begun_here) == 2:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+        begun_here.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="ulimit -u"):
+        Threads(4)
+    for each in begun_here:
+        each.join(10)
+    assert [each.is_alive() for each in begun_here] == [False, False]
+
+
 async def test_work_cancelled_before_it_begins_never_begins(pool):
     release, ran = threading.Event(), []
     busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
