@@ -48,6 +48,8 @@ _UNREAD = {
     "_mnn_model": "a folder of MNN",
     "_paddle_model": "a folder of Paddle",
     "_saved_model": "a folder of TensorFlow",
+    ".keras": "a file of Keras",
+    ".h5": "a file of Keras",
 }
 """What exporters write as well, by the ends of their names."""
 
@@ -306,7 +308,12 @@ def _with(model: Model, files: OpenedFiles) -> Model:
 def _family(architecture: str) -> _Family:
     kind = next((kind for ending, kind in _UNREAD.items() if architecture.rstrip("/").endswith(ending)), None)
     if kind is not None:
-        raise UnknownModelError(f"{architecture} is {kind}, which is not read: export the network as .onnx instead.")
+        line = (
+            f': keras.models.load_model("{architecture}").export("mine.onnx", format="onnx")' if "Keras" in kind else ""
+        )
+        raise UnknownModelError(
+            f"{architecture} is {kind}, which is not read: export the network as .onnx instead{line}."
+        )
     if architecture in classifiers.ARCHITECTURES:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:

@@ -213,6 +213,15 @@ def _answer(address: str, row: Asked, picture: Path) -> Floats:
     return as_numbers(row.kind, found)
 
 
+def _box(found: Mapping[str, Any]) -> list[float]:
+    """Return the box; of a turned one that around its corners, also where these lie outside the picture."""
+    corners = found.get("corners") or found.get("obb", {}).get("corners")
+    if not corners:
+        return [float(each) for each in found["box"].values()]
+    points = np.array([[*each.values()] if isinstance(each, dict) else each for each in corners], np.float64)
+    return [*points.reshape(-1, 2).min(0), *points.reshape(-1, 2).max(0)]
+
+
 def as_numbers(kind: Kind, found: Mapping[str, Any]) -> Floats:
     """Return an answer's numbers in the form of `Made.answers`; classes that are not answered are NaN."""
     if kind == "scores":
@@ -221,7 +230,7 @@ def as_numbers(kind: Kind, found: Mapping[str, Any]) -> Floats:
         scores[[*classes]] = [*classes.values()]
         return scores
     if kind == "boxes":
-        rows = [[*map(float, each["box"].values()), each["score"], each["class_id"]] for each in found["detections"]]
+        rows = [[*_box(each), each["score"], each["class_id"]] for each in found["detections"]]
         return np.array(rows, np.float32).reshape(-1, 6)
     if kind == "values":
         return np.array([*found["values"].values()], np.float32)

@@ -256,9 +256,11 @@ def export_of(folder: Path) -> str:
         }
         if how == "letterbox":
             stated["pad"] = 0
+        side = ((found.get("model_cfg") or {}).get("vision_cfg") or {}).get("image_size", 224)
+        height, width = side if isinstance(side, list) else (side, side)
     return (
         f"{folder} is of open_clip, and its images' side is served from an export: torch.onnx.export(open_clip."
-        f'create_model("local-dir:{folder}").visual.eval(), torch.rand(1, 3, 224, 224), "mine.onnx"), with '
+        f'create_model("local-dir:{folder}").visual.eval(), torch.rand(1, 3, {height}, {width}), "mine.onnx"), with '
         f"{json.dumps(stated)} in mine.json beside it."
     )
 

@@ -69,7 +69,7 @@ def _smp(folder: Path, images: Images, *, kind: str = "Unet", classes: int = _CL
     import segmentation_models_pytorch as smp
 
     side = 512 if saved else 128
-    sized = [each.convert("RGB").resize((side, side)) for each in images]
+    sized = [each.resize((side, side)).convert("RGB") for each in images]
     pixels = _normalised((batch(sized, side) * 128 + 128) / 255)
     network: Any = getattr(smp, kind)("resnet18", encoder_weights=None, classes=classes)
     draw(network)
@@ -211,7 +211,7 @@ def _rfdetr(kind: str, folder: Path, images: Images) -> Made:
     file.with_suffix(".labels.txt").write_text("\n".join(labels) + "\n")
     answers = []
     for image in images:
-        found = network.predict(image.convert("RGB").resize((side, side)), threshold=0.25)
+        found = network.predict(image.resize((side, side)).convert("RGB"), threshold=0.25)
         row = (found.xyxy, found.confidence[:, None], found.class_id[:, None])
         answers.append(torch.cat([torch.as_tensor(each, dtype=torch.float32) for each in row], 1).clamp(min=0))
     return Made(f"{{}}/{file.relative_to(folder)}", "boxes", as_arrays(answers), (side, side))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from benchmarks.zoo.alive import batch, enliven
+from benchmarks.zoo.alive import enliven
 from benchmarks.zoo.networks import LABELS, Floats, Made, Network, as_arrays
 
 _CLASSES = len(LABELS)
@@ -23,9 +23,9 @@ def _network(name: str, images: Images, classes: int = _CLASSES, **more: Any) ->
 
     network = timm.create_model(name, pretrained=False, num_classes=classes, **more)
     size = timm.data.resolve_data_config(more, model=network)["input_size"]
-    pixels = batch(images, (size[1], size[2]))
-    if size[0] == 1:
-        pixels = pixels.mean(1, keepdim=True)
+    grey = {"mean": (0.5,), "std": (0.5,)} if size[0] == 1 else {}
+    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({**more, **grey}, model=network))
+    pixels = torch.stack([transform(each.convert("L" if size[0] == 1 else "RGB")) for each in images])
     return enliven(network, lambda: network(pixels), classes)
 
 

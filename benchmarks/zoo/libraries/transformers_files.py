@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -88,13 +89,14 @@ def _boxes(
 
     measure(network, run)
     several = len(getattr(network.config, "id2label", LABELS))
+    level = -1.0 if several + 1 in {getattr(each, "out_features", 0) for each in network.modules()} else -4.0
     heads = [
         each
         for name, each in network.named_modules()
         if isinstance(each, nn.Linear) and each.out_features in (several, several + 1) and "bbox" not in name
     ]
     for head in heads:
-        spread(head, run, 1.5, level=-1.0)
+        spread(head, run, 1.5, level=level)
     network, processor = _saved(folder, network, processor)
     answers = []
     with torch.inference_mode():
@@ -201,8 +203,8 @@ def _stretched(folder: Path, images: Images) -> Made:
     processor.save_pretrained(folder / "stated")
     with torch.inference_mode():
         found = [network(pixel_values=each["pixel_values"]).predicted_depth[0] for each in _given(exact, images)]
-    spec = "{}/stated?resize=stretch&size=70"
-    return Made(spec, "depth", as_arrays(found), refused="{}/saved", line='"resize": "stretch"')
+    (folder / "stated" / "model.json").write_text(json.dumps({"resize": "stretch", "size": [70, 70]}))
+    return Made("{}/stated", "depth", as_arrays(found), refused="{}/saved", line='"resize": "stretch"')
 
 
 def _depth_anything() -> Any:

@@ -54,7 +54,7 @@ def _enliven(network: Any, pixels: torch.Tensor) -> None:
             gain = 1 / bare.std()
             module.weight.mul_(gain)
             if parts[0] == "cv3":
-                best = (bare * gain).amax(dim=1).flatten(1).quantile(0.97, dim=1).median()
+                best = (bare * gain).amax(dim=1).flatten(1).quantile(0.99, dim=1).median()
                 module.bias.fill_(float(np.log(_THRESHOLD / (1 - _THRESHOLD)) - best))
             elif parts[0] == "cv2" and len(module.bias) == 4:
                 module.bias.fill_(3.0)
@@ -90,7 +90,8 @@ def _answers(file: Path, task: str, folder: Path, images: Images) -> list[Floats
             answers.append(found.probs.data.numpy())
             continue
         boxes = found.boxes if found.obb is None else found.obb
-        answers.append(torch.cat((boxes.xyxy, boxes.conf[:, None], boxes.cls[:, None].float()), 1).numpy())
+        corners = boxes.xyxy if found.obb is None else torch.cat((boxes.xyxyxyxy.amin(1), boxes.xyxyxyxy.amax(1)), 1)
+        answers.append(torch.cat((corners, boxes.conf[:, None], boxes.cls[:, None].float()), 1).numpy())
     return answers
 
 
@@ -115,7 +116,8 @@ def _exported(yaml: str, options: dict[str, Any], folder: Path, images: Images) 
     side = 224 if task == "classify" else _SIDE
     file = Path(model.export(**{"format": "onnx", "imgsz": side, "verbose": False, **options}))
     kind: Any = "scores" if task == "classify" else "boxes"
-    reference = folder / "best.pt" if options.get("batch") else file
+    # It runs no batch of four for one picture, and ONNX Runtime, optimising, is wrong for YOLOv3-tiny.
+    reference = folder / "best.pt" if options.get("batch") or "tiny" in yaml else file
     return Made(f"{{}}/{file.name}", kind, _answers(reference, task, folder, images))
 
 

@@ -212,6 +212,19 @@ def _pool(graph: _Graph, layer: OpenVinoLayer) -> None:
     graph.add("MaxPool" if layer.kind == "MaxPool" else "AveragePool", layer.inputs, layer.outputs[:1], **attributes)
 
 
+@_layer("AdaptiveAvgPool")
+def _adaptive(graph: _Graph, layer: OpenVinoLayer) -> None:
+    """Windows that do not overlap: the input is a multiple of the output."""
+    given, wanted = list(layer.shapes[0])[2:], graph.known(layer, 1)
+    if all(side == 1 for side in wanted):
+        graph.add("GlobalAveragePool", layer.inputs[:1], layer.outputs)
+        return
+    if any(side < 1 or side % parts for side, parts in zip(given, wanted, strict=True)):
+        _refuse(layer, f"from {given} to {wanted}")
+    window = [side // parts for side, parts in zip(given, wanted, strict=True)]
+    graph.add("AveragePool", layer.inputs[:1], layer.outputs, kernel_shape=window, strides=window)
+
+
 @_layer("Interpolate")
 def _interpolate(graph: _Graph, layer: OpenVinoLayer) -> None:
     modes = {"nearest": "nearest", "linear": "linear", "linear_onnx": "linear", "cubic": "cubic"}
