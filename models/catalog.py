@@ -40,6 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
 
 _FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
 """Folders of Ultralytics' exports with one network each, by the ends of their names; what the network is."""
+_KERAS = "a file of Keras"
 _UNREAD = {
     ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
     ".tflite": "a file of LiteRT",
@@ -48,8 +49,8 @@ _UNREAD = {
     "_mnn_model": "a folder of MNN",
     "_paddle_model": "a folder of Paddle",
     "_saved_model": "a folder of TensorFlow",
-    ".keras": "a file of Keras",
-    ".h5": "a file of Keras",
+    ".keras": _KERAS,
+    ".h5": _KERAS,
 }
 """What exporters write as well, by the ends of their names."""
 
@@ -308,12 +309,10 @@ def _with(model: Model, files: OpenedFiles) -> Model:
 def _family(architecture: str) -> _Family:
     kind = next((kind for ending, kind in _UNREAD.items() if architecture.rstrip("/").endswith(ending)), None)
     if kind is not None:
-        line = (
-            f': keras.models.load_model("{architecture}").export("mine.onnx", format="onnx")' if "Keras" in kind else ""
-        )
-        raise UnknownModelError(
-            f"{architecture} is {kind}, which is not read: export the network as .onnx instead{line}."
-        )
+        said = f"{architecture} is {kind}, which is not read: export the network as .onnx instead"
+        if kind == _KERAS:
+            said += f': keras.models.load_model("{architecture}").export("mine.onnx", format="onnx")'
+        raise UnknownModelError(f"{said}.")
     if architecture in classifiers.ARCHITECTURES:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:

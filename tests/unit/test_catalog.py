@@ -239,6 +239,12 @@ def test_what_exporters_write_as_well_is_named_and_not_read(name: str) -> None:
         parse_spec(name)
 
 
+@pytest.mark.parametrize("name", ["best.keras", "best.h5"])
+def test_a_file_of_keras_is_answered_with_its_export(name: str) -> None:
+    with pytest.raises(UnknownModelError, match=rf'load_model\("/there/{name}"\).export\("mine.onnx", format="onnx"\)'):
+        parse_spec(f"x=/there/{name}")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [("a/best_openvino_model/", "best"), ("cars=a/best_openvino_model", "cars"), ("a/best.xml", "best")],

@@ -7,6 +7,7 @@ import re
 from importlib.metadata import EntryPoints
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +27,37 @@ def test_a_network_is_read_and_computed(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 8, 8)
     [found] = graph(x)
     torch.testing.assert_close(found, torch.nn.functional.silu(x * torch.from_numpy(WEIGHTS).reshape(3, 1, 1)))
+
+
+ADAPTIVE = """<layer id="3" name="act" type="AdaptiveAvgPool" version="opset8">
+ <input><port id="0"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port><port id="1"><dim>2</dim></port></input>
+ <output><port id="2"><dim>-1</dim></port></output></layer>
+<layer id="5" name="sides" type="Const" version="opset1"><data element_type="i64" shape="2" offset="16" size="16"/>
+ <output><port id="0" precision="I64"><dim>2</dim></port></output></layer>
+<layer id="4" """
+
+
+def pooled(sides: tuple[int, int]) -> tuple[str, bytes]:
+    """The network with AdaptiveAvgPool in Swish's place, and its weights."""
+    before, _, after = NETWORK.partition('<layer id="3"')
+    text = before + ADAPTIVE + after.partition('<layer id="4" ')[2]
+    edge = '<edge from-layer="5" from-port="0" to-layer="3" to-port="1"/>\n</edges>'
+    text = text.replace("</edges>", edge).replace('from-layer="3" from-port="1"', 'from-layer="3" from-port="2"')
+    return text, WEIGHTS.tobytes() + bytes(4) + np.array(sides, np.int64).tobytes()
+
+
+@pytest.mark.parametrize("sides", [(1, 1), (2, 4), (8, 8)])
+def test_an_adaptive_pool_is_computed_where_its_windows_are_alike(tmp_path: Path, sides: tuple[int, int]) -> None:
+    graph, _ = load_onnx(written(tmp_path, *pooled(sides)))
+    x = torch.randn(2, 3, 8, 8)
+    [found] = graph(x)
+    scaled = x * torch.from_numpy(WEIGHTS).reshape(3, 1, 1)
+    torch.testing.assert_close(found, torch.nn.functional.adaptive_avg_pool2d(scaled, sides))
+
+
+def test_an_adaptive_pool_of_other_windows_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"AdaptiveAvgPool.*3"):
+        load_onnx(written(tmp_path, *pooled((3, 2))))
 
 
 def test_without_the_package_that_reads_it_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

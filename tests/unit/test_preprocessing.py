@@ -294,7 +294,8 @@ def test_a_folder_of_a_library_that_is_not_built_here_says_which_export_it_wants
         open_model(parse_spec(f"x={folder}"), tmp_path)
     (folder / "config.json").unlink()
     cfg = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "resize_mode": "squash", "interpolation": "bilinear"}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"vision_cfg": {"image_size": 384}}, "preprocess_cfg": cfg}))
+    config = {"model_cfg": {"vision_cfg": {"image_size": 384}}, "preprocess_cfg": cfg}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError, match=r"open_clip.create_model\(.*1, 3, 384, 384.*in mine.json") as error:
         open_model(parse_spec(f"x={folder}"), tmp_path)
     stated = json.loads(re.findall(r"{.*}", str(error.value))[0])

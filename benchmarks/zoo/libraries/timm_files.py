@@ -22,10 +22,12 @@ def _network(name: str, images: Images, classes: int = _CLASSES, **more: Any) ->
     import timm
 
     network = timm.create_model(name, pretrained=False, num_classes=classes, **more)
-    size = timm.data.resolve_data_config(more, model=network)["input_size"]
-    grey = {"mean": (0.5,), "std": (0.5,)} if size[0] == 1 else {}
-    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({**more, **grey}, model=network))
-    pixels = torch.stack([transform(each.convert("L" if size[0] == 1 else "RGB")) for each in images])
+    known = timm.data.resolve_data_config(more, model=network)
+    grey = more.get("in_chans") == 1
+    if grey:
+        known |= {"input_size": (1, *known["input_size"][1:]), "mean": (0.5,), "std": (0.5,)}
+    transform: Any = timm.data.create_transform(**known)
+    pixels = torch.stack([transform(each.convert("L" if grey else "RGB")) for each in images])
     return enliven(network, lambda: network(pixels), classes)
 
 
