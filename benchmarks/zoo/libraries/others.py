@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +40,7 @@ def _export(network: nn.Module, pixels: torch.Tensor, folder: Path, **about: Any
 
 def _open_clip(folder: Path, images: Images) -> Made:
     """A folder as its hub has them: refused; the line of the refusal exports the images' side."""
-    import open_clip
+    open_clip: Any = importlib.import_module("open_clip")
     from safetensors.torch import save_file
 
     about = {
@@ -66,7 +67,7 @@ def _open_clip(folder: Path, images: Images) -> Made:
 
 
 def _smp(folder: Path, images: Images, *, kind: str = "Unet", classes: int = _CLASSES, saved: bool = False) -> Made:
-    import segmentation_models_pytorch as smp
+    smp: Any = importlib.import_module("segmentation_models_pytorch")
 
     side = 512 if saved else 128
     sized = [each.resize((side, side)).convert("RGB") for each in images]
@@ -90,10 +91,10 @@ def _smp(folder: Path, images: Images, *, kind: str = "Unet", classes: int = _CL
 
 def _facenet(folder: Path, images: Images) -> Made:
     """`fixed_image_standardization`: (levels - 127.5) / 128, of faces that were cut out before."""
-    from facenet_pytorch import InceptionResnetV1
+    facenet_pytorch: Any = importlib.import_module("facenet_pytorch")
 
     pixels = (_cut(images, 160) * 255 - 127.5) / 128
-    network: Any = InceptionResnetV1(pretrained=None, classify=False, num_classes=_CLASSES)
+    network: Any = facenet_pytorch.InceptionResnetV1(pretrained=None, classify=False, num_classes=_CLASSES)
     enliven(network, lambda: network(pixels))
     with torch.inference_mode():
         found = network(pixels)
@@ -104,10 +105,10 @@ def _facenet(folder: Path, images: Images) -> Made:
 
 def _monai(folder: Path, images: Images) -> Made:
     """Radiographs: one channel in 0 to 1."""
-    from monai.networks.nets import DenseNet
+    nets: Any = importlib.import_module("monai.networks.nets")
 
     pixels = _cut(images, 96, "L")
-    network: Any = DenseNet(
+    network: Any = nets.DenseNet(
         spatial_dims=2, in_channels=1, out_channels=_CLASSES, init_features=16, growth_rate=8, block_config=(2, 4, 4)
     )
     enliven(network, lambda: network(pixels), _CLASSES)
@@ -118,12 +119,12 @@ def _monai(folder: Path, images: Images) -> Made:
 
 
 def _monai_unet(folder: Path, images: Images) -> Made:
-    from monai.networks.nets import UNet
+    nets: Any = importlib.import_module("monai.networks.nets")
 
     side = 96
     sized = [each.resize((side, side)) for each in images]
     pixels = _cut(sized, side, "L")
-    network: Any = UNet(
+    network: Any = nets.UNet(
         spatial_dims=2, in_channels=1, out_channels=_CLASSES, channels=(8, 16, 32), strides=(2, 2), num_res_units=1
     )
     enliven(network, lambda: network(pixels), _CLASSES)
@@ -135,8 +136,8 @@ def _monai_unet(folder: Path, images: Images) -> Made:
 
 def _kornia(folder: Path, images: Images) -> Made:
     """Pixels in 0 to 1, normalised within the network, as kornia's pipelines are built."""
-    import kornia
-    from kornia.models.vit import VisionTransformer
+    enhance: Any = importlib.import_module("kornia.enhance")
+    vit: Any = importlib.import_module("kornia.models.vit")
 
     class Head(nn.Module):
         def __init__(self) -> None:
@@ -149,8 +150,8 @@ def _kornia(folder: Path, images: Images) -> Made:
 
     pixels = _cut(images, 96)
     network: Any = nn.Sequential(
-        kornia.enhance.Normalize(mean=_MEAN, std=_STD),
-        VisionTransformer(image_size=96, patch_size=16, depth=2, embed_dim=48, num_heads=4),
+        enhance.Normalize(mean=_MEAN, std=_STD),
+        vit.VisionTransformer(image_size=96, patch_size=16, depth=2, embed_dim=48, num_heads=4),
         Head(),
     )
     enliven(network, lambda: network(pixels), _CLASSES)
@@ -161,9 +162,9 @@ def _kornia(folder: Path, images: Images) -> Made:
 
 
 def _efficientnet(folder: Path, images: Images) -> Made:
-    from efficientnet_pytorch import EfficientNet
+    efficientnet_pytorch: Any = importlib.import_module("efficientnet_pytorch")
 
-    network: Any = EfficientNet.from_name("efficientnet-b0", num_classes=_CLASSES, image_size=128)
+    network: Any = efficientnet_pytorch.EfficientNet.from_name("efficientnet-b0", num_classes=_CLASSES, image_size=128)
     network.set_swish(memory_efficient=False)
     pixels = _normalised(_cut(images, 128))
     enliven(network, lambda: network(pixels), _CLASSES)
@@ -175,7 +176,7 @@ def _efficientnet(folder: Path, images: Images) -> Made:
 
 def _bninception(folder: Path, images: Images) -> Made:
     """Caffe's pixels: BGR, 0 to 255 less a mean."""
-    import pretrainedmodels
+    pretrainedmodels: Any = importlib.import_module("pretrainedmodels")
 
     network: Any = pretrainedmodels.bninception(num_classes=1000, pretrained=None)
     network.last_linear = nn.Linear(1024, _CLASSES)

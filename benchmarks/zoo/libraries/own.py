@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -100,7 +101,8 @@ def _program(ending: str, folder: Path, images: Images) -> Made:
         rows = {0: torch.export.Dim("batch", min=1, max=64)}
         torch.export.save(torch.export.export(body, (pixels,), dynamic_shapes=(rows,)), folder / "mine.pt2")
     else:
-        torch.jit.save(torch.jit.trace(body, pixels), str(folder / f"mine{ending}"))
+        jit: Any = torch.jit
+        jit.save(jit.trace(body, pixels), str(folder / f"mine{ending}"))
     _sidecar(folder, size=_SIDE)
     return Made(f"{{}}/mine{ending}", "scores", _scores(body(pixels).softmax(1)))
 
@@ -124,7 +126,8 @@ def _uint8(ending: str, folder: Path, images: Images) -> Made:
         )  # fmt: skip
         _sidecar(folder)
     else:
-        torch.jit.save(torch.jit.trace(inside, levels), str(folder / "mine.ts"))
+        jit: Any = torch.jit
+        jit.save(jit.trace(inside, levels), str(folder / "mine.ts"))
         _sidecar(folder, size=_SIDE, input="levels")
     return Made(f"{{}}/mine{ending}", "scores", _scores(inside(levels)))
 
@@ -146,7 +149,8 @@ def _argmax(folder: Path, images: Images) -> Made:
             self.body = nn.Sequential(nn.Conv2d(3, 16, 9, padding=4), nn.ReLU(), nn.Conv2d(16, _CLASSES, 5, padding=2))
 
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return self.body(pixels).argmax(1, keepdim=True)
+            found: torch.Tensor = self.body(pixels).argmax(1, keepdim=True)
+            return found
 
     sized = [each.resize((_SIDE, _SIDE)) for each in images]
     pixels = _normalised(_levels(sized))
@@ -180,7 +184,7 @@ def _openvino(folder: Path, images: Images, *, preprocessing: bool = False) -> M
 
 def _keras(folder: Path, images: Images, *, application: bool = False) -> Made:
     """Keras 3 on torch: a `.keras` file is refused, what `model.export` writes is served."""
-    import keras
+    keras: Any = importlib.import_module("keras")
 
     keras.utils.set_random_seed(3)
     levels = _levels(images).permute(0, 2, 3, 1).contiguous().float()

@@ -104,7 +104,8 @@ def _graph(name: str, ending: str, folder: Path, images: Images, dynamo: bool = 
     if ending == ".onnx":
         torch.onnx.export(network, (example[:1],), str(file), dynamo=dynamo)
     elif ending == ".ts":
-        torch.jit.save(torch.jit.trace(network, example), str(file))
+        jit: Any = torch.jit
+        jit.save(jit.trace(network, example), str(file))
     else:
         rows = {0: torch.export.Dim("batch", min=1, max=64)}
         torch.export.save(torch.export.export(network, (example,), dynamic_shapes=(rows,)), file)

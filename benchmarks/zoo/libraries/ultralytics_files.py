@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -64,7 +65,7 @@ def _enliven(network: Any, pixels: torch.Tensor) -> None:
 
 
 def _made(yaml: str, folder: Path, images: Images) -> Any:
-    import ultralytics
+    ultralytics: Any = importlib.import_module("ultralytics")
 
     torch.manual_seed(0)
     model: Any = ultralytics.YOLO(yaml, verbose=False)
@@ -76,7 +77,7 @@ def _made(yaml: str, folder: Path, images: Images) -> Any:
 
 
 def _answers(file: Path, task: str, folder: Path, images: Images) -> list[Floats]:
-    import ultralytics
+    ultralytics: Any = importlib.import_module("ultralytics")
 
     model: Any = ultralytics.YOLO(str(file), task=task)
     answers = []
