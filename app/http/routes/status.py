@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -175,7 +175,7 @@ async def ready(request: Request) -> ReadyBody:
 for path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
     router.get(path, include_in_schema=path == LIVE[0])(live)
 for path in READY:
-    described = {503: {"description": "Not ready, with the reason"}}
+    described: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
     router.get(path, include_in_schema=path == READY[0], responses=described)(ready)
 
 
