@@ -94,6 +94,10 @@ class PixelModel(Model):
         `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
         work releases the interpreter lock.
         """
+        if self.file.grey:
+            from models.contract.grey import grey_image
+
+            image = grey_image(image)
         placed = self.adapter.place(image.numpy(), out.numpy(), width, height)
         return self.file.resize.preprocess(image, out, width, height) if placed is None else placed
 

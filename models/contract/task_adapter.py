@@ -59,7 +59,7 @@ x, y, width and height, and angles [n, a, 1].
 class AdaptedFile:
     """What is known of a file. `resize`: how images come into its input; `shapes`: of its outputs, for a batch of one,
     as the file has them; `options`: what the sidecar says under that name, and `stated`: what the file says of itself,
-    both as JSON.
+    both as JSON. `grey`: images are made grey before they are resized.
 
     Of candidates: `suppressed`, whether the network has done its own suppression; `strides` of their anchors, row by
     row, where these are known; `distances`, whether boxes are left, top, right and bottom from the anchor, in strides.
@@ -73,6 +73,7 @@ class AdaptedFile:
     suppressed: bool = False
     strides: tuple[int, ...] = ()
     distances: bool = False
+    grey: bool = False
 
     @property
     def size(self) -> tuple[int, int]:

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 
 _CHANNELS = (3, 1)
-_ROWS = 256
-_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Of 65,536: ITU-R 601-2, as Pillow's convert("L") has it.
-_UNIT = 65536.0
 
 
 @dataclass(frozen=True)
@@ -69,21 +66,3 @@ def entered(entry: Entry, normalised: Tensor) -> Tensor:
     if entry.last:
         found = found.permute(0, 2, 3, 1).contiguous()
     return found.clamp(0, 255).to(torch.uint8) if entry.of_bytes else found
-
-
-def grey(pixels: Tensor) -> Tensor:
-    """uint8 [n, height, width, 3] -> float32 of the same shape, all three the level of Pillow's convert("L").
-
-    By products and sums, which are whole and under 2**24: no device rounds them.
-    """
-    red, green, blue = pixels.to(torch.float32).unbind(3)
-    weighed = red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _UNIT / 2
-    return (weighed / _UNIT).floor().unsqueeze(3).expand(-1, -1, -1, 3)
-
-
-def grey_image(image: Tensor) -> Tensor:
-    """uint8 [height, width, 3] -> the same, grey; some rows at a time, as images may be large."""
-    found = torch.empty_like(image)
-    for first in range(0, image.shape[0], _ROWS):
-        found[first : first + _ROWS] = grey(image[None, first : first + _ROWS])[0]
-    return found

@@ -209,6 +209,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         json.dumps(found.metadata),
         suppressed=found.how.suppressed,
         strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
+        grey=found.entry.channels == 1,  # As libraries do it, and not after resizing, which rounds.
     )
     for note in found.notes:
         log.warning("%s: %s: %s.", name, file.name, note)

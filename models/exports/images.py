@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.contract.model import Placement
+from models.contract.grey import grey
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.exports import library_files
-from models.exports.entry import USUAL, Entry, entered, grey, grey_image
+from models.exports.entry import USUAL, Entry, entered
 from models.exports.layouts import SIZES, Interpretation, decoded
 from models.onnx.torchvision_detectors import only_float32, untraced
 
@@ -143,12 +143,6 @@ class ExportedImages(PixelModel):
             return FinishedImages(self, self.weights_file).eval()
         parts = load_parts(self.weights_file, self.architecture, self.export.freed)
         return ExportedNetwork(*parts, self).eval().requires_grad_(False)
-
-    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """As of any network; for one of one channel the image is grey before it is resized, as libraries do it."""
-        if self.export.entry.channels == 1:
-            image = grey_image(image)
-        return super().preprocess(image, out, width, height)
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
         """Those that the file takes; any where images run one by one within a batch."""

@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from models.contract.grey import grey
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile
-from models.exports.entry import Entry, entered, entry_of, grey
+from models.exports.entry import Entry, entered, entry_of
 from models.exports.images import Export, ExportedImages
 from models.exports.layouts import Interpretation
 from models.exports.metadata import Sidecar
@@ -48,19 +49,16 @@ def test_grey_is_pillows_to_the_level() -> None:
         assert (found[0, :, :, channel].numpy() == right).all()
 
 
-EXPORT_OF_COLOURS = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", "")
-
-
 def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (600, 400, 3), dtype=np.uint8)
     known = AdaptedFile(Whole((64, 64)), ("a", "b"))
     about = ("x", "onnx", known.labels, "x.onnx", str(tmp_path / "x.onnx"), (64, 64, 3), "detect", known)
-    export = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", "", entry=Entry(1))
-    model = ExportedImages(*about, export=export)
+    of_colours = ExportedImages(*about, export=Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", ""))
+    of_grey = replace(of_colours, file=replace(known, grey=True))
     seen, right = (torch.zeros(64, 64, 3, dtype=torch.uint8) for _ in range(2))
-    model.preprocess(torch.from_numpy(pixels), seen, 400, 600)
+    of_grey.preprocess(torch.from_numpy(pixels), seen, 400, 600)
     grey_picture = np.array(Image.fromarray(pixels).convert("L").convert("RGB"))
-    replace(model, export=EXPORT_OF_COLOURS).preprocess(torch.from_numpy(grey_picture), right, 400, 600)
+    of_colours.preprocess(torch.from_numpy(grey_picture), right, 400, 600)
     assert torch.equal(seen, right)
     assert torch.equal(grey(seen[None])[0], seen.float())
 
