@@ -52,12 +52,10 @@ VENDORS, DRIVERS = _facts("table"), _facts("drivers")
 ROWS = VENDORS.ACCELERATORS
 # CANN -> (torch, torch-npu): the newest that Huawei pairs with it, but 2.8.0, which leaks host memory
 # (vllm-project/vllm-ascend#6299).
-CANN_PAIRS = {
-    cann: (plugin.partition(".post")[0], plugin)
-    for plugin, cann in reversed(DRIVERS.CANN_OF_TORCH_NPU.items())
-    if plugin != "2.8.0"
-}
-CANN_PAIRS = dict(reversed(CANN_PAIRS.items()))
+CANN_PAIRS: dict[str, tuple[str, str]] = {}
+for _plugin, _cann in DRIVERS.CANN_OF_TORCH_NPU.items():
+    if _plugin != "2.8.0":
+        CANN_PAIRS.setdefault(_cann, (_plugin.partition(".post")[0], _plugin))
 # The last of the registry for AArch64 without CUDA: `cuda` in torch/version.py of 2.11.0 is 13.0.
 ARM_WITHOUT_CUDA = {"torch": "2.10.0", "torchvision": "0.25.0"}
 NO_NUMPY_1 = (3, 13)  # The first Python for which numpy 1 has no wheels.

@@ -6,6 +6,7 @@ every one of them. Must not change what a route does.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -50,32 +51,33 @@ EXAMPLES: dict[tuple[str, str], str] = {
 """Commands by method and path. A route that is not here needs nothing but its address."""
 
 OPERATIONS = {
-    "predict_v1": "predict",
-    "models_v1": "list_models",
-    "model_v1": "get_model",
-    "labels": "get_labels",
-    "devices": "list_devices",
-    "live": "is_live",
-    "ready": "is_ready",
-    "metrics": "get_metrics",
-    "server": "get_server",
-    "model_metadata": "get_metadata",
-    "model_ready": "is_model_ready",
-    "config": "get_configuration",
-    "statistics": "get_statistics",
-    "infer": "infer",
-    "index": "list_repository",
-    "load": "load_model",
-    "unload": "unload_model",
-    "traffic": "set_traffic",
-    "release": "release_memory",
-    "ping": "ping",
-    "models_models": "list_names",
-    "predictions": "predict_as_torchserve",
-    "stats_v1": "get_stats",
-    "stats_stream": "stream_stats",
+    "/v1/models/{model}:predict": "predict",
+    "/v1/models": "list_models",
+    "/v1/models/{model}": "get_model",
+    "/v1/models/{model}/labels": "get_labels",
+    "/v1/devices": "list_devices",
+    "/v1/devices/{device}:release": "release_memory",
+    "/v1/stats": "get_stats",
+    "/v1/stats/stream": "stream_stats",
+    "/metrics": "get_metrics",
+    "/v2/health/live": "is_live",
+    "/v2/health/ready": "is_ready",
+    "/v2": "get_server",
+    "/v2/models/{model}": "get_metadata",
+    "/v2/models/{model}/ready": "is_model_ready",
+    "/v2/models/{model}/config": "get_configuration",
+    "/v2/models/{model}/stats": "get_statistics",
+    "/v2/models/{model}/infer": "infer",
+    "/v2/repository/index": "list_repository",
+    "/v2/repository/models/{model}/load": "load_model",
+    "/v2/repository/models/{model}/unload": "unload_model",
+    "/v2/repository/models/{model}/traffic": "set_traffic",
+    "/ping": "ping",
+    "/models": "list_names",
+    "/predictions/{model}": "predict_as_torchserve",
 }
-"""What generated clients call an operation, by how FastAPI's name of it begins: a function's name, and then a path."""
+"""What generated clients call what a path does, by the path without its version."""
+_OF_VERSION = re.compile("(/versions)?/{version}")
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "One of the keys of --api-keys-file."},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key."},
@@ -128,7 +130,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     document["components"]["securitySchemes"] = _SECURITY
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            name = _name_of(operation["operationId"], path)
+            name = _name_of(path, operation["operationId"])
             operation.update(operationId=name, summary=name.replace("_", " ").capitalize())
             if ROUTES.get(path, {}).get(method.upper(), "infer") in ("infer", "admin"):
                 operation["security"] = _WITH_KEY
@@ -147,12 +149,11 @@ def _described(app: FastAPI) -> dict[str, Any]:
     return document
 
 
-def _name_of(given: str, path: str) -> str:
-    """Return the short name of an operation to which FastAPI has `given` a long one; clients of others keep theirs."""
-    known = max((start for start in OPERATIONS if given.startswith(f"{start}_")), key=len, default="")
-    if not known:
-        return given
-    return OPERATIONS[known] + ("_of_version" if path.count("{version}") else "")
+def _name_of(path: str, given: str) -> str:
+    """Return the short name of what a path does; clients of others keep the long one that FastAPI has `given`."""
+    without, versions = _OF_VERSION.subn("", path)
+    name = OPERATIONS.get(without)
+    return given if name is None else name + ("_of_version" if versions else "")
 
 
 def _json_of(model: type[BaseModel]) -> dict[str, Any]:

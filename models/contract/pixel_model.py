@@ -109,8 +109,8 @@ class PixelModel(Model):
         """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
         as well; None: it cannot.
         """
-        if type(self.adapter).place is not TaskAdapter.place:
-            return None  # Only the task knows.
+        if self.file.grey or type(self.adapter).place is not TaskAdapter.place:
+            return None  # No device makes images grey first, and where a task places them only it knows how.
         geometry = self.file.resize.geometry(width, height)
         return geometry if geometry is not None and geometry.interpolation in ("bilinear", "bicubic") else None
 

@@ -172,11 +172,11 @@ async def ready(request: Request) -> ReadyBody:
     return ReadyBody(ready=True)
 
 
-for path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
-    router.get(path, include_in_schema=path == LIVE[0])(live)
-for path in READY:
-    described: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
-    router.get(path, include_in_schema=path == READY[0], responses=described)(ready)
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
+for _path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
+    router.get(_path, include_in_schema=_path == LIVE[0])(live)
+for _path in READY:
+    router.get(_path, include_in_schema=_path == READY[0], responses=_NOT_READY)(ready)
 
 
 @router.get("/metrics", response_class=Response)
