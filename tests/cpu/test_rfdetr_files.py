@@ -14,27 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks.zoo.alive import spread_queries
 from models import Options, open_model, parse_spec
 from models.contract.model import Array
 from tests.support.library_folders import photograph
 
 LABELS = ("cat", "dog", "kite")
 LEAST = 0.02
-
-
-def spread(core: torch.nn.Module) -> None:
-    """Scores as far apart as trained ones, and queries that do not depend on their number, which nearly equal scores of
-    places decide.
-    """
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, weight in core.named_parameters():
-            if name.startswith(("query_feat", "refpoint_embed")):
-                weight.zero_()
-            elif "class_embed" in name and weight.ndim == 2:
-                weight.normal_(0, 0.25, generator=generator)
-            elif "bbox_embed" in name and name.endswith("layers.2.weight"):
-                weight.normal_(0, 0.03, generator=generator)
 
 
 def exported(kind: str, folder: Path) -> tuple[Any, Path]:
@@ -47,7 +33,7 @@ def exported(kind: str, folder: Path) -> tuple[Any, Path]:
         torch.manual_seed(0)
         side = 192 if kind == "RFDETRNano" else 120
         network = getattr(rfdetr, kind)(pretrain_weights=None, num_classes=len(LABELS), resolution=side, device="cpu")
-        spread(network.model.model)
+        spread_queries(network.model.model, seed=1)
         return network, Path(network.export(output_dir=str(folder), verbose=False))
 
 

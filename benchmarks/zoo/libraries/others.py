@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
-from benchmarks.zoo.alive import batch, draw, enliven, measure, spread
+from benchmarks.zoo.alive import draw, enliven, measure, spread, spread_queries
 from benchmarks.zoo.networks import LABELS, Made, Network, as_arrays
+from benchmarks.zoo.pixels import MEAN, STD, Images, batch, centres, normalised
 
-Images = Sequence[Image.Image]
 _CLASSES = len(LABELS)
-_MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
 def _cut(images: Images, side: int, mode: str = "RGB") -> torch.Tensor:
-    """Return pictures' centres, whose shorter side is resized by Pillow, 0 to 1."""
-    from torchvision.transforms import v2
-
-    seen: Any = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-    return torch.stack([seen(each.convert(mode)) for each in images])
-
-
-def _normalised(pixels: torch.Tensor) -> torch.Tensor:
-    return (pixels - _MEAN[:, None, None]) / _STD[:, None, None]
+    return centres(images, side, mode) / 255
 
 
 def _export(network: nn.Module, pixels: torch.Tensor, folder: Path, **about: Any) -> None:
     torch.onnx.export(network, (pixels[:1],), str(folder / "mine.onnx"), dynamo=False)
     (folder / "mine.json").write_text(json.dumps(about))
+
+
+def _classified(network: Any, pixels: torch.Tensor, folder: Path, **stated: Any) -> Made:
+    """Return a classifier's export, and what the network itself answers to the pixels."""
+    enliven(network, lambda: network(pixels), _CLASSES)
+    with torch.inference_mode():
+        found = network(pixels).softmax(1)
+    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow", **stated)
+    return Made("{}/mine.onnx", "scores", as_arrays([*found]))
 
 
 def _open_clip(folder: Path, images: Images) -> Made:
@@ -71,7 +70,7 @@ def _smp(folder: Path, images: Images, *, kind: str = "Unet", classes: int = _CL
 
     side = 512 if saved else 128
     sized = [each.resize((side, side)).convert("RGB") for each in images]
-    pixels = _normalised((batch(sized, side) * 128 + 128) / 255)
+    pixels = normalised((batch(sized, side) * 128 + 128) / 255)
     network: Any = getattr(smp, kind)("resnet18", encoder_weights=None, classes=classes)
     draw(network)
     network.eval()
@@ -111,11 +110,7 @@ def _monai(folder: Path, images: Images) -> Made:
     network: Any = nets.DenseNet(
         spatial_dims=2, in_channels=1, out_channels=_CLASSES, init_features=16, growth_rate=8, block_config=(2, 4, 4)
     )
-    enliven(network, lambda: network(pixels), _CLASSES)
-    with torch.inference_mode():
-        found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow")
-    return Made("{}/mine.onnx", "scores", as_arrays([*found]))
+    return _classified(network, pixels, folder)
 
 
 def _monai_unet(folder: Path, images: Images) -> Made:
@@ -150,15 +145,11 @@ def _kornia(folder: Path, images: Images) -> Made:
 
     pixels = _cut(images, 96)
     network: Any = nn.Sequential(
-        enhance.Normalize(mean=_MEAN, std=_STD),
+        enhance.Normalize(mean=MEAN, std=STD),
         vit.VisionTransformer(image_size=96, patch_size=16, depth=2, embed_dim=48, num_heads=4),
         Head(),
     )
-    enliven(network, lambda: network(pixels), _CLASSES)
-    with torch.inference_mode():
-        found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow", mean=0, std=1)
-    return Made("{}/mine.onnx", "scores", as_arrays([*found]))
+    return _classified(network, pixels, folder, mean=0, std=1)
 
 
 def _efficientnet(folder: Path, images: Images) -> Made:
@@ -166,12 +157,8 @@ def _efficientnet(folder: Path, images: Images) -> Made:
 
     network: Any = efficientnet_pytorch.EfficientNet.from_name("efficientnet-b0", num_classes=_CLASSES, image_size=128)
     network.set_swish(memory_efficient=False)
-    pixels = _normalised(_cut(images, 128))
-    enliven(network, lambda: network(pixels), _CLASSES)
-    with torch.inference_mode():
-        found = network(pixels).softmax(1)
-    _export(network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow")
-    return Made("{}/mine.onnx", "scores", as_arrays([*found]))
+    pixels = normalised(_cut(images, 128))
+    return _classified(network, pixels, folder)
 
 
 def _bninception(folder: Path, images: Images) -> Made:
@@ -182,14 +169,8 @@ def _bninception(folder: Path, images: Images) -> Made:
     network.last_linear = nn.Linear(1024, _CLASSES)
     mean = torch.tensor([104.0, 117.0, 128.0])
     pixels = _cut(images, 224)[:, [2, 1, 0]] * 255 - mean[:, None, None]
-    enliven(network, lambda: network(pixels), _CLASSES)
-    with torch.inference_mode():
-        found = network(pixels).softmax(1)
     stated = {"mean": [128 / 255, 117 / 255, 104 / 255], "std": 1 / 255}
-    _export(
-        network, pixels, folder, task="classify", labels=LABELS, crop=1, resize_by="pillow", channels="bgr", **stated
-    )
-    return Made("{}/mine.onnx", "scores", as_arrays([*found]))
+    return _classified(network, pixels, folder, channels="bgr", **stated)
 
 
 def _rfdetr(kind: str, folder: Path, images: Images) -> Made:
@@ -198,16 +179,7 @@ def _rfdetr(kind: str, folder: Path, images: Images) -> Made:
 
     labels, side = LABELS[:3], 192
     network: Any = getattr(rfdetr, kind)(pretrain_weights=None, num_classes=len(labels), resolution=side, device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    core = network.model.model
-    with torch.no_grad():
-        for name, weight in core.named_parameters():
-            if name.startswith(("query_feat", "refpoint_embed")):
-                weight.zero_()
-            elif "class_embed" in name and weight.ndim == 2:
-                weight.normal_(0, 0.25, generator=generator)
-            elif "bbox_embed" in name and name.endswith("layers.2.weight"):
-                weight.normal_(0, 0.03, generator=generator)
+    spread_queries(network.model.model)
     file = Path(network.export(output_dir=str(folder), verbose=False))
     file.with_suffix(".labels.txt").write_text("\n".join(labels) + "\n")
     answers = []

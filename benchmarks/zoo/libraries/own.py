@@ -5,20 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from benchmarks.zoo.alive import enliven
 from benchmarks.zoo.networks import LABELS, Floats, Made, Network, as_arrays
+from benchmarks.zoo.pixels import Images, centres, normalised
 
-Images = Sequence[Image.Image]
 _CLASSES = len(LABELS)
 _SIDE = 64
 
@@ -31,17 +30,8 @@ def _body(channels: int = 3) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _levels(images: Images, mode: str = "RGB", side: int = _SIDE) -> torch.Tensor:
-    """Return the centres of pictures whose shorter side is resized by Pillow, uint8 [n, c, side, side]."""
-    from torchvision.transforms import v2
-
-    seen: Any = v2.Compose([v2.Resize(side), v2.CenterCrop(side), v2.PILToTensor()])
-    return torch.stack([seen(each.convert(mode)) for each in images])
-
-
-def _normalised(levels: torch.Tensor) -> torch.Tensor:
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    return (levels / 255 - mean[:, None, None]) / std[:, None, None]
+def _levels(images: Images, mode: str = "RGB") -> torch.Tensor:
+    return centres(images, _SIDE, mode)
 
 
 class _Inside(nn.Module):
@@ -73,7 +63,7 @@ def _scores(found: torch.Tensor) -> list[Floats]:
 
 
 def _onnx(folder: Path, images: Images, *, dynamo: bool = False, half: bool = False, rows: int = 1) -> Made:
-    pixels = _normalised(_levels(images))
+    pixels = normalised(_levels(images) / 255)
     body = _enlivened(pixels)
     answers = _scores(body(pixels).softmax(1))
     example = torch.rand(rows, 3, _SIDE, _SIDE)
@@ -95,7 +85,7 @@ def _external(folder: Path, images: Images) -> Made:
 
 
 def _program(ending: str, folder: Path, images: Images) -> Made:
-    pixels = _normalised(_levels(images))
+    pixels = normalised(_levels(images) / 255)
     body = _enlivened(pixels)
     if ending == ".pt2":
         rows = {0: torch.export.Dim("batch", min=1, max=64)}
@@ -153,7 +143,7 @@ def _argmax(folder: Path, images: Images) -> Made:
             return found
 
     sized = [each.resize((_SIDE, _SIDE)) for each in images]
-    pixels = _normalised(_levels(sized))
+    pixels = normalised(_levels(sized) / 255)
     network = Numbers()
     enliven(network, lambda: network(pixels), _CLASSES)
     torch.onnx.export(network, (pixels[:1],), str(folder / "mine.onnx"), dynamo=False)
@@ -165,7 +155,7 @@ def _openvino(folder: Path, images: Images, *, preprocessing: bool = False) -> M
     import openvino as ov
 
     levels = _levels(images)
-    pixels = levels / 127.5 - 1 if preprocessing else _normalised(levels)
+    pixels = levels / 127.5 - 1 if preprocessing else normalised(levels / 255)
     body = _enlivened(pixels)
     model: Any = ov.convert_model(body, example_input=pixels[:1], input=[-1, 3, _SIDE, _SIDE])
     if preprocessing:

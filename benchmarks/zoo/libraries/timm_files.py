@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from benchmarks.zoo.alive import enliven
 from benchmarks.zoo.networks import LABELS, Floats, Made, Network, as_arrays
+from benchmarks.zoo.pixels import Images
 
 _CLASSES = len(LABELS)
-Images = Sequence[Image.Image]
 
 
 def _network(name: str, images: Images, classes: int = _CLASSES, **more: Any) -> Any:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
-from benchmarks.zoo.alive import batch, draw, head_of, measure, spread
+from benchmarks.zoo.alive import draw, head_of, measure, spread
 from benchmarks.zoo.networks import LABELS, Floats, Made, Network, as_arrays
+from benchmarks.zoo.pixels import Images, batch, normalised
 
-Images = Sequence[Image.Image]
 _CLASSES = len(LABELS)
-_MEAN, _STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
 def _network(name: str, images: Images, **more: Any) -> tuple[Any, Any]:
@@ -138,7 +136,7 @@ def _lraspp(folder: Path, images: Images) -> Made:
 
     side = 128
     sized = [each.resize((side, side)).convert("RGB") for each in images]
-    pixels = ((batch(sized, side) * 128 + 128) / 255 - _MEAN[:, None, None]) / _STD[:, None, None]
+    pixels = normalised((batch(sized, side) * 128 + 128) / 255)
     draw(network)
     network.eval()
     measure(network, lambda: network(pixels))

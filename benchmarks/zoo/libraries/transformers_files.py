@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import nn
 
 from benchmarks.zoo.alive import draw, enliven, measure, spread
 from benchmarks.zoo.networks import LABELS, Kind, Made, Network, as_arrays
+from benchmarks.zoo.pixels import Images
 
-Images = Sequence[Image.Image]
 _CLASSES = len(LABELS)
 _NAMED: dict[str, Any] = {"id2label": dict(enumerate(LABELS)), "label2id": {name: n for n, name in enumerate(LABELS)}}
 _TINY: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
-from benchmarks.zoo.alive import batch
 from benchmarks.zoo.networks import Floats, Made, Network
+from benchmarks.zoo.pixels import Images, batch
 
-Images = Sequence[Image.Image]
 _SIDE = 320
 _THRESHOLD = 0.25
 
