@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from models.contract.resize import ResizeHow
 from models.contract.tensors import TensorSpec
 from models.exports.entry import USUAL, Entry
@@ -61,3 +63,9 @@ class Tried:
     tensors: TriedTensors | None = None
     error: str = ""
     hint: str = ""
+
+
+decode_tried = msgspec.json.Decoder(Tried).decode
+"""JSON -> Tried. Made once and here: files are read in several threads at once, and msgspec, where two of them first
+decode a type, has one read what the other has not filled in yet, and crashes (0.22).
+"""

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -32,7 +31,7 @@ from models.contract.regular import read_regular
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
 from models.exports import library_files
-from models.exports.answers import Tried, TriedImages
+from models.exports.answers import Tried, TriedImages, decode_tried
 from models.exports.files import names_beside, names_within
 from models.exports.finished import FINISHED, read_finished
 from models.exports.kept import kept
@@ -305,7 +304,7 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
             lines = said.read().decode(errors="replace").strip().splitlines()
             last = lines[-1][:200].rstrip(".") if lines else "it said nothing"
             raise WeightsError(f"{file.name} ended the process that read it (status {code}): {last}.")
-        found = msgspec.json.decode(answer.read_bytes(), type=Tried)
+        found = decode_tried(answer.read_bytes())
     if found.error:
         raise WeightsError(found.error)
     return found

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from models.contract.digest import OpenedFiles, digest_of_sources
-from models.exports.answers import Tried
+from models.exports.answers import Tried, decode_tried
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: 
     parts = json.dumps([files.digests, files.main, stated, architecture, _versions()], sort_keys=True)
     place = Path(files.folder, f".tried-{hashlib.sha256(parts.encode()).hexdigest()}.json")
     with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(place.read_bytes(), type=Tried)
+        return decode_tried(place.read_bytes())
     found = find()
     with contextlib.suppress(OSError):  # No room: it is tried again.
         descriptor, partial = tempfile.mkstemp(prefix=".tried-", dir=files.folder)

@@ -352,7 +352,7 @@ class TestOnnxRuntime:
         monkeypatch.setattr("onnxruntime.InferenceSession", Session)
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
             OnnxRuntimeEngine(row("fp32")).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
-        assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1"})]
+        assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
         """The CPU's own provider stands for an accelerator's that takes nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import subprocess
+import sys
 import time
 import zipfile
 from dataclasses import replace
@@ -529,3 +531,23 @@ def test_it_is_served_by_the_open_inference_protocol(tmp_path):
         [served] = client.get("/v1/models").json()["models"]
         assert served["task"] == "infer"
         assert served["served_on"][0]["errors"]["error"] < 0.01
+
+
+def test_several_threads_may_read_what_was_found_at_once() -> None:
+    """The first time in a process, which is when a service with several files starts."""
+    script = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from models.exports.answers import Tried, decode_tried
+together, found = threading.Barrier(8), []
+def read():
+    together.wait()
+    found.append(decode_tried(b'{"hint": "a"}'))
+threads = [threading.Thread(target=read) for _ in range(8)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+assert found == 8 * [Tried(hint="a")], found
+"""
+    for _ in range(3):
+        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
