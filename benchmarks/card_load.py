@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--batch-sizes", default="1,8,32,64")
     parser.add_argument("--services", default="1,2", help="how many share the card, one after the other")
+    parser.add_argument("--ingresses", default="", help="as --ingresses of `anychip serve`, one after the other")
     parser.add_argument("--decoders", type=int, default=0, help="of all services together; 0: one a core")
     parser.add_argument("--connections", type=int, default=256, help="of all load processes together")
     parser.add_argument("--load-processes", type=int, default=0, help="0: one for every four cores")
@@ -48,25 +50,27 @@ def main() -> None:
     parser.add_argument("--options", default="", help="more options of `anychip serve`, separated by spaces")
     parser.add_argument("--json", type=Path, help="write the figures there")
     given = parser.parse_args()
-    rows = [_measured(given, int(count)) for count in given.services.split(",")]
-    for row in rows:
+    rows: list[dict[str, Any]] = []
+    for count, ingresses in itertools.product(given.services.split(","), given.ingresses.split(",")):
+        row = _measured(given, int(count), ingresses)
         cpu = ", ".join(f"{role} {milliseconds}" for role, milliseconds in row["cpu_ms_per_answer"].items())
         print(
-            f"{row['services']} services: {row['answers_per_s']} answers/s, p50 {row['p50_ms']} ms, "
-            f"p99 {row['p99_ms']} ms, errors {row['errors']}; CPU ms an answer: {cpu}",
+            f"{row['services']} services, ingresses {row['ingresses']}: {row['answers_per_s']} answers/s, "
+            f"p50 {row['p50_ms']} ms, p99 {row['p99_ms']} ms, errors {row['errors']}; CPU ms an answer: {cpu}",
             flush=True,
         )
-    if given.json:
-        given.json.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=2) + "\n")
+        rows.append(row)
+        if given.json:  # After each row: a machine that is lent may be taken back before the last.
+            given.json.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=2) + "\n")
 
 
-def _measured(given: argparse.Namespace, count: int) -> dict[str, Any]:
+def _measured(given: argparse.Namespace, count: int, ingresses: str) -> dict[str, Any]:
     image = given.image.read_bytes() if given.image else servers.sample_image()
     port = servers.free_port()
     decoders = max(1, (given.decoders or core_count()) // count)
     options = ("--weights", given.weights, "--device", given.device, "--engine", given.engine)
     options += ("--precision", given.precision, "--batch-sizes", given.batch_sizes, "--decoders", str(decoders))
-    options += ("--reuse-port", str(port), *given.options.split())
+    options += ("--reuse-port", str(port), *(("--ingresses", ingresses) if ingresses else ()), *given.options.split())
     processes = given.load_processes or max(1, core_count() // 4)
     connections = max(1, given.connections // processes)
     request = servers.service_request(given.model, image)
@@ -95,6 +99,7 @@ def _measured(given: argparse.Namespace, count: int) -> dict[str, Any]:
     roles = sorted({role for _, used in rounds for role in used})
     return {
         "services": count,
+        "ingresses": ingresses or "as by default",
         "decoders": decoders * count,
         "load_processes": processes,
         "connections": connections * processes,

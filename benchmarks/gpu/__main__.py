@@ -56,6 +56,11 @@ QUESTIONS: dict[str, Question] = {
     "load": Question(
         "commands:load", "JPEGs over HTTP by 1, 2 and 4 services on the card", "how many loops a card wants"
     ),
+    "load-ingresses": Question(
+        "commands:load_by_ingresses",
+        "the same by one service with 0, 2, 4 and 8 ingresses",
+        "how many ingresses a card and its cores want, and whether they replace several services",
+    ),
     "load-decoded": Question(
         "commands:load_decoded_by_card",
         "the same of one service whose files the card decodes",

@@ -48,6 +48,12 @@ def load(asked: Asked) -> dict[str, Any]:
     return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load.json")))
 
 
+def load_by_ingresses(asked: Asked) -> dict[str, Any]:
+    """Load one service with 0, 2, 4 and 8 ingresses."""
+    options = ("--device", asked.device, "--services", "1", "--ingresses", "0,2,4,8", "--seconds", "5", "--rounds", "1")
+    return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load_ingresses.json")))
+
+
 def load_decoded_by_card(asked: Asked) -> dict[str, Any]:
     """The same of one service whose files the card decodes."""
     options = ("--device", asked.device, "--services", "1", "--seconds", "5", "--rounds", "1")

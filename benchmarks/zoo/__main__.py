@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", help="all of them where none is named")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the libraries")
     parser.add_argument("--command", default=str(Path(sysconfig.get_path("scripts")) / "anychip"))
+    parser.add_argument("--device", default="cpu", help="as --device of `anychip serve`")
     parser.add_argument("--group", type=int, default=8, help="files of one service")
     parser.add_argument("--folder", type=Path, help="keeps files, and takes those that are there already")
     parser.add_argument("--results", type=Path, help="a file that keeps rows, and to which others are added")
@@ -63,7 +64,7 @@ def main() -> None:
             if given.build_only:
                 return
             with tempfile.TemporaryDirectory(prefix="zoo-home-") as home:
-                command = Command(Path(given.command), Path(home))
+                command = Command(Path(given.command), Path(home), given.device)
                 built = [row for row in rows if (folder / row.name / "made.json").is_file()]
                 for first in range(0, len(built), given.group):
                     kept |= _measure(built[first : first + given.group], folder, command)

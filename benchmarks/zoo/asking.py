@@ -63,14 +63,14 @@ class Asked:
 class Command:
     """The installed `anychip`, with a home of its own."""
 
-    def __init__(self, command: Path, home: Path) -> None:
-        self.command, self.home = command, home
+    def __init__(self, command: Path, home: Path, device: str = "cpu") -> None:
+        self.command, self.home, self.device = command, home, device
         (home / "empty").mkdir(parents=True, exist_ok=True)
         self.read_s: dict[str, float] = {}
 
     def refusal(self, model: str, picture: Path) -> str:
         """Return what `predict` says of a file that it refuses, "" of one that it answers for."""
-        line = [str(self.command), "predict", f"m={model}", str(picture), "--json", "--device", "cpu"]
+        line = [str(self.command), "predict", f"m={model}", str(picture), "--json", "--device", self.device]
         line += ["--precision", "fp32", "--trust-exported", "true"]
         ran = subprocess.run(
             line, capture_output=True, text=True, cwd=self.home / "empty", env=self._environment(), timeout=_START_S,
@@ -103,7 +103,7 @@ class Command:
     def _serve(self, rows: Sequence[Asked], precision: str) -> tuple[dict[str, Answered], str]:
         """Return the answers, or what the start says."""
         models = ",".join(f"{row.name}={row.model}" for row in rows)
-        line = [str(self.command), "serve", "--models", models, "--device", "cpu", "--port", "0"]
+        line = [str(self.command), "serve", "--models", models, "--device", self.device, "--port", "0"]
         line += ["--batch-sizes", "1,2", "--trust-exported", "true", "--precision", precision]
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(
