@@ -727,8 +727,9 @@ class TestItemsThatLieApart:
                 return 0
 
             @staticmethod
-            def cudaHostUnregister(address: int) -> None:
+            def cudaHostUnregister(address: int) -> int:
                 locked.remove((address, images(1).nbytes))
+                return 0
 
         monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: Runtime)
         executable = load(engine)
