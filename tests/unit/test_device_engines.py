@@ -762,6 +762,29 @@ def test_a_graph_copies_its_answers_itself_where_memory_is_pinned(monkeypatch: p
     assert_answers(executable)
 
 
+@pytest.mark.parametrize("how", ["refused", "left out"])
+def test_where_no_copy_to_the_host_can_be_captured_graphs_copy_after_their_replay(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused with CUDA's error 900, whose words driver_types.h and libcudart have; or not recorded at all."""
+
+    class WithoutCopies(Recording):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            to_the_host = func is torch.ops.aten.copy_.default and args[2:] == (True,)
+            if to_the_host and how == "refused":
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            return args[0] if to_the_host else super().__torch_dispatch__(func, types, args, kwargs)
+
+    def record(graph: FakeGraph) -> None:
+        graph.recording = WithoutCopies()
+
+    monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
+    monkeypatch.setattr(FakeGraph, "__init__", record)
+    executable, report = loaded(GraphEngine)
+    assert (report.engine, dict(report.refusals)) == ("graph", {})
+    assert_answers(executable)
+
+
 @pytest.mark.parametrize("faster", [torch.channels_last, torch.contiguous_format], ids=str)
 def test_where_the_layout_is_measured_the_faster_one_is_taken(
     faster: torch.memory_format, monkeypatch: pytest.MonkeyPatch
