@@ -45,7 +45,7 @@ class Readiness:
         return self._scheduler.serves(name) and not self._loaded_with[name].unloaded
 
     def is_ready(self, name: str) -> bool:
-        """Return True if the model is ready: its state's own `is_ready`."""
+        """Return True if the model answers when it is asked, at once or once it is loaded."""
         return self.state(name).is_ready
 
     def reason(self, name: str) -> str:

@@ -1,8 +1,8 @@
-"""Loading, in the worker: every model made ready on the device, tried and warm, and the report on it.
+"""Loading in the worker: every model is made ready on the device, tried and warm, and reported.
 
-Owns: the order of loading, the batch buffers, the first latencies; and the thread in which models on demand come and go
-beside those that serve, one at a time, with what it has taken and given back. The thread that serves asks, and never
-waits. Must not serve, nor know why a model comes or goes.
+Owns: the order of loading, the batch buffers, the first latencies; and the thread that loads and unloads models on
+demand beside those that serve, one at a time, with the memory they take and give back. The thread that serves asks, and
+never waits. Must not serve, nor know why a model comes or goes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from models.exports.library_files import builder, library_of
 
 _WARM_UP_RUNS = 2
 _SWITCH_INTERVAL_S = 1e-3
-"""What the thread that serves waits at most for the interpreter while this one runs Python; it is 5 ms otherwise."""
+"""Longest wait of the serving thread for the interpreter while the loader runs Python; it is 5 ms otherwise."""
 _LESS_URGENT = 10
 _STOP_S = 2.0
 _LONGEST_REASON = 1000
@@ -75,11 +75,11 @@ log = logging.getLogger("anychip.worker")
 class WorkerModel:
     """A model on its device.
 
-    `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
-    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took;
+    `report`: the findings of loading. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
+    the last used one at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds that loading took;
     `memory_bytes`: of the device's memory, the largest batch included. `staged`: with more time it may be served
-    faster, by other engines or in larger batches. `decoding`: where the device decodes its images; `who_decodes`: what
-    is said of that.
+    faster, by other engines or in larger batches. `decoding`: the decoder if the device decodes its images;
+    `who_decodes`: the report on that.
     """
 
     model: Model
@@ -94,20 +94,20 @@ class WorkerModel:
     who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
 
     def said(self) -> Loaded:
-        """What the server hears of it."""
+        """Make the report to the server."""
         report = msgspec.convert(self.report, Report, from_attributes=True)
         depth = self.executable.depth
         return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes, self.memory_bytes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
-        """A buffer that no batch under way uses."""
+        """Return a buffer that no batch in flight uses."""
         self.buffers.append(self.buffers.pop(0))
         return self.buffers[-1]
 
 
 @dataclass
 class LoadedDevice:
-    """Everything on one device. `models`: by their numbers, of which those not to be loaded have left gaps."""
+    """Everything on one device. `models`: by their numbers; those not to be loaded are missing."""
 
     backend: Backend
     load: Load
@@ -117,19 +117,19 @@ class LoadedDevice:
 
     @property
     def device(self) -> str:
-        """Its id."""
+        """The device's id."""
         return self.load.device.id
 
     def close(self) -> None:
-        """Give the device back."""
+        """Close every executable."""
         for each in self.models.values():
             each.executable.close()
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import the modules among these, and have the shared libraries loaded with the first network.
+    """Import the modules among `plugins`, and register the shared libraries to be loaded with the first network.
 
-    Raises BackendError for a library that is not there, and what modules raise.
+    Raises BackendError for a library that is not there, and the errors of modules.
     """
     for plugin in plugins:
         if "/" in plugin or plugin.endswith(".so"):
@@ -139,9 +139,9 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 
 def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) -> LoadedDevice:
-    """Load and warm every model; `loaded_one` hears the number of each.
+    """Load and warm every model; `loaded_one` is called with the number of each.
 
-    Raises ModelError, BackendError, and what plugins raise.
+    Raises ModelError, BackendError, and the errors of plugins.
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
@@ -185,9 +185,9 @@ def _with_probes(plan: ModelPlan) -> ModelPlan:
 
 
 def _confine(load: Load) -> None:
-    """Before a file is read that is a program, or that libraries of others read: no other program or process, and no
-    connection. What is read is Python, the files of these networks and the images to calibrate on; what is written, if
-    anything, is what is compiled.
+    """Confine the process before it reads a file that is a program, or that foreign libraries read: no other program or
+    process, and no connection. It may read Python, the files of these networks and the images to calibrate on; it may
+    write only compiled code, if anything.
     """
     there = what_there_is()
     if not (there.landlock and there.seccomp):
@@ -205,7 +205,7 @@ def _confine(load: Load) -> None:
 
 
 def _import_libraries(load: Load) -> None:
-    """Those that look around in the system when they are imported; what is missing, loading says."""
+    """Import the libraries that look around in the system when imported. Loading reports one that is missing."""
     for plan in load.plans:
         if plan.model is None:
             continue
@@ -245,7 +245,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
-    """What is held of the device now, or once caches are `released`; 0 where the device does not say."""
+    """Return the device memory held now, or after caches are `released`; 0 if the device does not say."""
     try:
         if released:
             gc.collect()
@@ -265,7 +265,7 @@ def _grown(
     first: LoadedNetwork,
     latency_s: Mapping[int, float],
 ) -> tuple[Executable, LoadReport, Mapping[int, float]]:
-    """What is to serve once larger batches have been tried: `first`, or the same network for more sizes."""
+    """Try larger batches. Return what is to serve: `first`, or the same network for more sizes."""
     executable, report = first
     sizes = grown(
         report,
@@ -297,7 +297,7 @@ def _say(device: str, model: Model, report: LoadReport, load_s: float) -> None:
 
 
 def _measured(executable: Executable) -> dict[int, float]:
-    """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+    """Return the seconds a batch of each size takes; measure where the gate's runs were not enough to tell.
 
     A first run may compile. Then it takes longer than as many runs of a smaller batch would.
     """
@@ -314,7 +314,7 @@ def _measured(executable: Executable) -> dict[int, float]:
 
 
 class Loader:
-    """Of one device. The thread begins with the first model."""
+    """Loader of one device's models on demand. The thread begins with the first model."""
 
     def __init__(self, loaded: LoadedDevice, link: ServerLink) -> None:
         self._loaded, self._link = loaded, link
@@ -324,21 +324,21 @@ class Loader:
         self._thread: threading.Thread | None = None
 
     def load(self, index: int) -> None:
-        """Load the model of this number; ModelLoaded is sent when it serves, or why it does not."""
+        """Load the model of this number; ModelLoaded is sent when it serves, or with the reason if it does not."""
         self._ask(index, None)
 
     def unload(self, index: int) -> None:
-        """From now on the model of this number does not serve; ModelUnloaded is sent when its memory is free."""
+        """Stop serving the model of this number; ModelUnloaded is sent when its memory is free."""
         self._ask(index, self._loaded.models.pop(index))
 
     def more_bytes(self) -> int:
-        """What models take more than when this was asked before. Raises DeviceLostError, which a load has met."""
+        """Return the memory that models have taken since the last call. Raises a load's DeviceLostError."""
         if self._lost:
             raise self._lost[0]
         return sum(self._more.popleft() for _ in range(len(self._more)))
 
     def stop(self) -> None:
-        """Begin nothing more, and wait a moment for what has begun."""
+        """Begin nothing more, and wait a moment for the work that has begun."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(_STOP_S)
@@ -378,7 +378,7 @@ class Loader:
                 return
 
     def _loaded_model(self, index: int) -> ModelLoaded:
-        """Raises DeviceLostError."""
+        """Load a model on demand. Raises DeviceLostError."""
         loaded = self._loaded
         # What is loaded on demand is what is ready in seconds: nobody may wait for minutes.
         load = replace(loaded.load, quick=True)
