@@ -29,18 +29,18 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-"""All but BYTES."""
+"""Datatypes of the protocol, except BYTES."""
 
 _LENGTH = struct.Struct("<I")
 _PIECE_BYTES = 1024 * 1024
 _TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float}, "f": {int, float}}
-"""What fitting values are in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
+"""Types of fitting values in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
 _MOST_ELEMENTS = 2**60  # Of eight bytes each, what int64 can count.
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Elements of a tensor of this shape. Raises INVALID_REQUEST for more than any tensor has.
+    """Return the elements of a tensor of this shape. Raises INVALID_REQUEST for more than any tensor has.
 
     NumPy multiplies lengths as int64, also where another of them is 0.
     """
@@ -50,7 +50,7 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) -> Array:
-    """A tensor from its bytes, without copying them: read-only. Raises INVALID_REQUEST when they are not as many."""
+    """Make a read-only tensor of its bytes, without copying. Raises INVALID_REQUEST if they are not as many."""
     dtype = DATATYPES[datatype]
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:
@@ -62,7 +62,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) 
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Array:
-    """A tensor from a list of its values, nested or flat. Raises INVALID_REQUEST.
+    """Make a tensor of a list of its values, nested or flat. Raises INVALID_REQUEST.
 
     NumPy sees the values only after all of them are known to be numbers: of one long string among many it would make an
     array of as many strings of that length.
@@ -89,7 +89,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
 
 
 def _flat(name: str, values: list[Any]) -> list[Any]:
-    """The values of nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
+    """Flatten nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
     for _ in range(_MOST_DEPTH):
         if not values or type(values[0]) is not list:
             return values
@@ -100,7 +100,7 @@ def _flat(name: str, values: list[Any]) -> list[Any]:
 
 
 def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
-    """The elements of a BYTES tensor: views of `content`. Raises INVALID_REQUEST when they are not exactly `count`."""
+    """Split a BYTES tensor into views of `content`. Raises INVALID_REQUEST if they are not exactly `count`."""
     view, at = memoryview(content), 0
     found: list[memoryview] = []
     # A length takes four bytes at least: a shape that lies cannot make this run longer than the content.
@@ -119,7 +119,7 @@ def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
 
 
 def split(content: Buffer) -> Iterator[memoryview]:
-    """The elements of a BYTES tensor that we have made ourselves."""
+    """Split a BYTES tensor that we have made ourselves."""
     view = memoryview(content)
     while view:
         end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
@@ -128,25 +128,25 @@ def split(content: Buffer) -> Iterator[memoryview]:
 
 
 def to_bytes(array: Array | Sequence[bytes]) -> bytes:
-    """A tensor's bytes as the wire wants them; of BYTES, a sequence of its elements."""
+    """Return a tensor's bytes in the wire's layout; BYTES are a sequence of elements."""
     return bytes(content_of(array))
 
 
 def content_of(array: Array | Sequence[bytes]) -> bytes | memoryview:
-    """As `to_bytes`, and where its bytes lie as the wire wants them they are not copied."""
+    """Return a tensor's bytes like `to_bytes`, without a copy if they lie in the wire's layout already."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     return b"".join(part for element in array for part in (_LENGTH.pack(len(element)), element))
 
 
 def pieces(content: Buffer) -> Iterator[bytes]:
-    """Copied bit by bit, as what needs `bytes` wants them: other threads run in between, and while these are joined."""
+    """Copy the content piece by piece to `bytes`: other threads run in between, and while these are joined."""
     for start in range(0, len(content), _PIECE_BYTES):
         yield bytes(content[start : start + _PIECE_BYTES])
 
 
 def joined(parts: Sequence[Buffer]) -> memoryview:
-    """One after the other. Other threads run meanwhile: while bytes are copied they would not, 50 ms for 100 MB."""
+    """Join the parts. Other threads run meanwhile: a copy of bytes would stop them, 50 ms for 100 MB."""
     whole = np.empty(sum(map(len, parts)), np.uint8)
     start = 0
     for part in parts:
@@ -156,7 +156,7 @@ def joined(parts: Sequence[Buffer]) -> memoryview:
 
 
 def datatype_of(array: Array | Sequence[bytes]) -> str:
-    """The protocol's name for what an array holds. Raises KeyError for types it does not have."""
+    """Return the protocol's name for an array's type. Raises KeyError for types it does not have."""
     if not isinstance(array, np.ndarray):
         return BYTES
     return _NAMES[array.dtype.newbyteorder("<")]
@@ -166,7 +166,7 @@ _NAMES = {dtype.newbyteorder("<"): name for name, dtype in DATATYPES.items()}
 
 
 def stacked(rows: Iterable[Array]) -> Array:
-    """One tensor of a batch's rows; rows that are shorter in some dimension are filled up with zeros."""
+    """Stack the rows of a batch into one tensor; rows that are shorter in some dimension are filled up with zeros."""
     arrays = list(rows)
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)

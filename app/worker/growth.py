@@ -42,11 +42,10 @@ def grown(
     measure: Callable[[Executable], Mapping[int, float]],
     memory: Callable[[], Memory],
 ) -> tuple[int, ...]:
-    """Return the sizes to serve with: those of `latency_s`, and larger ones, each double the one before, while they
-    pay.
+    """Return the sizes to serve with: `latency_s`'s, and larger ones, each double the one before, while they pay.
 
-    `make`: the network ready for batches of one more size alone, on the engine and in the precision of `report`;
-    `measure`: seconds a batch. A trial's BackendError ends the growth, not the worker; DeviceLostError goes on.
+    `make`: the network for batches of one more size alone, on the engine and in the precision of `report`; `measure`:
+    seconds a batch. A trial's BackendError ends the growth, not the worker; DeviceLostError is raised.
     """
     found = dict(latency_s)
     while pays(found) and (size := 2 * max(found)) <= LARGEST:

@@ -67,7 +67,7 @@ async def predict(request: Request, model: str) -> Response:
 
 
 async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
-    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    """Return the content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model))
     made_by = ingress.made_by(answered.computed_by)
     if not answered.is_large:
@@ -78,7 +78,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
 
 
 class PredictCall(HttpCall[Answer]):
-    """Encoded images in one of the forms of app.http.call.
+    """Call with encoded images in one of the forms of app.http.call.
 
     `any_type`: a body of any type that is no form is an image.
     """
