@@ -28,7 +28,7 @@ from app.config import SECTIONS, Settings, unknown_variables
 from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
-"""Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
+"""Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
 TOOLS = ("predict", "doctor", "ops", "validate", "bench", "tune", "profile", "verify", "top")
 """The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
@@ -50,7 +50,7 @@ log = logging.getLogger("anychip")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code, 0 only on success."""
+    """Run a command; return the exit code, 0 only on success."""
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     given = sys.argv[1:] if arguments is None else arguments
@@ -102,7 +102,7 @@ def _complain(message: str) -> int:
 
 
 def _parser(first: str) -> argparse.ArgumentParser:
-    """Of all commands; outside ones are looked for where `first`, the first argument, is none of ours."""
+    """Make the parser of all commands; look for outside ones if `first`, the first argument, is none of ours."""
     parser = argparse.ArgumentParser(
         prog="anychip", description="Classifies and detects in images, on any accelerator PyTorch reaches."
     )
@@ -232,7 +232,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
 
 def _import_torch() -> None:
-    """And what comes with it: in the process from which others are forked, once for all, as they share it."""
+    """Import torch and what comes with it in the process that forks others: once for all, as they share it."""
     from app.decoder import main as decoders
     from app.worker.main import import_libraries
 

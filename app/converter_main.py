@@ -1,4 +1,4 @@
-"""The child process of app.ingress.converter: reads requests from its standard input, a socket, until that ends.
+"""The child process of app.ingress.converter: it reads requests from its standard input, a socket, until that ends.
 
 Owns: the limits of the process. Must not import anything large: it starts while a client waits.
 """
@@ -17,13 +17,13 @@ from app.ingress.converter import ANSWER, FAILED, LEAVING, REQUEST
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _KEPT_MEMORY_BYTES = 80 * 2**20
-"""More than most bodies of 20 MB leave behind. A child that has grown beyond it ends; the next request has another."""
+"""Most memory of a child, more than most bodies of 20 MB leave. A larger child ends; the next request has another."""
 
 log = logging.getLogger("anychip.converter")
 
 
 def main() -> None:
-    """Convert until the server closes its end, or until memory has grown that is better given back."""
+    """Convert until the server closes its end, or until so much memory has grown that the process should end."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     kept_bytes = max(_KEPT_MEMORY_BYTES, _resident_bytes())
     with socket.socket(fileno=0) as connection:
@@ -63,7 +63,7 @@ def _resident_bytes() -> int:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; none where the other end has closed before the first."""
+    """Receive so many bytes; none if the other end has closed before all of them."""
     received = bytearray(size)
     view = memoryview(received)
     while view:

@@ -64,7 +64,7 @@ _WATCH_INTERVAL_S = 0.25
 _MOST_READS = 16
 """Reads in one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
 _UNASKED_BYTES_PER_S, _UNASKED_BURST_BYTES = 1 << 20, 4 << 20
-"""What a worker may say beside its answers, a thousand times what it does. At once: what waited for this process."""
+"""Limits of what a worker may say unasked, a thousand times the usual. The burst: what waited for this process."""
 _LEAST_BYTES = 256
 """Least size that a message counts as: reading it costs as much."""
 

@@ -33,8 +33,9 @@ _LOOK_INTERVAL_S = 0.1
 """Interval of looks while a request waits for a model that cannot be loaded yet."""
 _LONGEST_RETRY_S = 60
 _LEAST_LOAD_S, _LOADS = 30.0, 10
-"""A load that takes longer than this, and so many times what it is known to take, is given up with its worker. After
-that, the next one has twice the time: engines may have to be compiled again."""
+"""Limits of a load: this time, and so many times its known time. A load that takes longer is given up with its worker.
+The next one then has twice the time: engines may have to be compiled again.
+"""
 
 log = logging.getLogger("anychip.residents")
 

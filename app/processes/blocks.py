@@ -15,8 +15,8 @@ _LEAST_BITS, _KEPT_BITS = 12, 20
 _KEPT_BYTES = 16 << 20
 """Most bytes of free blocks that stay with the process: the next requests find them in the cache."""
 ROOM = 40
-"""Ratio of the memory to the bytes in use at once: a block is up to twice as large as its content, blocks of one size
-never serve another, and there are 20 sizes. The system gives memory only for what is touched.
+"""Ratio of the memory to the bytes in use at once: a block is up to twice as large as its content, no block serves
+another size, and there are 20 sizes. The system gives memory only for what is touched.
 """
 
 

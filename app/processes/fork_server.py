@@ -31,8 +31,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_S = 0.02
 _LOOK_S = 1.0
 _LOOKS = 5
-"""Looks in a row after which a silent fork server is given up; an answer takes milliseconds. Looks are counted, and not
-seconds: of time in which this process itself stood still only one passes.
+"""Looks for which a fork server may be silent after a request; an answer takes milliseconds. They are counted instead
+of seconds: of time in which this process itself stood still only one passes.
 """
 _IMPORT_LOOKS = 120
 _MOST_FAILURES = 3
