@@ -86,7 +86,7 @@ def create_app(service: Service, *, hosted: bool = False, share: float = 1.0) ->
 
 def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], administered: bool = True) -> None:
     """Add every route. Each one needs a rule in app.access.rules, or no client reaches it."""
-    for name in compat:  # Before ours: X-AnyLabeling's list of models says more.
+    for name in compat:  # Before ours: X-AnyLabeling's list of models has more in it.
         if name not in CLIENTS:
             app.include_router(client.router(name))
     for each in (predict, status, v2, infer, repository, devices, torchserve, stats):

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _torch_works() -> bool:
     try:
         import torch  # noqa: F401
-    except Exception:  # A vendor's build raises anything.
+    except Exception:  # A vendor's build raises any error.
         return False
     return True
 
@@ -169,7 +169,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     if first not in commands.choices:
         outsiders = entry_points(group=COMMAND_GROUP)
-        for entry in outsiders.select(name=first) or outsiders:  # Another's may need what is broken here.
+        for entry in outsiders.select(name=first) or outsiders:  # Another command may need a broken package.
             try:
                 outside = entry.load()
                 outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
@@ -195,7 +195,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _demo(parsed: argparse.Namespace) -> int:
     from models.sample import IMAGES
 
-    # Without what was found here earlier: everybody's demo answers alike.
+    # Without earlier findings on this machine: every demo answers alike.
     settings = read_settings(parsed, weights="sample", profiles="false")
 
     def announce(address: str) -> None:
@@ -214,7 +214,7 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
-    gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
+    gc.disable()  # Imports make little garbage, and its collection takes a fifth of their time.
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
     from app.fleet.spawn import BARE_FORK_SERVER, prepare_bare_workers
     from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
@@ -222,7 +222,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
     try:
         prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
-        if any(map(looks_foreign, settings.model_specs)):  # Their workers are confined, unless a device computes.
+        if any(map(looks_foreign, settings.model_specs)):  # Workers of these are confined, unless a device computes.
             prepare_bare_workers()
         return _serve_opened(settings, announce)
     finally:

@@ -48,7 +48,7 @@ def _converted(name: str, argument: int, payload: bytes) -> tuple[int, bytes]:
     except Exception:
         log.exception("a conversion failed")
         failure = internal_error()
-    without_frames(failure)  # In them lies what was read, which would stay until the next collection of garbage.
+    without_frames(failure)  # The frames hold the read data, which would stay until the next collection of garbage.
     return FAILED, orjson.dumps({"code": failure.code, "message": failure.message})
 
 
@@ -57,8 +57,8 @@ def _resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except PermissionError:
-        # A confined process that starts this one may read what Linux says of itself, and this one has another number.
-        # The highest value is what is left, which counts the process that this one was made from.
+        # A confined process that starts this one may read only its own entry of /proc, and this one has another number.
+        # The peak is left, which counts the process that this one was made from.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -148,7 +148,7 @@ class _Process:
     async def _run(self, channel: Channel, messages: list[bytes]) -> None:
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
         self._talk = Talk(channel, ToIngress, self._heard, messages)
-        self._talk.say(Here())  # The owner says the rest to who listens.
+        self._talk.say(Here())  # The owner sends the rest once we listen.
         ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
         await asyncio.wait((self._begun, ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._begun.done():

@@ -323,7 +323,7 @@ class Administration(ABC):
 class Room(ABC):
     """Room in a model's queue for the images of one request, as long as the context lasts."""
 
-    __slots__ = ()  # Who makes it has these, in slots where many are made.
+    __slots__ = ()  # Subclasses have the attributes, some in slots, as many are made.
     served: ServedModel
     terms: Terms
 

@@ -40,9 +40,9 @@ def configure(level: str, form: Format) -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # It has a warning for each strange byte that a client sends; the client is told, and the log is not the client's.
+    # It warns of each strange byte that a client sends; the client is told, and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    # Whatever people read, the audit is for machines, and no level silences it.
+    # The audit is for machines, in any form of the log, and no level silences it.
     audit = logging.getLogger(AUDIT)
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(JsonFormatter())

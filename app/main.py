@@ -84,7 +84,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     ):
         ports = _Ports(server, admin, rpc, lambda: opening.said)
         await ports.listen_for_rpc(settings)
-        # Signals end the process meanwhile: nothing would be lost.
+        # Signals end the process meanwhile: nothing is lost.
         async with _told(ports.said):
             opened = await _opened(opening, settings)
         await _serve(settings, *opened, ports, on_ready)
@@ -145,7 +145,7 @@ async def _serve(
             app.state.ingress.refuse_what_is_under_way()
             if ingresses is not None:
                 ingresses.end()
-            # While there are listeners: what comes now, or waits for a worker, is told why it gets no other answer.
+            # While listeners are open: new and waiting requests are told why they get no other answer.
             await _stopped(service, stop)
             for each in filter(None, (server, admin_server)):
                 each.should_exit = True  # Both at once.
@@ -348,7 +348,7 @@ async def _listening_for_administration(
         yield None
         return
     port = settings.admin_port or (settings.port and port_of(public) + ADMIN_PORT_DISTANCE)
-    # Its own: whatever the public ports have taken, it can be asked, also whether this lives.
+    # A budget of its own: it answers, also the liveness probe, however full the public ports are.
     counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     server = None
     async with contextlib.AsyncExitStack() as stack:
@@ -358,7 +358,7 @@ async def _listening_for_administration(
         except OSError as error:
             if settings.admin_port:
                 raise
-            # Another service has it, perhaps a second one of ours: that is no reason to serve nothing.
+            # Another service has it, perhaps another of ours: that is no reason to serve nothing.
             log.warning("%s; administration is off here until --admin-port names a port", error)
         else:
             log.info("administration at http://%s:%d", LOOPBACK, port_of(server))

@@ -93,9 +93,9 @@ class Access:
         limits = client_limits(settings.client_limits)
         self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
-        self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
-        # A web page that was rebound has no key. On loopback names are asked for all the same: those who listen there
-        # want this machine alone.
+        self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it unchanged.
+        # A rebound web page has no key. Names are checked on loopback all the same: a service there is meant for
+        # this machine alone.
         checked = self.keys is None or (not hosted and is_loopback(settings.host))
         self._hosts: dict[Bind, Hosts] = {
             "public": Hosts(settings.host_names, checked=checked),

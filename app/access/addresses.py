@@ -48,7 +48,7 @@ class Hosts:
         self._every = "*" in names or not (names or checked)
         self._exact = {name.lower() for name in names if not name.startswith("*")}
         self._below = tuple(name[1:].lower() for name in names if name.startswith("*."))
-        self._known: set[bytes] = set()  # Of headers: those that were found good.
+        self._known: set[bytes] = set()  # Headers that were found good.
 
     def accepts(self, header: bytes) -> bool:
         """Return True if a Host header names this service. A request without one (HTTP/1.0) is no browser's."""

@@ -163,7 +163,7 @@ class Keys:
         self._seen = stamp(path)
         self._look_s = clock() + _LOOK_AGAIN_S
         self._by_hash = self._hashed(read(path))
-        self._found: dict[bytes, Key] = {}  # By what was sent: one entry a key of the file, at most.
+        self._found: dict[bytes, Key] = {}  # By the key as sent: at most one entry a key of the file.
 
     def find(self, sent: bytes) -> Key | None:
         """Return the key that was sent; None if there is none like it."""

@@ -24,11 +24,11 @@ LIVE = ("/v2/health/live", "/livez", "/healthz")
 READY = ("/v2/health/ready", "/readyz", "/health")
 """Paths of the readiness probe: every model has a worker."""
 ROUTES: dict[str, dict[str, Need]] = {
-    # Whether it lives and is ready: load balancers and kubelets have no key.
+    # Liveness and readiness probes: load balancers and kubelets have no key.
     **{path: {"GET": "open"} for path in (*LIVE, *READY)},
     "/ping": {"GET": "open"},
     "/metrics": {"GET": "metrics"},
-    # The pages are the same for all and say nothing of this service; what they ask needs a key.
+    # The pages are the same for all and tell nothing of this service; their own requests need a key.
     "/": {"GET": "open"},
     "/playground/facts.json": {"GET": "infer"},
     "/playground/{name:path}": {"GET": "open"},

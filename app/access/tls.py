@@ -65,7 +65,7 @@ class Tls:
         if seen == self.seen:
             return False
         try:
-            self._made()  # In a context of its own first: a certificate without its key would spoil the one in use.
+            self._made()  # First in its own context: a certificate without its key would spoil the one in use.
             self._load(self.context)
         except OSError as error:
             log.error("the certificate stays as it was: %s", error)

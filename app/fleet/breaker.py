@@ -26,7 +26,7 @@ class Breaker:
 
     def __init__(self) -> None:
         self.reason = ""
-        self._in_a_row = 0  # Of workers that had answered nothing.
+        self._in_a_row = 0  # Workers that had answered nothing.
         self._died_s: deque[float] = deque()
 
     def died(self, now_s: float, *, answered: bool = False, served_s: float = 0.0) -> float:

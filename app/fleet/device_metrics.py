@@ -73,7 +73,7 @@ class DeviceMetrics:
             metrics.device_memory_bytes.labels(*self._labels, kind).set(value)
         metrics.worker_resident_bytes.labels(self._device).set(sum(each.resident for each in here))
         self._show(stats.telemetry)
-        if worker == next(iter(self._stats)):  # Of several workers on a device one is enough.
+        if worker == next(iter(self._stats)):  # One of several workers on a device is enough.
             then = before.telemetry if before else stats.telemetry
             self._count(metrics.device_energy_joules, (), "energy_joules", then, stats.telemetry)
             for kind, name in MEMORY_ERRORS.items():
@@ -119,7 +119,7 @@ class DeviceMetrics:
         """Add the increase since the worker's report before; skip a value that is not in the report."""
         if name in now:
             added = now[name] - then.get(name, now[name])
-            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # One that began again has added nothing yet.
+            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # A counter that began again has added nothing.
 
 
 class ServedStates:

@@ -106,7 +106,7 @@ class Dispatcher:
         self._records, self._refuse_unless_served = records, refuse_unless_served
         self.files = DeviceFiles(models, workers)
         self._loop = asyncio.get_running_loop()
-        self._dispatching = False  # It is about to, in this turn of the loop.
+        self._dispatching = False  # True if `_dispatch` is due in this turn of the loop.
         self._wake: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class Dispatcher:
             self._wake.cancel()
             self._wake = None
         if (wake_at := self._scheduler.wake_at(now_s)) is not None:
-            # Timers have a resolution of a millisecond: a shorter one would be asked for again and again.
+            # Timers have a resolution of a millisecond: a shorter one would be set again and again.
             self._wake = self._loop.call_later(max(wake_at - now_s, 1e-3), self._dispatch)
 
     def _send(self, batch: Batch[Submission]) -> None:
@@ -196,7 +196,7 @@ class Dispatcher:
                 item.pool.metrics.retried.inc()
                 if suspects:
                     item.attempt = ALONE
-                if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
+                if suspects and item.refill is not None:  # Its file may be to blame: pixels do no harm.
                     self._refill(item)
                 else:
                     self.enqueue(item, clock.monotonic())
@@ -206,7 +206,7 @@ class Dispatcher:
         now_s = clock.monotonic()
         learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
         batch = self._scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
-        # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
+        # From here on nothing may raise before the slots are given back: the batch is not recorded elsewhere.
         if len(results) != len(batch.items):
             self._lost(worker, batch, f"{len(results)} results came for {len(batch.items)} items")
             return
@@ -220,7 +220,7 @@ class Dispatcher:
         for item in batch.items:
             if item not in again:
                 item.give_slot()
-        self._finished(worker)  # The device first, then those who wait.
+        self._finished(worker)  # First the device, then the waiting clients.
         model = worker.model(pool.index)
         computed_by = _computed_by(worker, pool)
         for item, arrays in zip(batch.items, results, strict=True):

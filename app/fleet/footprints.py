@@ -63,7 +63,7 @@ def keep(worker: WorkerProcess, loaded: Mapping[int, Loaded], settings: Settings
     """
     device = choice.device(worker.device)
     if device.name != choice.device(choice.devices[0]).name:
-        return  # As profiles, of the first device.
+        return  # Kept only for the first device, like profiles.
     try:
         for index, found in loaded.items():
             if (model := worker.plan.load.models[index]) is not None:

@@ -26,7 +26,7 @@ _RELIEVE_INTERVAL_S = 0.25
 _HANDOVER_INTERVAL_S = 10.0
 """Least time between two hand-overs of a device for its memory."""
 _COMPILE_TIMEOUT_S = 3600.0
-# Before each try in a row to compile for a replica. A compiled worker that has lived for the last of them ends the row.
+# Pauses before tries in a row to compile for a replica; a compiled worker that outlives the last one ends the row.
 _COMPILE_PAUSES_S = (0.0, 30.0, 120.0, 600.0)
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class Handovers:
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
         self._relieved_s: dict[str, float] = {}
         self._compiling: dict[Replica, asyncio.Task[None]] = {}
-        self._compilations: dict[Replica, tuple[int, float]] = {}  # How many in a row, and when the last was begun.
+        self._compilations: dict[Replica, tuple[int, float]] = {}  # Count of tries in a row, and the start of the last.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
@@ -86,7 +86,7 @@ class Handovers:
         them cannot start: then none of them takes over.
         """
         for task in list(self._compiling.values()):
-            task.cancel()  # Of the models that go. It may take an hour, and the new workers have their own.
+            task.cancel()  # Those of the old models. It may take an hour, and the new workers have their own.
         self._compiling.clear()
         try:
             await self._to(models, reason)
@@ -119,7 +119,7 @@ class Handovers:
             except BaseException:
                 await self._discard(starts)
                 raise
-            # In one turn of the event loop: no request is answered by new weights before another by old ones.
+            # In one turn of the event loop: no request gets new weights before another gets old ones.
             drains = [each.take_over(worker, plans[each], self._settings.drain_s) for each, worker in workers.items()]
             for each in workers:
                 self._metrics.handovers.labels(each.device, reason).inc()
@@ -165,7 +165,7 @@ class Handovers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.debug("%s: %s", task.get_name(), task.exception())  # Its caller hears it, too.
+            log.debug("%s: %s", task.get_name(), task.exception())  # Its caller gets the error, too.
 
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
         """Replace a leaking worker once no other worker is missing."""
@@ -177,7 +177,7 @@ class Handovers:
                 others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
                 if allowed and replica.current is worker and all(each.state == "ready" for each in others):
                     try:
-                        # As this worker: with compiled engines, where it has them.
+                        # Like this worker: with compiled engines, if it has them.
                         load = worker.plan.load.with_models(replica.plan.load.models)
                         successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
                         drain = replica.take_over(successor, replica.plan, self._settings.drain_s)

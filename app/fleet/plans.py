@@ -39,7 +39,7 @@ def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model
     how = ModelPlan(model, **of_model(settings, profiles.get(model.name)))
     image_model = model.image_model if isinstance(model, NormalisedModel) else model
     on_demand = settings.is_on_demand(image_model.name)
-    # One that comes and goes has no time to try larger batches.
+    # A model on demand has no time to try larger batches.
     return replace(how, on_demand=on_demand, grows=how.grows and not on_demand and image_model is model)
 
 
@@ -102,10 +102,10 @@ def worker_plans(
     ]
 
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
-        # Of the others a worker gets nothing: what runs in a program may look at all that is there.
+        # A worker gets nothing of the others: a program may look at all that is there.
         confined = _is_confined(choice, [served[index] for index in serves])
         kept: Path | None = cache_dir
-        if confined:  # What others keep they run: it must not be written here. A program keeps nothing at all.
+        if confined:  # Others run the files that they keep: these must not be written here. A program keeps no files.
             kept = None if models[serves[0]].is_program else cache_dir / CONFINED
         variables = facts.variables(os.environ, cache_dir)
         if confined:

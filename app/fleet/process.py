@@ -167,7 +167,7 @@ class WorkerProcess:
         self._closed: asyncio.Future[str] = loop.create_future()
         self._killed = False
         self._clock = AttendedClock()
-        self._sent: deque[tuple[Run, float]] = deque()  # What it has not answered, and when it was sent.
+        self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
         self._heard_s = self._answered_s = 0.0
         self._writing = False
         self._unasked = Pace(60 * _UNASKED_BYTES_PER_S, burst=_UNASKED_BURST_BYTES)
@@ -217,7 +217,7 @@ class WorkerProcess:
             self.send(Stop())
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
         if not self._task.done():
-            # Still loading, it does not read its channel and has nothing to lose.
+            # A loading worker does not read its channel and has nothing to lose.
             self.kill("it was stopped")
         await self._task
 
@@ -265,7 +265,7 @@ class WorkerProcess:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not spawning.done():
-                spawning.cancel()  # Should there be a process after all, it finds its socket closed, and ends.
+                spawning.cancel()  # If a process begins after all, it finds its socket closed, and ends.
                 self._close(f"it had no process within {self.plan.start_timeout_s:g} s")
                 os.close(descriptor)
                 return
@@ -281,7 +281,7 @@ class WorkerProcess:
         spawned.child.exited.add_done_callback(self._process_exited)
         plan, memory = self.plan, self.plan.memory
         environment = dict(plan.environment)
-        if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
+        if not plan.bare:  # It has the service's other variables, except those set since its start.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         afresh = plan.bare and not spawned.bare
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
@@ -293,7 +293,7 @@ class WorkerProcess:
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._closed), _WATCH_INTERVAL_S)
-            self._read_all()  # What came while this loop was busy, first.
+            self._read_all()  # First the messages that came while this loop was busy.
             now_s = self._clock.look()
             if self.ready is None:
                 if now_s > self.plan.start_timeout_s:
@@ -307,7 +307,7 @@ class WorkerProcess:
                 self.kill(f"it hung: nothing was heard of it for {now_s - self._heard_s:.1f} s", end="hung")
 
     def _process_exited(self, _: asyncio.Future[int | None]) -> None:
-        self._read_all()  # Its last words.
+        self._read_all()  # Its last messages.
         self._close("it ended")
         self.exited.set_result(None)
 
@@ -340,7 +340,7 @@ class WorkerProcess:
             return
         try:
             self._channel.flush()
-        except OSError as error:  # It is gone: what it said before is still to be read.
+        except OSError as error:  # It is gone: its last messages are still to be read.
             log.debug("%s: cannot send: %s", self.id, error)
             asyncio.get_running_loop().remove_writer(self._channel.fileno())
             return
@@ -360,7 +360,7 @@ class WorkerProcess:
         except (EOFError, ConnectionError):
             self._close("it ended")
             return False
-        except Exception as error:  # A message that cannot be read: nothing this worker says can be trusted.
+        except Exception as error:  # A worker with an unreadable message cannot be trusted.
             log.exception("%s: unreadable message", self.id)
             self.kill(f"unreadable message: {error}")
             return False

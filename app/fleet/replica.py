@@ -159,14 +159,14 @@ class Replica:
             except WorkerStartError as error:
                 if not self._first_ready.done():
                     self._first_ready.set_exception(error)
-                    self._first_ready.exception()  # Marks it as seen, should no task wait.
+                    self._first_ready.exception()  # Marks it as seen, in case no task waits.
                     self.state, self.reason = "broken", str(error)
                     return
                 self._died(str(error), error.worker)
                 if error.worker.abandoned:
                     await self._quarantine(error.worker)
             else:
-                # A hand-over puts another in its place: the one that dies is then no longer the current one.
+                # A hand-over replaces the current worker: the one that dies is then no longer current.
                 while (worker := self._current) is not None:
                     reason = await asyncio.shield(worker.ended)
                     if worker is self._current:
@@ -178,7 +178,7 @@ class Replica:
 
     def _died(self, reason: str, worker: WorkerProcess) -> None:
         kind = "start" if worker.ready is None else worker.end
-        if kind != "leaked" or not worker.answered:  # That one ended to give memory back, as it is meant to.
+        if kind != "leaked" or not worker.answered:  # A leaking one ends to give memory back, as it should.
             now_s = clock.monotonic()
             served_s = 0.0 if worker.ready is None else now_s - self._ready_s
             self._pause_s = self._breaker.died(now_s, answered=worker.answered, served_s=served_s)
@@ -207,7 +207,7 @@ class Replica:
 
     async def _start(self, plan: WorkerPlan) -> WorkerProcess:
         worker = WorkerProcess(self.device, plan, self._arena, self._events.computed, self._events.message)
-        self._old.add(worker)  # Not the current one yet, but to be stopped with the rest.
+        self._old.add(worker)  # Not current yet, but to be stopped with the rest.
         worker.ended.add_done_callback(lambda _: self._forget(worker))
         try:
             await worker.start()

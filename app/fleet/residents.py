@@ -33,8 +33,8 @@ _LOOK_INTERVAL_S = 0.1
 """Interval of looks while a request waits for a model that cannot be loaded yet."""
 _LONGEST_RETRY_S = 60
 _LEAST_LOAD_S, _LOADS = 30.0, 10
-"""Limits of a load: this time, and so many times its known time. A load that takes longer is given up with its worker.
-The next one then has twice the time: engines may have to be compiled again.
+"""Limits of a load: this time, and so many times its known time. A longer load is given up with its worker. The next
+one has twice the time: engines may have to be compiled again.
 """
 
 log = logging.getLogger("anychip.residents")
@@ -61,17 +61,17 @@ class Residents:
         self._scheduler, self._workers, self._metrics = scheduler, workers, metrics
         self._changed, self._refuse, self._load_timeout_s = changed, refuse, load_timeout_s
         self._policy = Residency(0, [Tenant(name, 0, math.inf) for name in self._pools])
-        self._asked: dict[WorkerProcess, list[int]] = {}  # What workers load, the next one first.
+        self._asked: dict[WorkerProcess, list[int]] = {}  # Models that workers load, the next one first.
         self._leaving: dict[WorkerProcess, set[int]] = {}
-        self._not_there: set[str] = set()  # Leave, and were never there: a load has failed.
+        self._not_there: set[str] = set()  # Models that leave after a failed load.
         self._stirred = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._failure = ""
         self._stopped = False
-        self._begun = False  # It is known what each model takes.
-        self._deaths: Counter[str] = Counter()  # Of workers in a row that ended while they loaded it.
-        self._patience: Counter[str] = Counter()  # Loads in a row with which their worker ended.
-        self._draining: set[str] = set()  # Leave once what is computed by them is done.
+        self._begun = False  # True once the memory of each model is known.
+        self._deaths: Counter[str] = Counter()  # Workers in a row that ended while they loaded it.
+        self._patience: Counter[str] = Counter()  # Loads in a row during which their worker ended.
+        self._draining: set[str] = set()  # Models that leave once no batch of theirs is in flight.
         for name in self._pools:
             for outcome in ("loaded", "failed", "unloaded"):
                 metrics.model_loads.labels(name, outcome)
@@ -108,7 +108,7 @@ class Residents:
                 tenant.load_s = sum(each.load_s for each in measured)
             else:
                 log.info("%s is loaded, to know what it takes", name)
-                for _ in range(2):  # The first time it may be compiled, and compilers leave memory behind.
+                for _ in range(2):  # The first load may compile, and compilers leave memory behind.
                     tenant.place, tenant.since_s, self._failure = Place.LOADING, clock.monotonic(), ""
                     await self._until(tenant, Place.RESIDENT)
                     if tenant.place is Place.RESIDENT:
@@ -142,8 +142,8 @@ class Residents:
             raise _loading(shown, math.inf)
         expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other), client)
         if expected_s:
-            # Once this request has its place in the queue, which is in this turn of the loop; one that is refused will
-            # be there again.
+            # After this request has entered its queue, in this turn of the loop; a client that is refused will
+            # come again.
             asyncio.get_running_loop().call_soon(self._step)
             if now_s + expected_s > deadline_s:
                 pool.metrics.rejected["loading"].inc()
@@ -162,7 +162,7 @@ class Residents:
         now_s = clock.monotonic()
         for tenant in [each for place in (Place.RESIDENT, Place.LOADING) for each in self._policy.placed(place)]:
             tenant.place, tenant.since_s = Place.LOADING, now_s
-            if self._pools[tenant.name].unloaded:  # By the administration: the new worker knows nothing of it.
+            if self._pools[tenant.name].unloaded:  # By the administration: the new worker has none of it.
                 self._policy.left(tenant.name, now_s)
         self._step()
 

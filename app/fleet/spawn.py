@@ -64,7 +64,7 @@ async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
         if main in _fork_servers:
             fork_server = _fork_servers[main]
             try:
-                # Should it fork one later, that finds the socket closed, and ends.
+                # A process forked later finds its socket closed, and ends.
                 child = await fork_server.fork(theirs.fileno(), fresh=not forks)
                 return Spawned(child, ours, fork_server.environment, bare)
             except OSError as error:

@@ -186,11 +186,11 @@ async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[
         except MultiPartException as error:
             unnamed = ": a part of this size needs a filename" if "maximum size" in error.message else ""
             raise invalid_request(f"the multipart body is malformed: {error.message.rstrip('.')}{unnamed}") from None
-        except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
+        except (KeyError, ValueError, AttributeError):  # The parser's errors for a boundary it cannot read.
             raise invalid_request("the multipart body is malformed: no readable boundary") from None
         yield form.multi_items()
     finally:
-        # All of them: a part that has no end is in no form, and would stay open.
+        # All of them: a part without an end is in no form, and would stay open.
         for begun in parser._files_to_close_on_error:
             begun.close()
 
@@ -302,7 +302,7 @@ class AsgiRequest(HttpRequest):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        # The body has been read: what is received now is taken for the end.
+        # The body has been read: the next message is taken for the end.
         with Interruption() as interruption:
 
             async def watch() -> None:

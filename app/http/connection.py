@@ -117,7 +117,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._discarding.end()
         super().connection_lost(exc)
-        self._sending.end()  # It closes the transport, once more.
+        self._sending.end()  # This closes the transport once more.
         self._pieces.end()
 
     @property
@@ -192,7 +192,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser is None or self.transport.is_closing():
             return
         if self._unproductive_bytes > self.limits.head_bytes and not self._in_head:
-            # Of a body, chunk extensions and trailers alone: nothing that is asked for is as long.
+            # Only a body's chunk extensions and trailers: no real request has so many.
             self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
         elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
             self._discarding.took(len(data))
@@ -264,7 +264,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """End the request; the next bytes are another's head."""
         self._in_head = True
         self._unproductive_bytes = 0
-        if self._discarding.on:  # Answered before it was read: it may go on after all.
+        if self._discarding.on:  # Answered before it was read whole: it may go on after all.
             self._rest_has_come()
         super().on_message_complete()
 
@@ -357,7 +357,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._pieces.within.abort()  # Another answer is being written: nothing can be said in between.
+            self._pieces.within.abort()  # Another answer is being written: no other can go in between.
             return
         self.transport.write(last_words(code, message, status))
         self._pieces.flush()

@@ -72,7 +72,7 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
         root_path = request.scope.get("root_path", "").rstrip("/")
-        # In a script element "</" would end the script, whatever JavaScript makes of it.
+        # In a script element "</" ends the script, even inside a string of JavaScript.
         script = _SCRIPT % json.dumps(root_path + openapi_url).replace("</", "<\\/")
         page = _PAGE % {
             "title": html.escape(app.title),

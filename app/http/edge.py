@@ -85,7 +85,7 @@ class Edge:
             except Exception as error:
                 failure = context.failure(error)
                 if context.status:
-                    raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
+                    raise  # Too late for a body; the server cuts the connection, so that the client sees no proper end.
                 body, headers = error_content(failure, context)
                 await answer({"type": "http.response.start", "status": failure.status, "headers": headers})
                 await answer({"type": "http.response.body", "body": body})

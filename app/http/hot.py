@@ -127,7 +127,7 @@ class HotRequest(HttpRequest):
             self.task.cancel()
         elif self._arrived is not None and not self._arrived.done():
             self._arrived.set_exception(ClientLeftError())
-            self._arrived.exception()  # The route hears it where it reads; it need not.
+            self._arrived.exception()  # The route gets it when it reads; it may not read.
 
     def end(self) -> None:
         """Drop the part of the body that has come: it is not read any more."""
@@ -192,8 +192,8 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._server_state = server_state
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
-        self._held = b""  # What came behind the request that is being answered.
-        self._promise: Callable[[], None] | None = None  # Gives back what its body was promised.
+        self._held = b""  # Bytes behind the request that is being answered.
+        self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
         self.on_lost = _nothing
 
     def carry_as(self, number: int) -> None:
@@ -281,11 +281,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         if int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         if self.carries:
-            if self.ingress.access.counts(head.headers):  # What one caller has under way is counted by the owner.
+            if self.ingress.access.counts(head.headers):  # The owner counts what one caller has in flight.
                 return False
             client = self._general.client
             promise = self.ingress.promised(head.headers, str(client[0]) if client else "", int(length))
-            if promise is None:  # Here it would be refused; the owner has more.
+            if promise is None:  # It would be refused here; the owner has more.
                 return False
         scope = {
             "type": "http",
@@ -327,7 +327,7 @@ class HotProtocol(asyncio.BufferedProtocol):
                     content = await handler(self.ingress, request, *names)
                     context.hold(len(content[0]), self.ingress.bodies)
                     status = 200
-                except Exception as error:  # A client that has left gets none: that goes on, to the context.
+                except Exception as error:  # No answer to a client that has left: that error goes on, to the context.
                     failure = context.failure(error)
                     status, content = failure.status, error_content(failure, context)
                 if not self._transport.is_closing():
@@ -343,13 +343,13 @@ class HotProtocol(asyncio.BufferedProtocol):
                         self._transport.writelines((head, body))
                     else:
                         await self._send_pieces(head, body, piece_bytes)
-                    # Else what is missing of the request would come, and be kept, meanwhile.
+                    # Else the rest of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
-            scope.clear()  # It has the context, and the context has it: a circle that would wait for the collector.
+            scope.clear()  # It and the context refer to each other: a cycle that would wait for the collector.
             self._ended(request)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:

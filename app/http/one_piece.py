@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-_MOST_BYTES = 64 * 1024  # What a turn may hold back: large answers are not copied together.
+_MOST_BYTES = 64 * 1024  # Most bytes that a turn holds back: large answers are not copied together.
 
 
 class OnePiece:

@@ -31,11 +31,11 @@ def configured(
         http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
         host=host,
         port=port,
-        log_config=None,  # Its lines are ours to form.
+        log_config=None,  # Our loggers format its lines.
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # Nothing here asks where a request came from.
+        proxy_headers=False,  # Nothing here asks for a request's origin.
         lifespan="off",
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=5,
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; `sockets` is not used. Raises OSError."""
-        self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
+        self.servers: list[Any] = []  # Listeners that uvicorn closes at the end.
         try:
             await self.listen(self.config.port, self.config.host)
         except OSError as error:

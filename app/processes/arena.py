@@ -83,7 +83,7 @@ class Arena:
 
     def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
-        # Of memories; as many for results follow, where they are here.
+        # Count of memories; as many for results follow, if they are here.
         self._count = 1 + max(pool.memory for pool in pools)
         self._descriptors = descriptors
         self._memories: Sequence[npt.NDArray[np.uint8]] | None = [

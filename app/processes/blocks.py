@@ -28,8 +28,8 @@ class Blocks:
         self._memory = mmap.mmap(self.descriptor, size_bytes)
         self._view = memoryview(self._memory)
         self._end = 0
-        self._free: dict[int, list[int]] = {}  # With memory.
-        self._empty: dict[int, list[int]] = {}  # The system has that back.
+        self._free: dict[int, list[int]] = {}  # Free blocks that keep their memory.
+        self._empty: dict[int, list[int]] = {}  # Free blocks whose memory the system has back.
         self._kept = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:

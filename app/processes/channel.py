@@ -77,7 +77,7 @@ class Channel:
             _close_all(descriptors)
             reason = "a message is too long" if len(message) > MAX_MESSAGE_BYTES else "the other end does not read"
             raise ChannelError(f"{reason}: {len(message)} bytes, {self._waiting_bytes} wait")
-        if not self._waiting and not descriptors:  # What nearly every message does.
+        if not self._waiting and not descriptors:  # The usual case.
             try:
                 sent = self._socket.send(frame)
             except BlockingIOError:
@@ -88,7 +88,7 @@ class Channel:
         first = not self._waiting
         self._waiting.append((frame, list(descriptors)))
         self._waiting_bytes += len(frame) + _KEEPING_BYTES
-        if first:  # Else the socket is full: to try it for each message would cost a system call each.
+        if first:  # Else the socket is full: a try for each message would cost a system call each.
             self.flush()
 
     def flush(self) -> None:
@@ -123,14 +123,14 @@ class Channel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
         if flags & socket.MSG_CTRUNC and not ancillary:
-            self._descriptors.append(_LOST)  # One came: who has less room than for one message gets none.
+            self._descriptors.append(_LOST)  # One came: a process without room for one gets none.
         elif flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ChannelError("too many descriptors came")
         if not size:
             raise EOFError
         if not self._received and size >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._chunk)
-            if size == _HEADER.size + length:  # What nearly every message does.
+            if size == _HEADER.size + length:  # The usual case.
                 return [bytes(self._chunk[_HEADER.size : size])]
         self._received += self._chunk[:size]
         messages = []

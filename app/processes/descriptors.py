@@ -19,7 +19,7 @@ def make_room(connections: int, descriptors: int = 1) -> int:
 
     `descriptors`: the most that one takes.
     """
-    wanted = (descriptors + 1) * connections + _OTHERS  # Those that end stay open for a moment.
+    wanted = (descriptors + 1) * connections + _OTHERS  # Ended ones stay open for a moment.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections

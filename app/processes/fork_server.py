@@ -63,10 +63,10 @@ class Child:
         self.pid = pid
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
-        # Not the end of a socket: a process that it has started may still hold that.
+        # Not the end of a socket: a process started by the child may still hold that.
         try:
             self._handle = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # A kernel or sandbox that has none.
+        except (AttributeError, OSError):  # A kernel or sandbox without pidfd.
             self._handle = -1
             self._loop.call_soon(self._look)
         else:
@@ -112,8 +112,8 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._process: Child | None = None
         self._between = 0
-        self._failures = 0  # In a row, of those that have forked nothing.
-        self._silent = 0  # Looks.
+        self._failures = 0  # Ends in a row without a fork.
+        self._silent = 0  # Looks without an answer.
         self._stopped = False
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -155,7 +155,7 @@ class ForkServer:
             try:
                 self._send(number, descriptors, fresh=fresh)
                 return await asyncio.shield(child)
-            except ConnectionError as error:  # Nothing was forked: what was is heard of before the end.
+            except ConnectionError as error:  # Nothing was forked: an earlier fork is reported before the end.
                 self._settle(number, error)
                 if self._stopped or self._failures >= _MOST_FAILURES:
                     raise
@@ -191,7 +191,7 @@ class ForkServer:
         """Look once a second whether it answers."""
         self._timer = self._loop.call_later(_LOOK_S, self._look)
         self._silent += 1
-        # While it imports it says nothing, unless it has been stopped.
+        # It is silent while it imports, unless it has been stopped.
         patient = not self._ready.done() and self._silent <= _IMPORT_LOOKS
         if self._silent > _LOOKS and not (patient and not is_stopped(self.pid)):
             self._end("it does not answer")
@@ -206,7 +206,7 @@ class ForkServer:
                 raise ConnectionResetError("the process that forks has ended")
             socket.send_fds(self._control, [pack_request(number, fresh=fresh)], descriptors)
         except BlockingIOError:
-            pass  # It does not read: it will be found silent.
+            pass  # It does not read: a later look finds it silent.
         except OSError as error:
             self._end(f"it takes no requests: {error}")
             raise ConnectionResetError(str(error)) from None
@@ -228,7 +228,7 @@ class ForkServer:
             self._silent = 0
         if event.kind == FORKED:
             self._failures = 0
-            # One that is no longer waited for finds its socket closed, ends, and is reaped all the same.
+            # A child that no task waits for finds its socket closed, ends, and is reaped all the same.
             self._settle(event.number, Child(event.value))
         elif event.kind == NOT_FORKED:
             self._settle(event.number, OSError(event.value, os.strerror(event.value)))
@@ -244,7 +244,7 @@ class ForkServer:
             waiting.set_result(outcome)
         else:
             waiting.set_exception(outcome)
-            waiting.exception()  # Marks it as seen, should no task wait any more.
+            waiting.exception()  # Marks it as seen, in case no task waits any more.
 
     def _end(self, reason: str) -> None:
         """Give up the process, if there is one; start another unless stopped."""
@@ -262,7 +262,7 @@ class ForkServer:
         gone = ConnectionResetError(f"the process that forks is gone: {reason}")
         if not self._ready.done():
             self._ready.set_exception(gone)
-            self._ready.exception()  # Marks it as seen, should no task wait.
+            self._ready.exception()  # Marks it as seen, in case no task waits.
         if not self._stopped:
             self._ready = self._loop.create_future()
         for number in list(self._forks):
@@ -282,7 +282,7 @@ def prepare(libraries: Callable[[], None], *mains: str) -> None:
     if threading.active_count() > 1:
         return
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in mains]
-    _adopt(len(mains) - 1)  # All but the first are forked by that.
+    _adopt(len(mains) - 1)  # The first fork server forks all others.
     servers = [(theirs, pkgutil.resolve_name(main)) for main, (_, theirs) in zip(mains, pairs, strict=True)]
     pid = forked(libraries, *servers)
     for number, (main, (ours, theirs)) in enumerate(zip(mains, pairs, strict=True)):
@@ -302,7 +302,7 @@ def is_prepared(main: str) -> bool:
 def discard_prepared(main: str) -> None:
     """End the fork server that no event loop has taken, if there is one."""
     if main in _prepared:
-        with contextlib.suppress(OSError):  # It is not there yet, and will find its socket closed.
+        with contextlib.suppress(OSError):  # It does not run yet, and will find its socket closed.
             _prepared[main].control.setblocking(False)
             begin(main).end()
         if main in _prepared:

@@ -75,9 +75,9 @@ def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkSer
         settle(parent, "fork-workers")
         kept = {0, 1, 2, *(each.fileno() for each, _ in servers)}
         for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-            with contextlib.suppress(OSError):  # The one that listed them is closed already.
+            with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
                 os.close(descriptor)
-        with contextlib.suppress(Exception):  # Who needs them meets it again, and says so.
+        with contextlib.suppress(Exception):  # Code that needs them meets the error again and reports it.
             libraries()
         (control, main), *others = servers
 
@@ -205,10 +205,10 @@ def _fork_again(control: socket.socket, number: int, server: int, run: Callable[
         return
     if pid:
         return
-    while os.getppid() == between:  # It has nothing left to do but to end.
+    while os.getppid() == between:  # The process in between has only to end.
         time.sleep(_LOOK_S)
     die_with(server)
-    with contextlib.suppress(ConnectionError):  # The server does not want it any more; it will find that out.
+    with contextlib.suppress(ConnectionError):  # The server does not want the child any more; the child finds that out.
         _say(control, FORKED, number, os.getpid(), between)
     control.close()
     run()

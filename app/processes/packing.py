@@ -137,7 +137,7 @@ def _state(value: Any) -> Mapping[str, Any]:
         raise TypeError(f"{kind.__qualname__} is more than data")
     slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name not in _NO_STATE]
     state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    # What a cached property has computed is computed again where it is needed.
+    # A cached property is computed again if it is needed.
     kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not _is_cached(kind, name)}
     return state | kept
 

@@ -130,7 +130,7 @@ class Talk:
                 self._loop.remove_writer(self._channel.fileno())
 
     def _writable(self) -> None:
-        with contextlib.suppress(OSError):  # It is gone: what it said before is still to be read.
+        with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
             self._channel.flush()
         self._wait_for_room()
 

@@ -108,7 +108,7 @@ def prepare(
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
-    for spec in described.inputs:  # As metadata writes the shape of what has only the batch.
+    for spec in described.inputs:  # Metadata shows one dimension more for a tensor that has only the batch.
         given = arrays.get(spec.name)
         if given is not None and len(spec.shape) == described.batched and given.shape[described.batched :] == (1,):
             arrays[spec.name] = given[..., 0]
@@ -170,7 +170,7 @@ def _images(
     if tensor.name not in names:
         hint = "; --compat triton has the service take it" if tensor.name == INPUT else ""
         raise invalid_request(f"{model.name} has no input {tensor.name!r}; it takes {' or '.join(names)}{hint}")
-    if tensor.shape and tensor.shape[0] > most:  # Before anything is made of each of them.
+    if tensor.shape and tensor.shape[0] > most:  # Before any of them is made.
         raise invalid_request(f"{tensor.shape[0]} images are more than the {most} a request may hold")
     found: Sequence[Encoded | Frame]
     if tensor.name == IMAGE:
@@ -191,7 +191,7 @@ def _expect(tensor: InputTensor, *datatypes: str) -> None:
 
 def _encoded(tensor: InputTensor) -> Sequence[Encoded]:
     _expect(tensor, BYTES)
-    # [n, 1] is how clients write it that put a batch in front of a shape, as Triton's do.
+    # Clients that put a batch in front of a shape, as Triton's do, write [n, 1].
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
         raise invalid_request(f"the input {tensor.name} must have the shape [n], not {list(tensor.shape)}")
     found: Sequence[Encoded] | None = tensor.elements
@@ -221,7 +221,7 @@ def _normalised(model: PixelModel, tensor: InputTensor) -> Sequence[Frame]:
     if tensor.shape[1:] != (channels, height, width):
         expected = f"[n, {channels}, {height}, {width}]"
         raise invalid_request(f"the input {tensor.name} must have the shape {expected}, not {list(tensor.shape)}")
-    array = _array(tensor).astype(np.float32, copy=False)  # Of half precision exactly the same numbers.
+    array = _array(tensor).astype(np.float32, copy=False)  # Half precision gives exactly the same numbers.
     if not np.isfinite(array).all():
         raise invalid_request(f"the input {tensor.name} holds NaN or infinity")
     return [Frame(tensor, width, height) for tensor in array]

@@ -44,7 +44,7 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
     if isinstance(model, PixelModel):
         for each in inputs:
             each["format"] = _FORMATS.get(each["name"], "FORMAT_NONE")
-            if len(inputs) > 1:  # One of them is all a request has.
+            if len(inputs) > 1:  # A request has only one of them.
                 each["optional"] = True
         texts = {"task": model.task, "labels": orjson.dumps(model.labels).decode()}
         if name not in link.cascades and ultralytics.is_offered(settings, served):

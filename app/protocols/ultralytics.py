@@ -35,7 +35,7 @@ def is_offered(settings: Settings, served: ServedModel) -> bool:
     if "ultralytics" not in split(settings.compat) or served.floats is None or not isinstance(model, PixelModel):
         return False
     mean, std = model.normalisation
-    # It sends pixels in 0..1.
+    # The client sends pixels in 0..1.
     return model.finds != "other" and not _shape(model, "masks") and set(mean) == {0.0} and set(std) == {1.0}
 
 

@@ -36,7 +36,7 @@ _PIECE_BYTES = 1024 * 1024
 _TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float}, "f": {int, float}}
 """Types of fitting values in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
-_MOST_ELEMENTS = 2**60  # Of eight bytes each, what int64 can count.
+_MOST_ELEMENTS = 2**60  # int64 counts so many of eight bytes each.
 
 
 def size_of(shape: Sequence[int]) -> int:
@@ -55,7 +55,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) 
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:
         raise invalid_request(f"{name} has {len(content)} bytes, but {datatype} {list(shape)} takes {wanted}")
-    if datatype == "BOOL":  # A byte other than 0 and 1 is no truth value for what computes with it.
+    if datatype == "BOOL":  # A byte other than 0 and 1 is no valid truth value.
         return np.asarray(np.frombuffer(content, np.uint8) != 0).reshape(shape)
     array: Array = np.frombuffer(content, dtype)
     return array.reshape(shape)
@@ -81,7 +81,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
         limits = np.iinfo(dtype)
         if min(flat) < limits.min or max(flat) > limits.max:
             raise invalid_request(f"the data of {name} has values beyond {datatype}")
-    with np.errstate(over="ignore"):  # Becomes infinity, which is looked for where it matters.
+    with np.errstate(over="ignore"):  # Becomes infinity; later checks look for it.
         try:
             return np.array(flat, np.float64 if dtype.kind == "f" else dtype).astype(dtype, copy=False).reshape(shape)
         except OverflowError:
@@ -103,7 +103,7 @@ def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
     """Split a BYTES tensor into views of `content`. Raises INVALID_REQUEST if they are not exactly `count`."""
     view, at = memoryview(content), 0
     found: list[memoryview] = []
-    # A length takes four bytes at least: a shape that lies cannot make this run longer than the content.
+    # A length takes four bytes at least: a wrong shape cannot make this run longer than the content.
     while at < len(view):
         if len(found) == count:
             raise invalid_request(f"{name} goes on after its {count} elements")

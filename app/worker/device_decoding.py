@@ -123,7 +123,7 @@ class DeviceDecoding:
             return []
         except DeviceLostError:
             raise
-        except Exception as error:  # Broken files, no memory: whatever a library makes of it, the host can do it, too.
+        except Exception as error:  # Broken files, no memory: any error of a library leaves the file to the host.
             if len(part) == 1:
                 log.info("%s cannot decode a file of %d bytes: %s", self._decoder.name, len(part[0][1].data), error)
                 return [part[0][0]]

@@ -16,7 +16,7 @@ from backends import BackendError, DeviceLostError, Executable, LoadedNetwork, L
 LARGEST = 128
 GAIN = 1.1
 """Least ratio of images a second at a size to those at half of it."""
-_LEAST_S = 1e-3  # Of a batch that takes less, what is around it takes as long: there is nothing to be gained.
+_LEAST_S = 1e-3  # A shorter batch gains nothing: the work around it takes as long.
 
 log = logging.getLogger("anychip.worker")
 

@@ -1,12 +1,11 @@
-"""Memory guard of a worker: when it releases memory, and how far; pure logic without torch, clocks or devices of its
-own.
+"""Memory guard of a worker: when it releases memory, and how far; pure logic, without torch, clocks or own devices.
 
     after a batch ─► due ─► look ─► Step(1) ─► released ─► Step(2) ─► released ─► Step(3) ─► the server hands over
                                  └─ nothing to do ◄── low enough again ──┘
 
 Owns: the marks, hysteresis, cool-down and time budget. Must not measure, release or import torch: levels and times are
-parameters. Three rungs, climbed only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3 another
-worker in place of this one.
+parameters. It climbs three rungs, only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3
+another worker in place of this one.
 
 Rung 3 is for leaks only. A leak is a slope: the level after a release has grown with the batches over each of the last
 releases, and would be low enough without that growth. A plateau is no leak, however high: another process has taken its
@@ -83,12 +82,12 @@ class Guard:
         self._batches = 0
         self._released_batches = 0
         self._look_s = now_s
-        self._climb_s = now_s  # No climb begins before.
+        self._climb_s = now_s  # No climb begins before this time.
         self._pending: Step | None = None
         self._spent_s = 0.0  # In the current climb.
-        self._gap_s = 0.0  # Of that, since the last batch.
-        self._futile: dict[Trigger, int] = {}  # What a climb could not lower, with the level it left.
-        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level that a release left then.
+        self._gap_s = 0.0  # The part of it since the last batch.
+        self._futile: dict[Trigger, int] = {}  # Triggers that a climb could not lower, with the level left.
+        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level after a release then.
 
     def after_batch(self) -> None:
         """Count a batch that is done."""
@@ -168,7 +167,7 @@ class Guard:
         return leaked > 0 and level.used - leaked < self._low("device", level)
 
     def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
-        # One that helped is worth its time: without it the device runs out of memory, which takes longer.
+        # A climb that helped is worth its time: without it memory runs out, which takes longer.
         helped = not self._needed(trigger, level)
         wait_s = 0.0 if helped else self._spent_s / _RELEASE_SHARE
         self._climb_s = now_s + max(self._limits.cooldown_s, wait_s)
@@ -206,7 +205,7 @@ class Guard:
         del left[: -_SLOPES - 1]
         if len(left) <= _SLOPES:
             return False
-        # The smallest growth a batch: a jump, as of another process that takes its share, does not repeat.
+        # The smallest growth a batch: a jump, such as another process's new share, does not repeat.
         slope = min((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(left))
         leaked = slope * self._batches
         return slope >= max(1, self._limits.leak_bytes_per_batch) and value - leaked < self._low(trigger, level)
@@ -218,7 +217,7 @@ class Guard:
     def _step(self, trigger: Trigger, level: Level) -> int:
         """Return how much a level that a release could not lower has to grow before the next release."""
         mark = self._mark(trigger, level)
-        # As much as it should have fallen; to see whether it is a leak, less will do.
+        # As much as it should have fallen; less is enough to see whether it is a leak.
         return int(_SUSPECT_SHARE * mark) if self._may_leak(trigger) else mark - self._low(trigger, level)
 
     def _value(self, trigger: Trigger, level: Level) -> int:

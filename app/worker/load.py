@@ -145,7 +145,7 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
-    if load.confined:  # Before anything is computed, which begins threads.
+    if load.confined:  # Before any computation, as that starts threads.
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
@@ -170,8 +170,8 @@ def load_model(
     plan = _with_probes(plan)
     held_bytes = _held_bytes(backend, load.device.id, released=True)
     loaded = _loaded(load, plan, model, backend)
-    # In the host's memory free pages are others', and what the gate compared with is gone by now; a device keeps what
-    # the largest batch wanted.
+    # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
+    # the memory of the largest batch.
     taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
     loaded.memory_bytes = max(0, taken)
     loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
@@ -193,7 +193,7 @@ def _confine(load: Load) -> None:
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
-    load_operator_libraries()  # They may lie anywhere.
+    load_operator_libraries()  # These may lie anywhere.
     _import_libraries(load)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
     images = [path.resolve() for plan in load.plans if plan.calibration for path in plan.calibration.files]
@@ -235,7 +235,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     may_grow = plan.grows and pays(latencies)
     if may_grow and not load.quick:
         executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
-    # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
+    # Twice the largest batch: the last part of a batch cut into parts may reach beyond its end.
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     load_s = time.monotonic() - began_s
@@ -253,7 +253,7 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
         return backend._held_bytes(device)
     except DeviceLostError:
         raise
-    except Exception as error:  # Vendors raise every kind, and a figure that is not known ends no start.
+    except Exception as error:  # Vendors raise any error, and an unknown figure ends no start.
         log.warning("what a model takes of %s cannot be measured: %s", device, error)
         return 0
 
@@ -276,7 +276,7 @@ def _grown(
     )
     if set(sizes) == set(latency_s):
         return executable, report, latency_s
-    executable.close()  # Its memory is wanted for what follows.
+    executable.close()  # The network for more sizes needs its memory.
     try:
         executable, report = made(sizes)
     except DeviceLostError:
@@ -303,7 +303,7 @@ def _measured(executable: Executable) -> dict[int, float]:
     """
     fastest_s = executable.fastest_s
     buffer = executable.buffer(executable.batch_sizes[-1])
-    least_s = math.inf  # An image, in batches so far.
+    least_s = math.inf  # Least time of an image, in batches so far.
     for size in executable.batch_sizes:
         for _ in range(_WARM_UP_RUNS):
             if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
@@ -351,7 +351,7 @@ class Loader:
         self._work.put((index, goes))
 
     def _run(self) -> None:
-        # Threads that engines of a CPU begin here compute for all models, and would keep this.
+        # A CPU's engines start threads here that compute for all models, and would keep this priority.
         if not self._loaded.backend.facts.host_memory:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
         with self._loaded.backend._beside(self._loaded.device):
@@ -374,13 +374,13 @@ class Loader:
             except DeviceLostError as error:
                 self._lost.append(error)
                 return
-            except OSError:  # The server is gone: the other thread hears it, too.
+            except OSError:  # The server is gone: the other thread notices it, too.
                 return
 
     def _loaded_model(self, index: int) -> ModelLoaded:
         """Load a model on demand. Raises DeviceLostError."""
         loaded = self._loaded
-        # What is loaded on demand is what is ready in seconds: nobody may wait for minutes.
+        # A model on demand is loaded quick: no request may wait for minutes.
         load = replace(loaded.load, quick=True)
         plan = load.plans[index]
         assert plan.model is not None
@@ -388,7 +388,7 @@ class Loader:
             model = load_model(load, plan, plan.model, loaded.backend, loaded.decoder)
         except DeviceLostError:
             raise
-        except Exception as error:  # Whatever a driver or a file makes of it: the others serve on.
+        except Exception as error:  # Any error of a driver or a file: the other models serve on.
             log.warning("%s cannot be loaded: %s", plan.model.name, error, exc_info=True)
             reason = f"{error}"[:_LONGEST_REASON] or type(error).__name__
         else:

@@ -178,7 +178,7 @@ class Worker:
         loaded = self._models[run.model]
         slots = [self._arena.slot(run.model, slot) for slot in run.slots]
         rows: list[Pixels | Tensor] = [slot.reshape(loaded.model.input_shape) for slot in slots]
-        undecoded: tuple[int, ...] = run.files  # Where they were meant for another worker.
+        undecoded: tuple[int, ...] = run.files  # If they were meant for another worker.
         if run.files and loaded.decoding is not None:
             found, undecoded = loaded.decoding.on_device([(row, slots[row]) for row in run.files])
             for row, item in found.items():
@@ -210,7 +210,7 @@ class Worker:
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:
-            if self._memory.exhausted():  # Nothing helps but the worker's end; what is not done waits for the next one.
+            if self._memory.exhausted():  # Only the worker's end helps; the next one gets the rest.
                 raise DeviceLostError(f"{error}: it leaks, and its replacement was not ready in time") from error
             return _failed(run, error)
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
@@ -243,7 +243,7 @@ class Worker:
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
-        # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
+        # Before any reduction: a comparison with a threshold would drop NaN silently.
         if model.may_be_infinite or _finite([output[: len(asked)] for output in outputs]):
             return [*model.reduce_all(outputs, asked)]
         return [

@@ -40,7 +40,7 @@ def fork_server(control: socket.socket, server: int, name: str = "fork-workers")
     """
     settle(server, name)
     import_libraries()
-    gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
+    gc.freeze()  # A collection in a child would touch, and so copy, all shared pages.
     fork_on_request(control, server, _forked, _fresh)
 
 
@@ -87,7 +87,7 @@ def main(end: socket.socket) -> None:
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server handles it and sends Release.
     die_with(os.getppid())  # Even inside a driver call that hangs.
     channel = Channel(end)
     try:
@@ -98,7 +98,7 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
-    if begin.program and begin.bare:  # What else it is told waits until it says something.
+    if begin.program and begin.bare:  # Later messages wait until the program sends one.
         _become_bare(begin, end, ())
     if begin.program:
         _settle(begin)
@@ -173,7 +173,7 @@ def _settle(begin: Begin) -> None:
 def import_libraries() -> None:
     """Import all that every worker needs, with garbage collection off: it is a fifth quicker."""
     gc.disable()
-    with contextlib.suppress(Exception):  # The worker will meet it again, and say so.
+    with contextlib.suppress(Exception):  # The worker meets the error again and reports it.
         importlib.import_module("app.worker.loop")
     gc.enable()
 
@@ -191,7 +191,7 @@ def run(channel: Channel, arena: Arena, load: Load) -> None:
             try:
                 loaded = load_device(load, lambda index: link.send(Progress(index)))
                 memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
-            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
+            except Exception as error:  # The server gets any error of a driver in one sentence.
                 log.debug("the worker cannot start", exc_info=True)
                 link.send(Ended(f"{error}" or type(error).__name__))
                 link.flush(_FLUSH_S)

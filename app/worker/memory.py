@@ -40,9 +40,9 @@ class MemoryWatch:
         self.leaks = False
         """Flag that only another worker can help: the guard has asked for one, or has found a leak fill the device."""
         self._backend, self._device = backend, device
-        self._memory: Memory = Memory(0, 0, 0, 0)  # The last that could be read.
-        self._silent: set[str] = set()  # Queries that failed when they were last made.
-        self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
+        self._memory: Memory = Memory(0, 0, 0, 0)  # The last known level.
+        self._silent: set[str] = set()  # Queries whose last call failed.
+        self._forced_bytes: list[int] = []  # Bytes of releases that a batch forced since the last answer.
         self._guard = Guard(limits, self._level(), time.monotonic(), shared=backend.facts.host_memory)
 
     def after_batch(self, send: Callable[[FromWorker], None]) -> None:

@@ -354,7 +354,7 @@ class ServerLink:
 
     def _waited(self, timeout_s: float) -> bool:
         """Read and write what is possible within this time; return True if there was anything."""
-        readable, writable = self._channel.wait(timeout_s)  # Not under the lock: the heart must beat meanwhile.
+        readable, writable = self._channel.wait(timeout_s)  # Without the lock: the heart must beat meanwhile.
         with self._lock:
             if writable:
                 self._channel.flush()
@@ -363,7 +363,7 @@ class ServerLink:
         return readable or writable
 
     def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # The server is gone: the other thread hears it too.
+        with contextlib.suppress(OSError):  # The server is gone: the other thread notices it too.
             while not self._stop.wait(BEAT_INTERVAL_S):
                 if not self._channel.waiting:
                     self.send(Beat())

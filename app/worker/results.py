@@ -91,9 +91,9 @@ def read_results(
     """
     if len(layouts) not in (1, len(slots)):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
-    memory = bytearray(others) if isinstance(others, bytes) else others  # As a task may write to what it gets.
+    memory = bytearray(others) if isinstance(others, bytes) else others  # A task may write to its arrays.
     first = layouts[0]
-    if first is not None and len(layouts) == 1:  # As mostly: all at once.
+    if first is not None and len(layouts) == 1:  # The usual case: all at once.
         record, whole = _record(first), None
         if places is not None and record.itemsize <= places.shape[1]:
             whole = places[list(slots), : record.itemsize].view(record)[:, 0]

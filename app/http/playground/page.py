@@ -41,7 +41,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Asked again each time, and mostly answered with 304: after an update no browser has half of an old page.
+    # Checked again each time, and mostly answered with 304: no browser has half of an old page after an update.
     "cache-control": "no-cache",
     "vary": "accept, accept-encoding",
 }

@@ -48,7 +48,7 @@ _JSON_INLINE_BYTES = 64 * 1024
 _NUMBERS_INLINE_BYTES = 512 * 1024
 """Most bytes of numbers that the event loop writes as JSON."""
 _COMPRESS_FROM_BYTES = 16 * 1024
-_WORTH = 1  # zlib's level: tensors hardly shrink further at others, and those take longer.
+_WORTH = 1  # zlib's level: others hardly shrink tensors further, and take longer.
 
 _TENSOR = {
     "type": "object",
@@ -236,7 +236,7 @@ def _drafted(
     """Draft an answer: its JSON, the bytes that follow it, and the numbers that are still to be written into it."""
     outputs: list[dict[str, Any]] = []
     contents: list[bytes | memoryview] = []
-    numbers: list[bytes | memoryview] = []  # Of outputs in JSON, where these are many.
+    numbers: list[bytes | memoryview] = []  # Data of outputs in JSON, if there are many.
     in_json = [output for output in response.outputs if not parsed.binary.get(output.name, parsed.binary_default)]
     many = sum(each.data.nbytes for each in in_json if isinstance(each.data, np.ndarray)) > _NUMBERS_INLINE_BYTES
     for result in response.outputs:

@@ -72,7 +72,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
     made_by = ingress.made_by(answered.computed_by)
     if not answered.is_large:
         return as_json({"model": model, "predictions": answered.predictions, **made_by})
-    # No name can hold this: its quotes would be escaped.
+    # No name can hold this text: its quotes would be escaped.
     before, key, after = orjson.dumps({"model": model, "predictions": [], **made_by}).partition(b'"predictions":[]')
     return await as_large_json(ingress, answered.predictions, before + key[:-2], after)
 
@@ -93,7 +93,7 @@ class PredictCall(HttpCall[Answer]):
         self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        # Clients of other servers send what they like.
+        # Clients of other servers send other names.
         query = self.request.scope["query_string"]
         self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
         terms = super().terms(settings)

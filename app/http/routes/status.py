@@ -173,7 +173,7 @@ async def ready(request: Request) -> ReadyBody:
 
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
-for _path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
+for _path in LIVE:  # One of several equal paths is described, so that generated clients have it once.
     router.get(_path, include_in_schema=_path == LIVE[0])(live)
 for _path in READY:
     router.get(_path, include_in_schema=_path == READY[0], responses=_NOT_READY)(ready)

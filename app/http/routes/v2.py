@@ -59,7 +59,7 @@ async def server() -> ServerMetadata:
     return ServerMetadata(**signatures.server_metadata())
 
 
-# Before the routes of models, as Triton has it: its clients ask here for all of them.
+# Before the routes of models, as in Triton: its clients ask here for all of them.
 @router.get("/v2/models/stats", include_in_schema=False)
 @router.get("/v2/stats", include_in_schema=False)
 async def all_statistics(request: Request) -> Statistics:
