@@ -148,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
-        """Take the connection back after that request. `unread`: its body is not; the rest is dropped (`drop`)."""
+        """Take the connection back after that request. `unread`: its body is not read yet; `drop` counts the rest."""
         self._lent = False
         self.server_state.total_requests += 1
         if self.transport.is_closing():

@@ -152,7 +152,7 @@ class RegressedImage(Schema):
 
 
 class PredictAnswer(Schema):
-    """The answer to `:predict`: one entry for each image, in the order in which they were sent, and its origin."""
+    """The answer to `:predict`: one entry for each image, in the order of the request, and what computed it."""
 
     model: str
     predictions: list[DetectedImage | ClassifiedImage | EmbeddedImage | SegmentedImage | DepthImage | RegressedImage]

@@ -47,8 +47,8 @@ class Arena:
     def __init__(self, pools: Sequence[tuple[int, int]], memories: Sequence[int] | None = None) -> None:
         """Make the pools. `pools`: (bytes a slot, slots) of each. The system gives memory when a slot is first used.
 
-        `memories`: number of each pool's memory, from 0: a process that has one sees nothing of the others. None: all
-        in one.
+        `memories`: which memory each pool lies in, from 0; None: all in one. A process that has one sees nothing of the
+        others.
         """
         layout: list[Pool] = []
         sizes: dict[int, int] = {}

@@ -240,7 +240,7 @@ def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
 
 
 def write_outputs(packed: wire.Buffer, _: int) -> bytes:
-    """Write the JSON of an answer; outputs that are null in it get their data, packed as bytes, as a list."""
+    """Write the JSON of an answer; an output that is null in it gets its data, which is packed as bytes, as a list."""
     document, contents = unpack(packed)
     empty = [output for output in document["outputs"] if output.get("data", ...) is None]
     for output, content in zip(empty, contents, strict=True):

@@ -98,7 +98,7 @@ def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
 
 
 def check_parameters(names: Iterable[str]) -> None:
-    """Check a load or unload. Raises INVALID_REQUEST for one that would replace a model's configuration or files."""
+    """Raise INVALID_REQUEST for any parameter of a load or unload but `unload_dependents`."""
     for name in names:
         if name != "unload_dependents":
             raise invalid_request(f"the parameter {name!r} is not read here: models are what --models names")

@@ -50,7 +50,7 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) -> Array:
-    """Make a read-only tensor of its bytes, without copying. Raises INVALID_REQUEST if they are not as many."""
+    """Make a tensor of its bytes, read-only; only BOOL is copied. Raises INVALID_REQUEST if they are not as many."""
     dtype = DATATYPES[datatype]
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:

@@ -127,7 +127,7 @@ class _Parsed:
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def infer(request: Request, model: str, version: str = "") -> Response:
-    """Compute a model's outputs for one of its inputs, as JSON or as binary tensors."""
+    """Compute a model's outputs for its inputs (of images, for one of them), as JSON or as binary tensors."""
     return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
 
 

@@ -42,8 +42,7 @@ class Times(BaseModel):
 
 
 class ModelSnapshot(BaseModel):
-    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: only those that
-    happened.
+    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: without zeros.
 
     `images` were answered; `images_computed` may be in vain, or twice. `memory_bytes`: on all devices together.
     """

@@ -34,7 +34,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """Inputs of a model, one of them a request, and its outputs; `parameters`: how it is served."""
+    """Inputs of a model (of images, one of them a request) and outputs; `parameters`: how it is served."""
 
     name: str
     versions: list[str]
