@@ -378,8 +378,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _ready() -> ctypes.CDLL | None:
-    """Set no_new_privs, which Landlock and seccomp both need: privileges never grow again. None: neither is available.
-    """
+    """Set no_new_privs, which Landlock and seccomp need: privileges never grow again. None: neither is available."""
     libc = _libc()
     if libc is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return None
@@ -387,8 +386,7 @@ def _ready() -> ctypes.CDLL | None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:
-    """Drop this thread's capabilities but `kept`: root with all could read any process's memory in /proc (CAP_PERFMON).
-    """
+    """Drop this thread's capabilities but `kept`: root with all could read any memory in /proc (CAP_PERFMON)."""
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     libc.syscall(_CAPSET, header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
 
