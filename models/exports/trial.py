@@ -43,8 +43,7 @@ class _Trial:
         self.least: dict[str, int] = {}  # Lengths of named dimensions that the file takes.
 
     def inputs(self) -> tuple[tuple[TensorSpec, ...], bool, tuple[int, int]]:
-        """Return the inputs, whether the network takes batches, and the sizes it states for them. Raises WeightsError.
-        """
+        """Return the inputs, whether there are batches, and the sizes stated for them. Raises WeightsError."""
         unknown = self.declared["inputs"].keys() - set(self.signature.names)
         if unknown:
             names = ", ".join(self.signature.names)
