@@ -175,7 +175,7 @@ def open_model(
     if spec.architecture:
         _family(spec.architecture)
     files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec)
-    if spec.weights not in ("official", "sample"):  # Those lie where nobody else exchanges them.
+    if spec.weights not in ("official", "sample"):  # Nobody exchanges these files in their folders.
         files = copied(files, store)
     file = files.file
     if not spec.architecture:

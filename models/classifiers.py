@@ -157,7 +157,7 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
         options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
     published = _published(architecture)
     if architecture.startswith("vit_"):
-        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, and its weights have that many parts.
+        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, as its weights require.
     core: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=count, **options)
     return core
 
@@ -194,7 +194,7 @@ def _fuse(core: nn.Module) -> None:
     """
     try:
         graph = fx.Tracer().trace(core)
-    except Exception:  # whatever data-dependent Python a network has; unfused it is as right, and a little slower
+    except Exception:  # data-dependent Python of a network; unfused it is as right, and a little slower
         return
     modules = dict(core.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")

@@ -152,7 +152,7 @@ _SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = {"x86_64": 317}
 _CAPSET = {"x86_64": 126}.get(_MACHINE, 91)
 _CAPABILITY_VERSION_3 = 0x20080522
 _READ_ANY_FILE = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root goes on reading files of others, where Landlock lets it."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root can still read files of others, if Landlock lets it."""
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _RET_ALLOW, _RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -358,7 +358,7 @@ def _places(name: str) -> list[str]:
     """Return a package's folders, or a module's file; empty if it is not installed, or built into Python."""
     try:
         spec = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
-    except Exception:  # Another's finder may raise anything.
+    except Exception:  # Finders of other packages may raise anything.
         return []
     if spec is None:
         return []
@@ -440,7 +440,7 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     except OSError:
-        return  # What is not there needs no permission.
+        return  # A missing path needs no permission.
     try:
         mode = os.fstat(beneath).st_mode
         if flags and not stat.S_ISREG(mode):

@@ -215,7 +215,7 @@ def _download_whole(source: WeightsSource, partial: Path) -> None:
             except WeightsError:
                 _discard(partial)
                 if resumed:
-                    continue  # what was there before may be of another file: once more, from the beginning
+                    continue  # the earlier part may be of another file: once more, from the beginning
                 raise
             _etag_file(partial).unlink(missing_ok=True)
             return
@@ -247,7 +247,7 @@ def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -
         if None not in (total, source.size_bytes) and total != source.size_bytes:
             raise WeightsError(f"{source.url} offers {total} bytes, not the {source.size_bytes} that were published.")
         with partial.open("ab" if start else "wb") as file, _progress(source.file_name, start, total) as advance:
-            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose what precedes a break
+            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose bytes before a break
                 file.write(chunk)
                 advance(len(chunk))
 

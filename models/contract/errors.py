@@ -14,20 +14,20 @@ _MOST_REASON = 200
 
 
 class ModelError(Exception):
-    """A model is not available; the message is one plain sentence for the person who starts the service."""
+    """Error of a model; the message is one plain sentence for the person who starts the service."""
 
 
 class UnknownModelError(ModelError):
-    """No architecture of this name is known."""
+    """Name that is no known architecture's."""
 
 
 class WeightsNotFoundError(ModelError):
-    """The weights are not here; the message says how to get them."""
+    """Missing weights; the message says how to get them."""
 
 
 class WeightsError(ModelError):
-    """The weights are here and cannot be used. A file may call its parts anything, so the message has unprintable
-    characters escaped, on one line.
+    """Weights that cannot be used. A file may call its parts anything, so the message has unprintable characters
+    escaped, on one line.
     """
 
     def __init__(self, sentence: str) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _ROWS = 256
-_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Of 65,536: ITU-R 601-2, as Pillow's convert("L") has it.
+_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Parts of 65,536: ITU-R 601-2, as in Pillow's convert("L").
 _UNIT = 65536.0
 
 

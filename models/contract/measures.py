@@ -24,7 +24,7 @@ TENSOR_LIMITS: Limits = {
     "fp16": {"cosine": 1e-3, "error": 0.05, "scale": 0.005, "different": 0.01},
     "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
 }
-LEAST_SPREAD = 0.01  # A fraction of the output's root mean square.
+LEAST_SPREAD = 0.01  # As a fraction of the output's root mean square.
 
 Answer = Mapping[str, Any]
 

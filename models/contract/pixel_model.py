@@ -110,7 +110,7 @@ class PixelModel(Model):
         device cannot do it.
         """
         if self.file.grey or type(self.adapter).place is not TaskAdapter.place:
-            return None  # No device makes images grey first, and where a task places them only it knows how.
+            return None  # Devices make no image grey first, and cannot place images as such a task does.
         geometry = self.file.resize.geometry(width, height)
         return geometry if geometry is not None and geometry.interpolation in ("bilinear", "bicubic") else None
 

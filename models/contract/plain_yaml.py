@@ -33,7 +33,7 @@ def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> 
 
 def _check(events: Iterable[Any], yaml: Any, aliases: bool) -> None:
     """Check the bounds, without reading past an error. Raises ValueError."""
-    known: dict[str, tuple[int, int]] = {}  # Of each anchor: how many entries it stands for, and how deep.
+    known: dict[str, tuple[int, int]] = {}  # For each anchor: its number of entries, and its depth.
     open_ones: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     for event in events:
         entries, depth = 1, 0

@@ -29,7 +29,7 @@ FULL_DECODE_PIXELS = 4_000_000
 DECODE_RATIO = 4
 # Beyond this, resizing all of a long strip only to cut out its centre would cost memory without bound.
 _LONGEST_STRIP = 4
-_LONGEST_STRIP_BY_PILLOW = 64  # Where all of it has to be as Pillow resizes it.
+_LONGEST_STRIP_BY_PILLOW = 64  # If the result must be Pillow's.
 _GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -116,7 +116,7 @@ class Whole(Resize):
 
     `rounds`: whether places are computed from the whole pixels that a letterboxed image takes, which gives each axis a
     scale of its own, or from the scale before rounding. `shorter`: length of a `top-left` image's shorter side; the
-    image is smaller where its longer side would exceed `longer` or, if that is 0, the input; 0: as large as fits. With
+    image is smaller where its longer side would exceed `longer` or the input; 0: as large as fits. With
     `antialias` torch resizes, else OpenCV does.
     """
 
@@ -255,7 +255,7 @@ class Centre(Resize):
         exact, kernel = covered == image.shape[:2], Image.Resampling[self.interpolation.upper()]
         strip_of = max(target) / min(target) if self.keep != "within" else 1
         if self.by == "pillow" and exact and strip_of <= _LONGEST_STRIP_BY_PILLOW:
-            # All of it in one call: which pass Pillow does first is its choice, and was another before version 13.
+            # All in one call: Pillow chooses which pass comes first, and chose otherwise before version 13.
             whole = Image.fromarray(image.numpy()).resize((target_width, target_height), kernel)
             self._cut(torch.from_numpy(np.array(whole)), left, top, out)
             return self.placement(width, height)

@@ -97,7 +97,7 @@ class AdaptedFile:
 
 
 class TaskAdapter(ABC):
-    """A task: made once a process for each file of it, and used by several threads.
+    """A task: made once in each process for each of its files, and used by several threads.
 
     `finds`: content of the answers' entries; `takes`: form of the outputs for `reduce`; `tiled`: whether large images
     may be processed in tiles, whose detections `moved` shifts; `limits`: the largest error of each of `measures`, by

@@ -30,11 +30,11 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
 }
-_ALIGNMENT_BYTES = 64  # Of every input in an item: what vector units and runtimes like best.
+_ALIGNMENT_BYTES = 64  # Alignment of every input in an item, best for vector units and runtimes.
 
 
 class InputError(ValueError):
-    """A client's input does not fit the model; the message is one plain sentence."""
+    """Input of a client that does not fit the model; the message is one plain sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class TensorModel(Model):
     items of several requests run together; else a request is one item. `batch_range`: the sizes the network takes.
     """
 
-    may_be_infinite: ClassVar[bool] = True  # Who masks with -inf means it.
+    may_be_infinite: ClassVar[bool] = True  # Networks may mask with -inf.
 
     inputs: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
@@ -199,7 +199,7 @@ class TensorModel(Model):
             if item.shape != spec.shape:
                 target[...] = 0
                 target = target[tuple(slice(length) for length in item.shape)]
-            # A byte other than 0 and 1 is no truth value, whatever a client has put there.
+            # A client may send bytes other than 0 and 1, which are no truth values.
             target[...] = item.view(np.uint8) != 0 if spec.datatype == "BOOL" else item
 
     def unpack(self, items: Array) -> tuple[Array, ...]:

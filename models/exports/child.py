@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Of address space: libraries take more than they use, and each thread reserves as much for its allocations.
 _MEMORY_BYTES = 4 << 30
 _THREAD_BYTES = 256 << 20
-_COPIES = 16  # Of a file's weights, with what a network computes from them.
+_COPIES = 16  # Copies of a file's weights, including a network's results.
 # Of processor time, the sum over threads.
 _SECONDS = 300
 _BYTES_A_SECOND = 1 << 20
@@ -50,7 +50,7 @@ def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
 
 
 def _main(file: str, form: str, declared: str, answer: str) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux: ends with the server, however that ended.
+    with contextlib.suppress(OSError, AttributeError):  # Linux: the child ends with the server in any case.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     import msgspec
@@ -65,7 +65,7 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
 
     given = json.loads(declared)
     own = [Path(each) for each in given.pop("own")]
-    with contextlib.suppress(ModelError):  # Which is said below.
+    with contextlib.suppress(ModelError):  # Reported below.
         if name := library_files.library_of(form):
             library_files.builder().library(name)
         if form == "openvino":

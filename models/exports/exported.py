@@ -206,14 +206,14 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         json.dumps(options),
         json.dumps(found.metadata),
         suppressed=found.how.suppressed,
-        strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
-        grey=found.entry.channels == 1,  # As libraries do it, and not after resizing, which rounds.
+        strides=() if found.how.layout == "yolov5" else found.how.strides,  # YOLOv5 has three anchors in a place.
+        grey=found.entry.channels == 1,  # As in libraries: before resizing, which rounds.
     )
     for note in found.notes:
         log.warning("%s: %s: %s.", name, file.name, note)
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)
-    made(found.task, known)  # A file that is none of its task stops the start.
+    made(found.task, known)  # A file that does not fit its task stops the start.
     return ExportedImages(
         name,
         architecture or file.suffix[1:],

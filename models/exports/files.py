@@ -56,7 +56,7 @@ def files_of(file: Path) -> tuple[Path, ...]:
     if file.suffix == ".xml":
         weights = file.with_suffix(".bin")
         return (file, weights) if weights.is_file() else (file,)
-    if file.suffix == ".safetensors":  # What a library builds of it depends on its configuration.
+    if file.suffix == ".safetensors":  # Its configuration determines the library's network.
         return (file, *(each for each in [file.with_name("config.json")] if each.is_file()))
     folder = file.parent.resolve()
     found = [file]
@@ -73,7 +73,7 @@ def _locations(file: Path) -> list[str]:
     names: set[str] = set()
     try:
         data = memoryview(file.read_bytes())
-        waiting = [(_MODEL_PARTS, data)]  # And no recursion: a file may nest as deep as it likes.
+        waiting = [(_MODEL_PARTS, data)]  # No recursion: a file may nest to any depth.
         while waiting:
             parts, message = waiting.pop()
             for number, value in fields(message):

@@ -36,13 +36,13 @@ from models.sample import IMAGES
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
 
-_IMAGES = 2  # The least that shows whether an image's outputs depend on its neighbours'.
-_AGREEMENT = 1e-3  # Of the largest number of an output.
+_IMAGES = 2  # The fewest that show whether images in a batch affect each other.
+_AGREEMENT = 1e-3  # As a share of an output's largest number.
 _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
 _LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
 _PICTURES = 4
-_FAR = 40.0  # Times a normalised picture: logits grow with it, and probabilities stay.
+_FAR = 40.0  # Factor of a normalised picture: logits grow with it, probabilities stay within 0 to 1.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
 _WANTED = (
@@ -74,7 +74,7 @@ def tried(  # noqa: PLR0917
         except DamagedError:
             raise
         except WeightsError:
-            if sidecar is None:  # It may still be one of tensors, which others read.
+            if sidecar is None:  # It may still be a network of tensors, which other readers read.
                 return None
             raise
     metadata: Mapping[str, Any] = {} if finished else script_metadata(file) if onnx is None else onnx.metadata
@@ -120,7 +120,7 @@ def tried(  # noqa: PLR0917
             return replace(_of_finished(about, **finished), metadata=told)
         return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
     except (ValueError, WeightsError) as error:
-        if detector is not None and sidecar is None:  # It was served as tensors, and is.
+        if detector is not None and sidecar is None:  # It is served as tensors, as before.
             return None
         if isinstance(error, WeightsError):
             raise
@@ -146,7 +146,7 @@ def _tried(
     core, tail = load_parts(str(file), architecture, False)
     if isinstance(core, Graph):
         entry, stated_batch = _entry_of(core, size)
-    integers: list[bool] = []  # Of each output, whether it is of whole numbers.
+    integers: list[bool] = []  # For each output, whether its numbers are whole.
 
     def compute(given: Tensor) -> list[Tensor]:
         with torch.inference_mode():
@@ -161,7 +161,7 @@ def _tried(
                 return [each.float() for each in found]
         except WeightsError:
             raise
-        except Exception as error:  # Whatever a graph that does not fit its input provokes.
+        except Exception as error:  # A graph that does not fit its input may raise anything.
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
     entry = replace(entry, bgr=about.channels == "bgr" and entry.channels == 3)
@@ -183,7 +183,7 @@ def _tried(
     except ValueError:
         if is_known:
             raise
-        usual, entry = entry, Entry(channels=1)  # Of libraries' networks and of scripts nothing is known before.
+        usual, entry = entry, Entry(channels=1)  # Libraries' networks and scripts state nothing of their input.
         try:
             outputs = run(pixels[:stated_batch])
         except ValueError:
@@ -206,7 +206,7 @@ def _tried(
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
         if isinstance(core, OnnxPart) and isinstance(tail, OnnxPart):
-            core.free_batch = tail.free_batch = freed  # As it will be served.
+            core.free_batch = tail.free_batch = freed  # In its served form.
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
@@ -301,7 +301,7 @@ def _normalised(about: Description, entry: Entry) -> Description:
     """Set the mean and the deviation that the network's input requires for levels, or for one channel."""
     if entry.levels:
         return about.model_copy(update={"mean": (0.0,) * 3, "std": (1 / 255,) * 3})
-    if entry.channels == 1:  # Of three means the mean, as timm has it.
+    if entry.channels == 1:  # The mean of three means, as in timm.
         mean, std = about.mean or (0.0,) * 3, about.std or (1.0,) * 3
         return about.model_copy(update={"mean": (sum(mean) / 3,) * 3, "std": (sum(std) / 3,) * 3})
     return about
@@ -328,7 +328,7 @@ def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:
         try:
             with torch.inference_mode():
                 script(torch.full((1, channels, *size), 128, dtype=torch.uint8))
-        except Exception:  # Whatever a graph that takes no bytes provokes.
+        except Exception:  # A graph that takes no bytes may raise anything.
             continue
         return True
     return False

@@ -101,7 +101,7 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
     from models.exports.networks import FORMS, load_graph
 
     loaded = load_graph(file, FORMS[f".{architecture}"])
-    loaded.cast(torch.float32)  # Halves of the file, as of an ONNX file: the precision is the engine's choice.
+    loaded.cast(torch.float32)  # float16 becomes float32, as for ONNX: the engine chooses the precision.
     return loaded, None
 
 

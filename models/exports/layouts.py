@@ -32,7 +32,7 @@ QUERIES = ("detr", "rfdetr", "softmax")
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
 _LEAST_PROBABILITY = 1e-12
-_WHOLE = 1e-3  # Of a sum of probabilities: what rounding to halves leaves of a thousand of them.
+_WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
@@ -376,7 +376,7 @@ def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
     """Return the best `MOST_DETECTIONS` of all boxes of an image, filled up with boxes of score 0."""
     boxes, scores, given = outputs
-    # Numbers of the host, where the file fixes them.
+    # These are numbers of the host if the file fixes them.
     labels = torch.as_tensor(given, dtype=torch.int64, device=boxes.device)
     scores, places = torch.cat((scores, scores.new_zeros(MOST_DETECTIONS))).sort(descending=True, stable=True)
     places = places[:MOST_DETECTIONS]

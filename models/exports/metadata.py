@@ -118,7 +118,7 @@ class Preprocessing(BaseModel):
         if kernel[0] in ("nearest", "lanczos") and by == "torch":
             kernel = kernel[0], True, "pillow"
         pad = 0 if self.pad is None else self.pad
-        rounds = self.resize_by != "torch"  # As torchvision does and timm, and transformers does not.
+        rounds = self.resize_by != "torch"  # torchvision and timm do so, transformers does not.
         if isinstance(self.resize_to, tuple):
             return Centre(size, 0, *kernel, self.resize_to, "", pad, rounds)
         if self.resize_to is not None or (how == "centre" and shape[0] == shape[1]):
@@ -214,7 +214,7 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
-        return None  # Labels, or of another purpose.
+        return None  # Its content is labels, or of another purpose.
     sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
     useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
     if useless:

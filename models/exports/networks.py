@@ -48,7 +48,7 @@ _ONNX_DATATYPES = {
     "string": "BYTES",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-_OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled, whatever they are.
+_OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
 
 Length = int | str | None
 """An axis in a file's terms: its length, the name of an open one, None for an open one without a name."""
@@ -244,7 +244,7 @@ def load_graph(file: str, form: Form) -> Graph:
         graph: Graph = kinds[form](file)
     except WeightsError:
         raise
-    except Exception as error:  # Three libraries, and no end to what a broken file can provoke in them.
+    except Exception as error:  # A broken file can make the three libraries raise anything.
         what = {"onnx": "an ONNX file", "program": "what torch.export saves", "script": "TorchScript"}[form]
         raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason_of(error)}.") from error
     return graph

@@ -246,7 +246,7 @@ def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...]
     """Return mean and deviation of pixels divided by 255, with any other factor and an offset included in them."""
     factor = 255 * cfg.get("rescale_factor", 1 / 255) if cfg.get("do_rescale", True) else 255
     offset = 1.0 if cfg.get("rescale_offset") else 0.0
-    is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Whose class does not, whatever it says.
+    is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Its class does not, in spite of this key.
     mean, std = (_three(cfg[key]) for key in ("image_mean", "image_std")) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
     deviation = tuple(each / factor for each in std)
     if name == "EfficientNet" and cfg.get("include_top", True):  # It divides by the deviation once more.
@@ -299,7 +299,7 @@ def _of_shape(
     """Return the keys for images that are stretched to a height and a width."""
     if multiple := cfg.get("ensure_multiple_of"):
         shape = round(shape[0] / multiple) * multiple, round(shape[1] / multiple) * multiple
-    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's: the shorter side, of a square one.
+    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's key: the shorter side, for a square input.
         larger = int(shape[0] / share), int(shape[1] / share)
         return {"size": _pair(crop), "resize": "centre", "resize_to": larger[0] if shape[0] == shape[1] else larger}
     seen = shape if crop is None else _pair(crop)

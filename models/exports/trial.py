@@ -32,7 +32,7 @@ from models.exports.networks import (
 )
 
 _GREATEST_BATCH = 2**31 - 1
-_AGREEMENT = 1e-3  # Of the largest number: far more than the order of additions does, far less than another's answer.
+_AGREEMENT = 1e-3  # As a share of the largest number: far above rounding, far below another item's answer.
 
 
 class _Trial:

@@ -33,15 +33,15 @@ from models.onnx.file import OnnxFile, read_onnx
 PICTURES = 2
 _WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
 """Limit for a network's outputs, as a share of the largest number of their like; beyond, operators are compared."""
-_LEAST_LIKE = 64  # Numbers of a row or column that are taken for alike: of a detector's outputs each class.
+_LEAST_LIKE = 64  # Fewest numbers of a row or column with a scale of its own, e.g. of a detector's class.
 _FLOOR = 1e-6
 _GRAPH, _VALUE, _NAME = 7, 12, 1  # onnx.proto3: ModelProto.graph, GraphProto.output, ValueInfoProto.name
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
-_MOST_BYTES = 1 << 31  # Of a protobuf.
+_MOST_BYTES = 1 << 31  # Limit of a protobuf.
 
 
 class UnavailableError(Exception):
-    """The witness gives no result; the message says why."""
+    """Lack of a result from the witness; the message says why."""
 
 
 class OnnxRuntimeWitness:
@@ -88,7 +88,7 @@ class OnnxRuntimeWitness:
         options = self._runtime.SessionOptions()
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
-        if isinstance(source, bytes):  # Where weights lie that are in files of their own.
+        if isinstance(source, bytes):  # The folder of external weights.
             options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(self._file.parent))
         try:
             return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -99,7 +99,7 @@ class OnnxRuntimeWitness:
 class OpenVinoWitness:
     """An .xml in OpenVINO on the CPU, in float32. Raises UnavailableError."""
 
-    in_halves = False  # Weights are halves as a rule, and what is computed of them is not.
+    in_halves = False  # Weights are usually halves, but the computation is not.
 
     def __init__(self, file: Path) -> None:
         try:

@@ -25,15 +25,15 @@ from models.onnx.operators import OPERATORS, as_tensor, is_host
 _ALONE = 2e-5
 """Limit for one operator, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
 _ALONE_IN_HALVES = 5e-3
-_ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
-_EPSILON = 2.0**-24  # Of float32: n numbers, added one after the other, err by about the root of n times as much.
+_ROUNDINGS = 32  # Factor of our own rounding, measured by computing the operator in float64, too.
+_EPSILON = 2.0**-24  # Rounding of float32; a sum of n numbers in sequence errs by about sqrt(n) times as much.
 _AT_ONCE, _MOST_AT_ONCE = 8, 256
 """Operators whose values are held: at first, and at most."""
-_BYTES_AT_ONCE = 256 << 20  # About what their values may take: those of all may be gigabytes.
-_NUMBERS = 1 << 20  # In float64 at once.
+_BYTES_AT_ONCE = 256 << 20  # Rough limit for their values; those of all operators may be gigabytes.
+_NUMBERS = 1 << 20  # Numbers compared in float64 at once.
 _GREATEST_HALF = 65504.0
 _FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
-_EDGE = 0.01  # Boxes that rounding alone lets overlap by more or less than the limit of a suppression.
+_EDGE = 0.01  # Share of boxes whose suppression rounding alone may decide.
 
 
 class Witness(Protocol):
@@ -54,7 +54,7 @@ class Witness(Protocol):
 
 
 class DifferentError(ValueError):
-    """An operator differs; the message says which and how."""
+    """Difference of an operator; the message says which and how."""
 
 
 class _Values:
@@ -194,7 +194,7 @@ def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) ->
     flat, reference = np.ravel(given), np.ravel(wanted)
     for first in range(0, reference.size, _NUMBERS):
         one, other = (each[first : first + _NUMBERS].astype(np.float64) for each in (flat, reference))
-        if wanted.dtype == np.float16:  # Which knows no greater number than this.
+        if wanted.dtype == np.float16:  # The largest number of float16 is _GREATEST_HALF.
             one = np.where(np.abs(one) > _GREATEST_HALF, np.copysign(np.inf, one), one)
         finite = np.isfinite(other)
         if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():

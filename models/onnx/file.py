@@ -37,7 +37,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     12: np.dtype("<u4"),
     13: np.dtype("<u8"),
 }
-_IR_VERSION = 8  # The first byte of every exporter's files: field 1, a number.
+_IR_VERSION = 8  # First byte of every exporter's files: field 1, a varint.
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 Length = int | str | None
@@ -83,19 +83,19 @@ class OnnxFile:
 
 
 class DamagedError(WeightsError):
-    """The bytes are no whole ONNX file for any reader."""
+    """Bytes that are no whole ONNX file for any reader."""
 
 
 class _CutError(ValueError):
-    """The bytes end before the file does."""
+    """Bytes that end before the file does."""
 
 
 class _InvalidError(ValueError):
-    """The file has a part that is not read; the message continues a sentence that begins with the file's name."""
+    """Part of a file that is not read; the message continues a sentence that begins with the file's name."""
 
 
 class _DamagedError(ValueError):
-    """The bytes are no ONNX."""
+    """Bytes that are no ONNX."""
 
 
 def read_onnx(path: Path) -> OnnxFile:
@@ -406,7 +406,7 @@ def _array(name: str, kind: int, dims: list[int], raw: memoryview | None, number
         raise _InvalidError(f"has a tensor {name!r} of a type that is not read ({kind})")
     elif raw is not None:
         array = np.frombuffer(raw, _DTYPES[kind])
-    elif kind == _FLOAT16:  # An int32 with the bits of a half in it.
+    elif kind == _FLOAT16:  # An int32 holds the bits of a half.
         array = np.array(numbers, np.uint16).view("<f2")
     else:
         array = np.array(numbers, _DTYPES[kind])

@@ -36,7 +36,7 @@ from models.onnx.torchvision_detectors import as_detector
 GROUP = "anychip.graphs"
 """Group of entry points, named by suffix: functions that read a file of the suffix, from a Path to an OnnxFile."""
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
-_MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
+_MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Call:
 
 
 class OnnxPart(nn.Module):
-    """Some of a graph's nodes, in an order of computation. Weights are buffers; numbers of the host stay Python's."""
+    """Part of a graph: nodes in an order of computation. Weights are buffers; numbers of the host stay Python's."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class OnnxPart(nn.Module):
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
         wanted = {each for node in nodes for each in node.inputs} | set(outputs)
-        names: dict[int, str] = {}  # One for each tensor: those that trace refuse one that has two.
+        names: dict[int, str] = {}  # One name for each tensor: tracers refuse two.
         for number, key in enumerate(sorted(wanted & known.keys())):
             value = known[key]
             if isinstance(value, Tensor):
@@ -137,7 +137,7 @@ def with_named_nodes(network: nn.Module) -> nn.Module:
 
 def _module_name(output: str) -> str:
     name = output.strip("/").replace(".", "_").replace("/", "_") or "node"
-    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # Which a ModuleDict refuses.
+    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # A ModuleDict refuses such a name.
 
 
 class OnnxGraph(nn.Module):
@@ -170,7 +170,7 @@ class OnnxGraph(nn.Module):
         made = {each for node in heads for each in node.outputs} | set(inputs)
         border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
         self.core = OnnxPart(name, heads, known, inputs, border)
-        held = {id(each) for each in self.core.buffers()}  # The tail has copies of those that it needs as well.
+        held = {id(each) for each in self.core.buffers()}  # The tail has its own copies of shared buffers.
         for key in {each for node in tails for each in node.inputs} | set(outputs):
             value = known.get(key)
             if isinstance(value, Tensor) and id(value) in held:
@@ -339,7 +339,7 @@ def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
         array = array.astype(np.float32)
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
-    return torch.from_numpy(np.array(array))  # A copy: the file's bytes are not to be written to, nor to stay.
+    return torch.from_numpy(np.array(array))  # A copy: the file's bytes must not be written to, nor kept.
 
 
 def _few(value: Any) -> list[Any]:

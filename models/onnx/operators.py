@@ -31,14 +31,14 @@ _TYPES = {
     6: torch.int32,
     7: torch.int64,
     9: torch.bool,
-    10: torch.float32,  # A half in the file: precision is chosen by the engine, not by the file.
+    10: torch.float32,  # float16 in the file: the engine chooses the precision.
     11: torch.float64,
     16: torch.float32,
 }
 
 
 class UnsupportedError(ValueError):
-    """The operator has a form that is not computed here; the message names it."""
+    """Form of an operator that is not computed here; the message names it."""
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
@@ -251,7 +251,7 @@ def _reduction(on_tensors: Callable[..., Any]) -> Operator:
         tensor = as_tensor(inputs[0])
         axes = axes_of(inputs, attributes)
         if not axes and attributes.get("noop_with_empty_axes", 0):
-            return on_tensors(tensor.unsqueeze(0), [0], False)  # Each number alone: its square is one all the same.
+            return on_tensors(tensor.unsqueeze(0), [0], False)  # ReduceL2 still applies to each number.
         return on_tensors(tensor, axes or list(range(tensor.ndim)), bool(attributes.get("keepdims", 1)))
 
     return compute

@@ -18,7 +18,7 @@ from torch.nn import functional
 from models.contract.model import Array
 from models.onnx.operators import UnsupportedError, as_numbers, input_at, operator
 
-_TORCHS_A = -0.75  # Of the cubic kernel.
+_TORCHS_A = -0.75  # PyTorch's coefficient of the cubic kernel.
 _TORCHS = {"linear": {1: "linear", 2: "bilinear", 3: "trilinear"}, "cubic": {2: "bicubic"}}
 
 
@@ -125,7 +125,7 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         how = "half_pixel"
     if name and usual and how in ("half_pixel", "align_corners"):
         for axis in axes:
-            axis.coordinates(how)  # That it can be said where they lie.
+            axis.coordinates(how)  # Raises UnsupportedError for coordinates that cannot be computed.
         scale = [axis.factor for axis in axes] if sizes is None and how == "half_pixel" else None
         return functional.interpolate(tensor, None if scale else size, scale, name, how == "align_corners")
     for place, axis in enumerate(axes, 2):

@@ -29,8 +29,8 @@ _LIMITS_EACH: Limits = {
     "int8": {"class": 0.0, "score": 0.1, "logit": 0.75, "scale": 0.04},
 }
 """Limits for scores with a sigmoid each."""
-_SURE = 0.1  # Of a score of its own: how far it is from a half.
-_LOWEST, _HIGHEST = -9.0, 6.0  # Of a logit: beyond them a score is 0 or 1 to a thousandth or two, however near.
+_SURE = 0.1  # Least distance of a sigmoid's score from a half.
+_LOWEST, _HIGHEST = -9.0, 6.0  # Limits of a logit: beyond them a score is 0 or 1 within two thousandths.
 _FEW = 16
 """Largest number of classes that are found sooner one by one than by sorting."""
 
@@ -55,7 +55,7 @@ class Classify(TaskAdapter):
         self.scores = sigmoid if self.each else softmax
         if self.each:
             self.limits = _LIMITS_EACH
-            self.accuracy = None  # Which class comes first is no measure of scores that stand alone.
+            self.accuracy = None  # The first class is no measure of independent scores.
 
     @property
     def scored_by(self) -> Literal["softmax", "sigmoid"]:
@@ -176,7 +176,7 @@ def best_of(scores: Array, count: int) -> Array:
     parted.partition(last)
     least = parted[last]
     candidates: Array = (scores >= least).nonzero()[0]
-    if len(candidates) > count:  # Of those as high as the last one wanted, which may be all, only the first.
+    if len(candidates) > count:  # Of scores equal to the last wanted one, only the first.
         above, equal = (scores > least).nonzero()[0], (scores == least).nonzero()[0]
         candidates = np.concatenate((above, equal[: count - len(above)]))
     order: Array = (-scores[candidates]).argsort(kind="stable")
@@ -188,7 +188,7 @@ def best_few(scores: Array, count: int) -> Array:
     left, rows = scores.copy(), np.arange(len(scores))
     best = np.empty((len(scores), count), np.intp)
     for place in range(count):
-        best[:, place] = highest = left.argmax(axis=1)  # Of equals the first.
+        best[:, place] = highest = left.argmax(axis=1)  # argmax takes the first of equals.
         left[rows, highest] = -1
     return best
 
@@ -207,7 +207,7 @@ def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], A
     if not 0 < most <= _FEW or min(counts) <= 0:
         return None
     found = np.empty((len(logits), 2, most))
-    if len(logits) == 1:  # Then what is for several takes longer.
+    if len(logits) == 1:  # For one row, the code for several takes longer.
         scores = score(logits[0])
         found[0, 0] = best = best_of(scores, most)
         found[0, 1] = scores[best]

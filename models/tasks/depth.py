@@ -19,7 +19,7 @@ from models.tasks.mask_forms import grey_png
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GREATEST = 65_535  # Of 16 bits.
+_GREATEST = 65_535  # Largest number of 16 bits.
 
 
 class DepthEstimation(TaskAdapter):

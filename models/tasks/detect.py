@@ -34,10 +34,10 @@ LIMITS_WITH_EXTRAS: Limits = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for
 
 _ANCHORS = 100  # Per image, those with the highest scores: the others are never part of an answer.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
-_SUPPRESSED = 0.45  # That of two boxes of which a network may have dropped one: torchvision's threshold is 0.5.
-_CANDIDATES = 2_000  # Per image, among which counterparts are looked for.
-_SCORE, _CLASS = 0.1, 100.0  # What counts as much as a stride where rows are alike, and another class in strides.
-_USUAL_STRIDE = 16  # Where the anchors are not known.
+_SUPPRESSED = 0.45  # IoU above which a network may have dropped one of two boxes; torchvision's threshold is 0.5.
+_CANDIDATES = 2_000  # Per image, in the search for counterparts.
+_SCORE, _CLASS = 0.1, 100.0  # Costs in comparing rows: score error that equals a stride; another class in strides.
+_USUAL_STRIDE = 16  # If the anchors are not known.
 
 
 class Detect(TaskAdapter):

@@ -236,7 +236,7 @@ class MaskGrid:
         places = (starts + 0.5) * self._steps() - 0.5 + begin
         low = (np.floor(places) - 1).clip(begin, end - 1).astype(np.int64)
         high = np.minimum(np.maximum(np.ceil(places + sizes * self._steps()) + 2, low + 1), end).astype(np.int64)
-        least, greatest = low, high  # Nothing of the padding, which would be mixed into the image's edge.
+        least, greatest = low, high  # Without the padding, which would mix into the image's edge.
         if self.enlargement > 1:
             least = (low // self.enlargement - 1).clip(0, lengths - 1)
             greatest = np.minimum(np.maximum(high // self.enlargement + 2, least + 1), lengths)

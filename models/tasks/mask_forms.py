@@ -84,7 +84,7 @@ def compressed(each: Sequence[Array]) -> list[str]:
     first = (ends - counts)[:, None] + np.arange(3)
     first = first[first < ends[:, None]]
     values[first] = lengths[first]
-    # The bits of a number without its sign, and one for that.
+    # The bits of a number without its sign, and one for the sign.
     magnitudes = values ^ (values >> 63)
     most = int(magnitudes.max(initial=0)).bit_length() // 5 + 1
     sizes = np.ones(len(values), np.int64)

@@ -16,7 +16,7 @@ from models.tasks.detect import LIMITS_WITH_EXTRAS, Detect, Found
 from models.tasks.instances import MaskGrid, combined, mask_reduction, polygons_of
 from models.tasks.mask_forms import written
 
-_POINTS = 50_000  # Of all polygons of an image, but each may have the least.
+_POINTS = 50_000  # For all polygons of an image; each may have at least _LEAST_POINTS.
 _LEAST_POINTS = 200
 _MASK_PIXELS = 64_000_000
 
@@ -32,7 +32,7 @@ class Segment(Detect):
         """Keep only the prototypes that the candidates use: they are megabytes."""
         coefficients, prototypes = others
         coefficients = coefficients[chosen]
-        used = coefficients.any(axis=0)  # Of masks that are prototypes, those of other candidates are not.
+        used = coefficients.any(axis=0)  # If prototypes are the masks, those of other candidates are unused.
         return [coefficients[:, used], np.asarray(prototypes[used], np.float32)]
 
     def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:

@@ -26,7 +26,7 @@ _LIMITS: Limits = {
     "bf16": {"class": 0.01, "different": 0.05, "score": 0.02, "scale": 0.02},
     "int8": {"class": 0.02, "different": 0.1, "score": 0.04, "scale": 0.04},
 }
-_SURE = 0.55  # Of a probability: no other class is closer than a tenth.
+_SURE = 0.55  # Probability of a sure class: no other is within a tenth.
 _FEW = 256  # Classes that a byte can tell apart.
 
 

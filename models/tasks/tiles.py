@@ -68,7 +68,7 @@ def merged(
     """Merge the predictions of an image's tiles, each with the tile's first pixel (x, y).
 
     Of overlapping boxes of a class the one with the best score stays. Others go if their IoU with it exceeds
-    `options.iou_threshold`, or, for another tile, if one of the two covers most of the smaller.
+    `options.iou_threshold`, or, from another tile, if the overlap covers most of the smaller box.
     """
     found = [
         (task.moved(instance, x, y), number)

@@ -25,7 +25,7 @@ from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
 MAX_MODULES = 100_000
-MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
+MAX_ENTRIES = 200_000  # For all modules together; YOLOv8x, the largest official file, has 2,000.
 
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
@@ -117,7 +117,7 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} {error}.") from error
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # three libraries, and no end to what a broken file can provoke in them
+    except Exception as error:  # a broken file can make the three libraries raise anything
         raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")

@@ -34,7 +34,7 @@ _UNUSED_S = 7 * 86_400.0
 _SPARE_BYTES = 256 << 20
 """Bytes that stay free on the disk."""
 _CHUNK_BYTES = 1 << 20
-_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, where the file system can do that.
+_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, if the file system can do that.
 
 
 def looked_at(

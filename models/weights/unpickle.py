@@ -54,7 +54,7 @@ _REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_
 
 
 class RefusedError(Exception):
-    """The file is refused; the message continues a sentence that begins with the file's name."""
+    """Refusal of a file; the message continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
                 if not isinstance(name, str) or not isinstance(module, str):
-                    # Never turned into text: that of nested tuples is exponentially longer than the pickle.
+                    # Never printed: the text of nested tuples is exponentially longer than the pickle.
                     raise RefusedError("names something by what is not text; nothing of the file has run")
                 stack.append(_admitted(f"{module}.{name}"))
             case "REDUCE" | "NEWOBJ":

@@ -52,7 +52,7 @@ class Family:
         return len(biases[0]) if biases and biases[0].ndim == 1 else 0
 
 
-FAMILIES = (  # YOLO26 before YOLO11, whose sizes are told by layers that both have.
+FAMILIES = (  # YOLO26 before YOLO11, as layers that both have tell YOLO11's sizes.
     Family(
         "yolov8",
         "YOLOv8",
@@ -91,7 +91,7 @@ _PARTS = {
     for kind in KINDS
     for family in FAMILIES
     for size in SIZES
-    if (family.prefix, kind) != ("yolo26", "cls")  # Which are YOLO11's.
+    if (family.prefix, kind) != ("yolo26", "cls")  # YOLO26's classifiers are YOLO11's.
 }
 NAMES = tuple(_PARTS)
 

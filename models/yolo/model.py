@@ -235,7 +235,7 @@ def _keypoints(architecture: str, state: Mapping[str, Tensor], stated: str = "")
     number, _, values = stated.partition(",")
     if number.isdigit() and values in ("2", "3") and int(number) * int(values) == extras:
         return int(number), int(values)
-    deviations = state.get("model.23.cv4_sigma.0.bias")  # Of YOLO26: two of each key point.
+    deviations = state.get("model.23.cv4_sigma.0.bias")  # YOLO26's: two for each key point.
     if deviations is not None and extras % max(1, deviations.numel() // 2) == 0 and deviations.numel() > 1:
         return deviations.numel() // 2, extras // (deviations.numel() // 2)
     each = next((each for each in (3, 2) if extras % each == 0), 0)

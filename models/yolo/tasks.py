@@ -81,7 +81,7 @@ class InstanceYOLOv8(YOLOv8):
 
     def __init__(self, size: Size, class_count: int, kind: str, keypoints: tuple[int, int] = (17, 3)) -> None:
         if kind == "seg":
-            # The published files have it rounded up to a multiple of 8.
+            # The published files round it up to a multiple of 8.
             hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
             super().__init__(size, class_count, partial(self.segment_head, hidden=hidden))
         else:
@@ -165,7 +165,7 @@ class ClassifierYOLO(nn.Module):
         self.model = nn.Sequential(*trunk, ClassHead(channels, class_count))
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.eps = 1e-5  # PyTorch's own, which classifiers are published with, and detectors are not.
+                module.eps = 1e-5  # PyTorch's default, with which classifiers, not detectors, are published.
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute logits [n, class_count] from float [n, 3, h, w] in 0..1."""

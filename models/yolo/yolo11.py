@@ -1,11 +1,10 @@
-"""YOLO11 networks, sizes n to x, for every task, whose state dicts are those of the published checkpoints.
+"""YOLO11 networks, sizes n to x, for every task, with the state dicts of the published checkpoints.
 
-Owns: the layers that YOLOv8 does not have (C3k2, C2PSA, branches of depthwise convolutions) and how they follow each
-other. Heads and decoding are those of models.yolo.yolov8 and models.yolo.tasks. Must not know images, files or
-thresholds.
+Owns: the layers that YOLOv8 does not have (C3k2, C2PSA, branches of depthwise convolutions) and their order. Heads and
+decoding are those of models.yolo.yolov8 and models.yolo.tasks. Must not know images, files or thresholds.
 
-The layers are described in "YOLOv11: An Overview of the Key Architectural Enhancements" (arXiv 2410.17725); their
-numbers, widths and repetitions are in the description that every checkpoint has in it.
+The layers are described in "YOLOv11: An Overview of the Key Architectural Enhancements" (arXiv 2410.17725). The
+description in every checkpoint has their numbers, widths and repetitions.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _SCALES: dict[Size, Scale] = {
     "l": Scale(1.0, 1.00, 512),
     "x": Scale(1.0, 1.50, 512),
 }
-_REPEATS = 2  # Of every block, at full depth.
-_HEAD_CHANNELS = 64  # Of one head of attention.
+_REPEATS = 2  # Repetitions in every block, at full depth.
+_HEAD_CHANNELS = 64  # Channels of one head of attention.
 
 
 class C3k(nn.Module):

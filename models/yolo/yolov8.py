@@ -1,7 +1,7 @@
-"""YOLOv8 networks, sizes n to x, whose state dicts are those of the published checkpoints.
+"""YOLOv8 networks, sizes n to x, with the state dicts of the published checkpoints.
 
-Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know
-images, files, thresholds or devices.
+Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know images,
+files, thresholds or devices.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class DetectHead(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `bins`, `class_branch`,
-    `backbone` and `trunk`.
+    A subclass for another trunk with this head overrides `scales`, `head_layer`, `bins`, `class_branch`, `backbone` and
+    `trunk`.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
@@ -249,7 +249,7 @@ class YOLOv8(nn.Module):
 
         `x` is in 0..1. Layers are counted back from the head; missing numbers are upsampling and joining.
         """
-        first = self.head_layer - 10  # Where features of different strides are joined first.
+        first = self.head_layer - 10  # The layer that first joins features of different strides.
 
         def passed(x: Tensor, *numbers: int) -> Tensor:
             for number in numbers:

@@ -48,7 +48,7 @@ class Receiver:
         """Keep the budgets. `largest_bytes`: of a message, gRPC's own limit."""
         self._largest_bytes, self._converter, self._calls, self._bodies = largest_bytes, converter, calls, bodies
         self._turn = asyncio.Semaphore(1)
-        self._large_of_late_bytes = float(self._largest_bytes)  # What comes first may be large.
+        self._large_of_late_bytes = float(self._largest_bytes)  # The first message may be large.
 
     def leases(self, caller: Caller) -> tuple[Lease, Lease]:
         """Return the caller's leases of calls and of bytes, as context managers."""

@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self.name = secrets.token_hex(8)
         self.core = Carried(self)
         self._relay = relay
-        self._late = 0  # Answers.
+        self._late = 0  # Number of late answers.
         self._blocked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

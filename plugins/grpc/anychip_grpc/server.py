@@ -189,7 +189,7 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
             trailing = (("code", "NOT_READY"), ("retry-after", "1"))
             await call.abort(grpc.StatusCode[ERRORS["NOT_READY"].grpc], self._said(), trailing)
         await call.write(answer)
-        if path == _WATCH:  # A stream that ends is begun again at once: then it is answered by the service.
+        if path == _WATCH:  # Clients reopen an ended stream at once; then the service answers it.
             await self._opened.wait()
 
 

@@ -19,7 +19,7 @@ _PDF = 0
 
 
 class PaddleX(JsonClient):
-    """One image in base64, answered by the first cascade of this package."""
+    """PaddleX's requests of one image in base64, answered by the first cascade of this package."""
 
     path = "/ocr"
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from models.contract.model import Array
 
-_LEAST_SIDE = 3.0  # Of what is found in the map; two more after it was expanded.
-_LEAST_PIXELS = 3  # Of a side in the image: a quadrilateral must have more.
+_LEAST_SIDE = 3.0  # For a box in the map; two more after its expansion.
+_LEAST_PIXELS = 3  # For a side in the image: a quadrilateral must have more.
 _SAME_LINE_PIXELS = 10
 _UPRIGHT_RATIO = 1.5
 

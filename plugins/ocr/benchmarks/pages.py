@@ -136,7 +136,7 @@ def main() -> None:
         served(handler, theirs, "/ocr") as other,
     ):
         routes = {"anychip": f"{ours}/v1/models/{MODEL}:predict", "rapidocr": f"{theirs}/ocr"}
-        for route in routes.values():  # What is slow the first time is done before.
+        for route in routes.values():  # Slow first requests come before the rounds.
             drive(route, bodies, 2, 300, most=len(bodies))
         for _ in range(given.rounds):
             row = {}
@@ -144,7 +144,7 @@ def main() -> None:
                 before_s = used_s(process)
                 count, taken_s = drive(route, bodies, given.connections, given.seconds)
                 row[name] = round(count / taken_s, 3)
-                row[f"{name}_processor_s"] = round((used_s(process) - before_s) / count, 3)  # A page.
+                row[f"{name}_processor_s"] = round((used_s(process) - before_s) / count, 3)  # For a page.
             report["rounds"].append(row)
             print(row, flush=True)
         for name, above, below in (

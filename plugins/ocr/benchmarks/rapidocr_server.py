@@ -1,4 +1,4 @@
-"""RapidOCR behind the handler most people write: FastAPI, a thread pool, one image at a time. PORT as the argument."""
+"""RapidOCR behind a common handler: FastAPI, a thread pool, one image at a time. PORT is the argument."""
 
 from __future__ import annotations
 
