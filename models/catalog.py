@@ -1,4 +1,4 @@
-"""Catalogue: turns a name that a person writes (`resnet50`, `dogs=resnet50:dogs.safetensors`) into a servable model.
+"""Catalogue: from a name that a person writes (`resnet50`, `dogs=resnet50:dogs.safetensors`) to a servable model.
 
 Owns: the grammar of model names, which family an architecture belongs to, where labels come from. Must not know how
 families work. Reads no weights, only their names and shapes, so that a wrong file stops the start at once.

@@ -60,7 +60,7 @@ class PixelNetwork(nn.Module):
 
 
 class NormalisedNetwork(nn.Module):
-    """A network of uint8 [n, bytes of an item]: float32 [n, 3, height, width]; outputs as the image network.
+    """Network of uint8 [n, bytes of an item] as float32 [n, 3, height, width]; its outputs are the image network's.
 
     `core` takes the tensor itself; with `inputs` and `places` an engine may pass it in its own way
     (backends.TensorNetwork).

@@ -135,7 +135,7 @@ class PixelModel(Model):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Tensors of `tensors`, for a batch: the batch's dimension is in front."""
+        """Tensors that `tensors` returns, of a batch: the batch's dimension is in front."""
         return self.adapter.answers
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:

@@ -27,7 +27,7 @@ def most_bytes(name: str) -> int:
 
 
 def open_regular(path: Path, folder: Path | None = None) -> int:
-    """Open a descriptor for reading, which the caller closes. `folder`: the file must lie in it, else in its own.
+    """Open a descriptor for reading, which the caller closes. `folder`: where the file must lie, by default its own.
 
     Raises WeightsError, and FileNotFoundError if nothing has that name.
     """

@@ -129,7 +129,7 @@ class Whole(Resize):
     longer: int = 0
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return six times the resized image for images of twice that or more; others are decoded in full.
+        """Return six times the resized size for images of twice that or more; others are decoded in full.
 
         The reference samples the full image sparsely; a scaled decode averages, so the network sees other pixels.
         Measured with a trained YOLOv8s on photographs enlarged to 9-48 megapixels, half-size decoding: at six times
@@ -238,7 +238,7 @@ class Centre(Resize):
     rounds: bool = True
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return `DECODE_RATIO` times the resized image above `FULL_DECODE_PIXELS`; full size if Pillow resizes."""
+        """Return `DECODE_RATIO` times the resized size above `FULL_DECODE_PIXELS`; full size if Pillow resizes."""
         scale = DECODE_RATIO * self._scale(width, height)
         if self.by == "pillow" or width * height <= FULL_DECODE_PIXELS or scale >= 1:
             return width, height

@@ -51,7 +51,7 @@ class TurnedBoxes(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Adds `turned`, centre x and y, width, height, angle; and `corners`, in order around the box."""
+        """Detection's tensors, `turned` (centre x and y, width, height, angle), and `corners` around the box."""
         turned = OutputSpec("turned", "FP32", (-1, -1, 5)), OutputSpec("corners", "FP32", (-1, -1, 4, 2))
         return *super().answers, *turned
 

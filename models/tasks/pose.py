@@ -47,7 +47,7 @@ class Pose(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Adds `keypoints`: x, y and score of each."""
+        """Detection's tensors, and `keypoints`: x, y and score of each."""
         return *super().answers, OutputSpec("keypoints", "FP32", (-1, -1, self.keypoints[0], 3))
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:

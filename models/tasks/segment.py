@@ -65,7 +65,7 @@ class Segment(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Adds `masks`, in a quarter of the input."""
+        """Detection's tensors, and `masks` in a quarter of the input."""
         height, width = (side // 4 for side in self.file.size)
         return *super().answers, OutputSpec("masks", "UINT8", (-1, -1, height, width))
 

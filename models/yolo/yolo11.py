@@ -41,7 +41,7 @@ class C3k(nn.Module):
         self.m = nn.Sequential(Bottleneck(half, True), Bottleneck(half, True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         y: Tensor = self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), dim=1))
         return y
 
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         self.pe = Conv(channels, channels, 3, groups=channels, is_linear=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         n, channels, h, w = x.shape
         mixed = self.qkv(x).reshape(n, self.heads, 2 * self.key + channels // self.heads, h * w)
         query, key, value = mixed.split((self.key, self.key, channels // self.heads), dim=2)
@@ -86,7 +86,7 @@ class PSABlock(nn.Module):
         self.ffn = nn.Sequential(Conv(channels, 2 * channels), Conv(2 * channels, channels, is_linear=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         x = x + self.attn(x)
         y: Tensor = x + self.ffn(x)
         return y
@@ -102,7 +102,7 @@ class C2PSA(nn.Module):
         self.m = nn.Sequential(*(PSABlock(channels // 2) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         around, through = self.cv1(x).chunk(2, dim=1)
         y: Tensor = self.cv2(torch.cat((around, self.m(through)), dim=1))
         return y

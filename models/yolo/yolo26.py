@@ -33,7 +33,7 @@ class ResidualSPPF(SPPF):
         self.cv1 = Conv(channels, channels // 2, is_linear=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         return super().forward(x) + x
 
 

@@ -87,7 +87,7 @@ class Bottleneck(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         y: Tensor = self.cv2(self.cv1(x))
         return x + y if self.residual else y
 
@@ -128,7 +128,7 @@ class SPPF(nn.Module):
         self.m = nn.MaxPool2d(5, stride=1, padding=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the same shape from float [n, channels, h, w]."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         parts = [self.cv1(x)]
         for _ in range(3):
             parts.append(self.m(parts[-1]))
@@ -288,7 +288,7 @@ class YOLOv8(nn.Module):
         return self._distances(rows[..., :channels]), rows[..., channels:]
 
     def best(self, x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the `most` anchors with the highest logits, descending, of the at least as many of [n, 3, h, w].
+        """Return the `most` anchors with the highest logits, descending; float [n, 3, h, w] must have that many.
 
         Distances as above [n, k, 4], logits and their classes [n, k], numbers of the anchors [n, k]. Only these boxes
         are computed: all computation for every anchor is in the network's precision.

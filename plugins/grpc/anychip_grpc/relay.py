@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self.core.pause(on=False)
 
     def answer_begins(self, size: int) -> Callable[[], None]:
-        """Begin to send an answer of this size; return the function to call at its end. Cuts off too slow a client."""
+        """Watch the sending of an answer; return the function to call at its end. Cuts off too slow a client."""
         loop = asyncio.get_running_loop()
         late = False
         timer: asyncio.TimerHandle
