@@ -1,6 +1,6 @@
-"""The simulated device's decoder: OpenCV's pixels, and as much beside them as the simulation says.
+"""Decoder of the simulated device: OpenCV's pixels, off by as much as the simulation says.
 
-Owns: how it differs and fails. A real one differs by its chroma; that it is another decoder is what matters here.
+Owns: its error and its failures. A real decoder differs by its chroma; here it only matters that it is another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALWAYS = 1
 
 
 class SimulatedDecoder(ImageDecoder):
-    """Of a device of this process."""
+    """Decoder of a device of this process."""
 
     name = "a simulated decoder"
 
