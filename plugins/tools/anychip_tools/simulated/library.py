@@ -77,7 +77,7 @@ def build(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _signals_end_it_first() -> Iterator[list[int]]:
-    """On SIGTERM or SIGINT, end the process groups in the list first, and this process afterwards."""
+    """End the process groups in the list on SIGTERM or SIGINT, and this process afterwards."""
     running: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield running

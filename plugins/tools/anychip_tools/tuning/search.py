@@ -78,7 +78,7 @@ class Compared:
 
 @dataclass
 class TuningOutcome:
-    """`best` of the `trials`, and the figures of the `default` settings.
+    """Outcome of a search: the `best` of the `trials`, and the trial of the `default` settings.
 
     `comparison`: the best, the second best and the defaults (two, where the defaults are one of the others), measured
     in turn, the best first; empty if only one setting serves, or was tried. `lead` and `lead_over_second`:
