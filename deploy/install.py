@@ -323,7 +323,7 @@ def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]
 
 
 def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """Return what a project names for itself and these of its extras. An extra may name others of the project."""
+    """Return the requirements that a project names for itself and these extras. An extra may name other extras."""
     optional: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     found = list(project["dependencies"])
     waiting = [extra for extra in extras if extra]

@@ -20,7 +20,7 @@ _BOARD = Path(__file__).with_name("anychip.json")
 
 
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
-    """Yield where `ours` has what `theirs` has not, or has it otherwise; extra fields of `theirs` are defaults."""
+    """Yield each field of `ours` that `theirs` lacks or has otherwise; extra fields of `theirs` are defaults."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name, value in ours.items():
             if name in theirs:
@@ -35,7 +35,7 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
 
 
 def unknown(board: dict[str, Any]) -> list[str]:
-    """Return what the installed SDK's schema does not know of a dashboard. Raises ImportError without it."""
+    """Return the parts of a dashboard that the installed SDK's schema does not know. Raises ImportError without it."""
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard

@@ -188,7 +188,7 @@ def builder(folder: Path) -> Iterator[Builder]:
 
 
 def _mounted_below(folder: Path) -> list[str]:
-    """Return what buildah leaves mounted, the innermost first."""
+    """Return the mounts that buildah leaves, the innermost first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return sorted((point for point in points if Path(point).is_relative_to(folder.resolve())), reverse=True)
 

@@ -154,7 +154,7 @@ def attempts(secret: str, target: str) -> dict[str, Callable[[], object]]:
 
 
 def tried(secret: str, target: str, others: dict[str, Callable[[], object]] | None = None) -> dict[str, str]:
-    """Try each and return its result: "refused", or what it did instead."""
+    """Try each and return its result: "refused", or the actual effect."""
     found = {}
     for name, attempt in {**attempts(secret, target), **(others or {})}.items():
         try:
@@ -216,7 +216,7 @@ def memories() -> list[int]:
 
 
 def descriptors() -> list[str]:
-    """Return what this process has open."""
+    """Return the names of this process's open files."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         try:

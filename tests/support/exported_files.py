@@ -50,7 +50,7 @@ def example(count=3, length=LONGEST, seed=0):
 
 
 def exported(folder: Path, suffix: str, *, beside: bool = True) -> Path:
-    """Write `folder`/qa`suffix`, and beside it what the file does not say."""
+    """Write `folder`/qa`suffix`, and a sidecar with the facts that the file lacks."""
     network, inputs, file = question_answering(), example(), folder / f"qa{suffix}"
     named = {}
     with warnings.catch_warnings():

@@ -354,5 +354,5 @@ def install(file: Path) -> None:
 
 
 def written(file: Path) -> list[Held]:
-    """Read what the guards have written so far. Raises FileNotFoundError if there is no guard."""
+    """Read the guards' records so far. Raises FileNotFoundError if there is no guard."""
     return [Held(*json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]

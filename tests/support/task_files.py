@@ -89,7 +89,7 @@ def network_of(task: str) -> nn.Module:
 
 
 def written(folder: Path, task: str) -> Path:
-    """Write `folder`/TASK.onnx, and beside it what it does not say."""
+    """Write `folder`/TASK.onnx, and a sidecar with the facts that the file lacks."""
     path = folder / f"{task}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

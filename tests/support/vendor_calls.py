@@ -43,7 +43,7 @@ class Call:
 
 
 def of(row: Facts) -> dict[str, Call]:
-    """Return by name what code for the row's devices uses of their module; keywords of all its calls together."""
+    """Return by name the uses of a device's module by code for the row's devices; each with keywords of all its calls."""
     found: dict[str, Call] = {}
     switches = [Call(name) for name in row.switches if not name.startswith("torch.")]
     for each in (*read(sources_for(row))[0], *switches):

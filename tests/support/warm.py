@@ -134,7 +134,7 @@ class WarmCommand(WarmScript):
         super().__init__(command, stdout=self._said, stderr=self._said, env=dict(os.environ))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Return what it has printed, once it has ended. Raises subprocess.TimeoutExpired."""
+        """Return its output, once it has ended. Raises subprocess.TimeoutExpired."""
         self.wait(timeout)
         self._said.seek(0)
         return self._said.read().decode(errors="replace"), None

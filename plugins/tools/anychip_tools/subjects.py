@@ -99,7 +99,7 @@ def sample_model(name: str) -> PixelModel:
 
 
 def _in_pytorch(model: Model) -> Any:
-    """Build the network; PyTorch computes an ONNX file of tensors, whose reference is else ONNX Runtime."""
+    """Build the network. PyTorch computes an ONNX file of tensors here; elsewhere ONNX Runtime is its reference."""
     network = model.network()
     if getattr(network, "form", "pixels") == "onnx":
         from models.exports.networks import Graph

@@ -565,7 +565,7 @@ for _name in _PICTURE:
 
 
 def forget() -> None:
-    """Drop what lasts as long as the process: decoders' streams and descriptions of channels."""
+    """Drop things that last as long as the process: decoders' streams and descriptions of channels."""
     for thing in _things.values():
         if isinstance(thing, _Stream):
             thing.tasks.put(None)
@@ -573,6 +573,6 @@ def forget() -> None:
 
 
 def leftovers() -> dict[str, int]:
-    """Return what is still held, for a test."""
+    """Return counts of the things still held, for a test."""
     kinds = [type(thing).__name__ for thing in _things.values()]
     return {"device": len(_device), "host": len(_host), **{kind: kinds.count(kind) for kind in set(kinds)}}

@@ -44,7 +44,7 @@ class InvalidError(ValueError):
 
 @dataclass(frozen=True)
 class OpenVinoLayer:
-    """Layer of a file. `inputs`, `outputs`: names of values, by port; `shapes`: of the inputs, -1 for unknown lengths."""
+    """Layer of a file. `inputs`, `outputs`: names of values, by port; `shapes`: of the inputs, -1: unknown length."""
 
     name: str
     kind: str
