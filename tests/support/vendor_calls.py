@@ -43,7 +43,7 @@ class Call:
 
 
 def of(row: Facts) -> dict[str, Call]:
-    """Return by name the uses of a device's module by code for the row's devices; each with keywords of all its calls."""
+    """Return by name the calls to a device's module by code for the row's devices; calls of one name are joined."""
     found: dict[str, Call] = {}
     switches = [Call(name) for name in row.switches if not name.startswith("torch.")]
     for each in (*read(sources_for(row))[0], *switches):
