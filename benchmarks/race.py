@@ -1,7 +1,7 @@
 """Compare the service with mosec, LitServe and Triton: the same network file, the same decoding, one command.
 
 The network is ResNet50 in int8 as an OpenVINO file, which our own engine makes once. Each server answers JPEGs with it,
-turn and turn about; an in-process loop (`loop`: the same decoder and engine, no server) is the fourth, and the limit.
+turn and turn about; an in-process loop (`loop`: the same decoder and engine, no server) is the limit.
 
     python -m benchmarks.race [--connections 1,32] [--seconds 4] [--rounds 5] [--folder FOLDER] [--json FILE]
     python -m benchmarks.race --without triton,litserve

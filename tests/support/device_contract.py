@@ -184,7 +184,7 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
 @pytest.mark.skipif(not STUB, reason="only a stub's driver fails in the middle of a batch")
 @pytest.mark.skipif(DUT.DEVICE_TYPE == "npu", reason="torch_npu waits without end where a launch failed")
 def test_pinned_memory_of_a_lost_batch_is_never_freed() -> None:
-    """Check that it is kept: freeing records an event, and if that fails, torch_npu ends the process."""
+    """Check that the memory is kept: freeing records an event, and if that fails, torch_npu ends the process."""
     executable: Any = BACKEND.load(SmallNetwork(), DEVICES[0], *SUBJECT.how, (2,))[0]
     pixels = executable.buffer(2)
     DUT.set_knob("copy_us", 20_000)

@@ -128,7 +128,7 @@ class StartedWorkers(list[Worker]):
     """Double of the class `WorkerProcess`, for a replica: each worker waits for the test to make it ready."""
 
     def __call__(self, device: str, plan: Any, *_: object) -> Worker:
-        """Make one."""
+        """Make a worker."""
         self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan))
         return self[-1]
 

@@ -148,7 +148,7 @@ def use_float32() -> None:
 
 
 def main(folder: Path, images: Path, tags: list[str]) -> None:
-    """Write `TAG.onnx`, `TAG.json` (Ultralytics' predictions) and `TAG.npz` (its masks) for each tag."""
+    """Write the export, `TAG.expected.json` (Ultralytics' predictions) and `TAG.masks.npz` (its masks) for each tag."""
     from PIL import Image
 
     ultralytics: Any = importlib.import_module("ultralytics")

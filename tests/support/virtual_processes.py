@@ -57,7 +57,7 @@ class Child:
         self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def ends_within(self, limit_s: float) -> bool:
-        """Wait for its end, at most for so long; return whether it has ended."""
+        """Wait for its end, at most for so long; return True if it has ended."""
         await asyncio.wait((self.exited,), timeout=limit_s)
         return self.exited.done()
 

@@ -51,7 +51,7 @@ BY_PYACL = replace(
 
 
 class AscendBackend(TorchBackend):
-    """`npu`: Ascend NPUs."""
+    """Backend `npu`: Ascend NPUs."""
 
     facts = BY_TORCH_NPU
     _engines = (OmEngine, TorchairEngine)

@@ -16,7 +16,7 @@ from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
 
 ALWAYS = 1
-"""`decode_error`: no file can be decoded; other numbers are a width."""
+"""Value of `decode_error` for a decoder that decodes no file; other numbers are a width."""
 
 
 class SimulatedDecoder(ImageDecoder):
