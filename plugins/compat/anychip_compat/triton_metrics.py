@@ -3,7 +3,6 @@
 
 Owns: the names, units (microseconds, millijoules as joules) and labels of Triton's documentation
 (triton-inference-server/server: docs/user_guide/metrics.md). Must not count anything itself: it reads `metrics`.
-
 Triton's counters do not end in `_total`, which the exposition format requires of counters. Therefore they have no
 declared type; `rate()` works all the same. Devices have no UUID here: `gpu_uuid` is ours, e.g. `cuda:0`.
 """
