@@ -1,1 +1,1 @@
-"""Reproducible comparisons: every figure as a ratio within one run. Speed lives here, never in a timed test."""
+"""Reproducible comparisons: every figure is a ratio within one run. Speed is measured here, never in a timed test."""

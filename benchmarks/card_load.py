@@ -1,9 +1,9 @@
-"""How many JPEGs a second one card answers over HTTP, by one service and by several that share the card and a port.
+"""Measure how many JPEGs a second one card answers over HTTP, for one service and several that share card and port.
 
-One service has one event loop. Beside a fast card and many cores that loop is what everything waits for: several
-services (`--reuse-port`) then have one each, and a worker each on the same card. What this costs and brings is measured
-here, and what each kind of process does for an answer. The load comes from processes of the same machine, which are
-counted, too: it takes their cores.
+One service has one event loop. With a fast card and many cores this loop is the bottleneck. Several
+services (`--reuse-port`) have one loop each, and a worker each on the same card. Measured are the cost and gain of
+this, and the work of each kind of process for an answer. The load comes from processes of the same machine, which are
+counted too: they take its cores.
 
     python -m benchmarks.card_load --device cuda --engine graph --precision fp16 --services 1,2,4
 
@@ -31,7 +31,7 @@ from benchmarks import servers
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="sample")
@@ -60,7 +60,7 @@ def main() -> None:
             flush=True,
         )
         rows.append(row)
-        if given.json:  # After each row: a machine that is lent may be taken back before the last.
+        if given.json:  # After each row: a lent machine may be taken back before the last row.
             given.json.write_text(json.dumps({"date": time.strftime("%Y-%m-%d"), "rows": rows}, indent=2) + "\n")
 
 
@@ -115,7 +115,7 @@ def _measured(given: argparse.Namespace, count: int, ingresses: str) -> dict[str
 
 
 def _cpu_by_role(running: list[servers.Server]) -> dict[str, float]:
-    """Seconds used so far, of all services together, and of the processes that load them."""
+    """Return the seconds used so far, of all services together, and of the processes that load them."""
     used: dict[str, float] = {}
     for server in running:
         for role, seconds in server.cpu_by_role().items():

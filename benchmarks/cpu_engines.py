@@ -1,12 +1,12 @@
-"""CPU engines side by side: images a second and latency over batch sizes, and what they cost in memory.
+"""Compare CPU engines: images a second and latency over batch sizes, and their memory.
 
     python -m benchmarks.cpu_engines --models resnet50 yolov8n --sizes 1 8
     python -m benchmarks.cpu_engines --sizes 8 --engines inductor onnxruntime eager torchscript
 
-Owns: docs/performance.md, "CPU engines, measured". Weights are the sample ones where there are some, else random: speed
-does not depend on them, but int8 needs images that mean something. What is compiled is kept (`--cache-dir`).
+Owns: docs/performance.md, "CPU engines, measured". Weights are the sample ones if there are some, else random: speed
+does not depend on them, but int8 needs meaningful images. Compiled files are kept (`--cache-dir`).
 Variants run turn and turn about, so that a disturbance hits all of them; compare within one run only. Ratios are to
-PyTorch as a plain script runs it: eager, float32, contiguous.
+PyTorch in a plain script: eager, float32, contiguous.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PLAIN = "eager fp32 contiguous"
 
 
 def main() -> None:
-    """Print one table a model, then what two models cost each other."""
+    """Print one table a model, then the cost of two models to each other."""
     facts = CpuBackend.facts
     parser = argparse.ArgumentParser(description="CPU engines side by side", epilog="--models resnet50 --sizes 1 8")
     parser.add_argument("--models", nargs="+", default=["resnet50", "yolov8n"])
@@ -62,7 +62,7 @@ def main() -> None:
 def compare(
     backend: CpuBackend, name: str, engines: list[str], sizes: tuple[int, ...], *, rounds: int, cache_dir: Path
 ) -> None:
-    """Every engine and precision over the batch sizes."""
+    """Measure every engine and precision over the batch sizes."""
     executables: dict[str, Executable] = {PLAIN: plain(name, sizes)}
     shape = opened(name).input_shape
     print(f"\n{name}: times as fast as {PLAIN}, images a second at the median (latency of the batch in ms)")
@@ -87,7 +87,7 @@ def compare(
 
 
 def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int, cache_dir: Path) -> None:
-    """Two models in one process: each alone, and both in turn."""
+    """Measure two models in one process: each alone, and both in turn."""
     before = resident(backend)
     runs: dict[str, Callable[[], object]] = {}
     for name in names:
@@ -101,7 +101,7 @@ def in_turn(backend: CpuBackend, names: list[str], size: int, rounds: int, cache
 
 
 def plain(name: str, sizes: tuple[int, ...]) -> Executable:
-    """PyTorch as a plain script runs it."""
+    """Load a network as a plain PyTorch script runs it."""
     network = opened(name).network()
     network.to(memory_format=torch.contiguous_format)
     engine = EagerEngine(replace(CpuBackend.facts, channels_last=False))
@@ -109,7 +109,7 @@ def plain(name: str, sizes: tuple[int, ...]) -> Executable:
 
 
 def opened(name: str) -> Model:
-    """With the sample weights, or random ones where there are none."""
+    """Open a model with the sample weights, or random ones if there are none."""
     with contextlib.suppress(WeightsNotFoundError):
         return open_model(parse_spec(f"{name}:sample"), Path())
     return open_model(parse_spec(f"{name}:random"), Path())
@@ -118,7 +118,7 @@ def opened(name: str) -> Model:
 def load(
     backend: CpuBackend, name: str, engine: str, precision: str, sizes: tuple[int, ...], *, cache_dir: Path
 ) -> Executable:
-    """A model on an engine; nothing but its speed is of interest here, so there is no gate."""
+    """Load a model on an engine, without the gate: only its speed matters here."""
     model = opened(name)
     calibration = Calibration(model, "") if precision == "int8" and model.weights == "sample" else None
     options = compile_options(model, None, calibration, cache_dir)
@@ -126,7 +126,7 @@ def load(
 
 
 def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each variant; the second of two calls counts, the first brings its weights into the caches."""
+    """Return the median seconds of each variant; of two calls the second counts: the first fills the caches."""
     seconds: dict[str, list[float]] = {label: [] for label in variants}
     for label in [*variants] * rounds:
         variants[label]()
@@ -137,12 +137,12 @@ def measure(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str,
 
 
 def random_pixels(size: int, shape: tuple[int, int, int]) -> Pixels:
-    """A batch of noise."""
+    """Draw a batch of noise."""
     return np.random.default_rng(0).integers(0, 256, (size, *shape), dtype=np.uint8)
 
 
 def resident(backend: CpuBackend) -> int:
-    """Bytes of this process in memory, after what is free was given back."""
+    """Return the bytes of this process in memory, after a release of free memory."""
     backend.release_cache(DEVICE)
     return int(psutil.Process().memory_info().rss)
 

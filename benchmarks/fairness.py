@@ -1,12 +1,12 @@
-"""A modest client beside a greedy one: what the greedy one costs it, over HTTP on the null device.
+"""Measure what a greedy client costs a modest one beside it, over HTTP on the null device.
 
     .venv/bin/python -m benchmarks.fairness --json
 
-Each sends as many images at a time as it is told, from an address and a process of its own. Compared is the 99th
-percentile of the modest client's latency beside the greedy one with what it is alone. A batch that has begun is not
-stopped, so the least that can be is the rest of that batch and the modest client's own: twice a batch where all sizes
-take as long, and the client asks as soon as it is answered. Alone it waits for that, too, once it has several images
-under way. Owns: this measurement.
+Each client sends a given number of images at a time, from its own address and process. The 99th percentile of the
+modest client's latency beside the greedy one is compared with the one alone. A batch that has begun is not
+stopped, so the least possible is the rest of that batch and the modest client's own: twice a batch if all sizes
+take as long, and the client asks again at once. Alone it waits for that, too, once it has several images
+in flight. Owns: this measurement.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MODEL = "resnet18"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="What a greedy client costs a modest one.")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement (default: %(default)g)")
     parser.add_argument("--greedy", type=int, default=64, help="requests of the greedy client at a time")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 async def measure(port: int, seconds: float, greedy: int, modest: int = 1, pause_s: float = 0.0) -> dict[str, float]:
-    """The modest client alone, then beside the greedy one; `greedy`, `modest`: requests of each at a time."""
+    """Measure the modest client alone, then beside the greedy one. `greedy`, `modest`: requests of each at a time."""
     image = min(IMAGES.glob("*.jpg"), key=lambda path: path.stat().st_size).read_bytes()
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
@@ -78,18 +78,18 @@ async def measure(port: int, seconds: float, greedy: int, modest: int = 1, pause
 
 
 def crowd_s(port: int, image: bytes, seconds: float, greedy: int) -> list[float]:
-    """The greedy client's latencies in seconds, in a process of its own."""
+    """Return the greedy client's latencies in seconds, in its own process."""
     return asyncio.run(_latencies_s(*(client(port, "127.0.0.2", image, seconds) for _ in range(greedy))))
 
 
 async def _latencies_s(*clients: Coroutine[None, None, list[float]]) -> list[float]:
-    """Of all clients at the same time, in ascending order."""
+    """Return the latencies of all clients at the same time, in ascending order."""
     return sorted(latency for each in await asyncio.gather(*clients) for latency in each)
 
 
 async def client(port: int, address: str, image: bytes, seconds: float, pause_s: float = 0.0) -> list[float]:
-    """Latencies in seconds of one request after the other from an address, with a pause of up to `pause_s` between
-    them; those that were refused do not count.
+    """Return the latencies in seconds of requests in sequence from an address, with a pause of up to `pause_s`
+    between them; refused requests do not count.
     """
     pauses = random.Random(0)
     head = f"POST /v1/models/{_MODEL}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\n"

@@ -1,11 +1,11 @@
-"""How fast images reach a device that takes no time, and what each process has to do for one.
+"""Measure how fast images reach a device that takes no time, and the work of each process for one image.
 
-`anychip serve --device null` answers JPEGs that it decodes (`decoding`: the null device is told to look at its images)
-and JPEGs that nobody looks at (`nothing`), beside the least that a FastAPI handler can do (`plain`) and, where a Python
-with mosec is named, mosec with the same decoding (`mosec decoding`), and with nothing to decode in one stage, which
-does nothing else, and in two, between which it hands bodies on as it would pixels (`mosec nothing`, `mosec two
+`anychip serve --device null` answers JPEGs that it decodes (`decoding`: the null device reads its images)
+and JPEGs that nobody reads (`nothing`), beside the least that a FastAPI handler can do (`plain`) and, if a Python
+with mosec is named, mosec with the same decoding (`mosec decoding`), and without decoding in one stage, which
+does nothing else, and in two stages, the first handing bodies on like pixels (`mosec nothing`, `mosec two
 stages`), turn and turn about in one run.
-What decoding alone takes, without a server, is the limit: as many processes as there are cores do nothing else.
+Decoding alone, without a server, is the limit: as many processes as there are cores do nothing else.
 
     python -m benchmarks.feeding [--connections 1,8,32] [--seconds 4] [--rounds 3] [--json FILE]
     python -m venv /tmp/mosec && /tmp/mosec/bin/pip install mosec       # the same version of Python as here
@@ -15,8 +15,8 @@ What decoding alone takes, without a server, is the limit: as many processes as 
     python -m benchmarks.feeding --decoders 2,3,4 --workers 1,2,4,8     # the curves
     python -m benchmarks.feeding --json FILE --images-per-s 2450        # which cores that takes, by FILE's figures
 
-Owns: rounds, figures by process, the limit, the curves and the calculator. CPU time is what to compare: unlike rates it
-hardly depends on what else the machine does.
+Owns: rounds, figures by process, the limit, the curves and the calculator. Compare CPU times: unlike rates they
+hardly depend on other work of the machine.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ MODEL = "resnet50"
 SERVICE = ("--weights", "random", "--device", "null")
 PATHS = {"plain": "/predict"}
 MOSEC = {"mosec nothing": "one", "mosec two stages": "two", "mosec decoding": "decode"}
-"""What is measured of mosec, and which benchmarks.mosec_server that is: nothing to decode in one stage and in two."""
+"""Kinds of benchmarks.mosec_server by the name of their measurement: without decoding in one and in two stages."""
 FULL = 0.85
-"""How busy a process may be before what waits for it grows: a queue at 0.85 is already several images long."""
-DECODE_BESIDE_MS = 0.30  # The aim: of all processes, a JPEG, beside its decoding.
+"""Utilization of a process above which its queue grows: at 0.85 a queue is already several images long."""
+DECODE_BESIDE_MS = 0.30  # Aim for all processes, for one JPEG, beside its decoding.
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--connections", default="1,8,32")
     parser.add_argument("--seconds", type=float, default=4, help="length of one measurement")
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All there is to measure; medians over the rounds."""
+    """Measure everything; return medians over the rounds."""
     image = noise_jpeg(IMAGE_BYTES)
     connections = [int(each) for each in given.connections.split(",")]
     rounds: dict[str, dict[int, list[dict[str, Any]]]] = {}
@@ -123,12 +123,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def service_options(given: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Of each `anychip serve`, by numbers of ingresses; the first is what is compared with others."""
+    """Return the options of each `anychip serve`, by number of ingresses; others are compared with the first."""
     return [(*SERVICE, "--ingresses", each) for each in given.ingresses.split(",")] if given.ingresses else [SERVICE]
 
 
 def curve_point(curve: str, value: str, image: bytes, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rounds of a service of its own with so many decoders, or so many workers."""
+    """Return the rounds of one service with so many decoders, or so many workers."""
     options: tuple[str, ...] = ("--decoders", value)
     environment = LOOKS
     if curve == "workers":
@@ -139,7 +139,7 @@ def curve_point(curve: str, value: str, image: bytes, given: argparse.Namespace)
 
 
 def measure_once(name: str, server: servers.Server, image: bytes, connections: int, seconds: float) -> dict[str, Any]:
-    """Rate, latency, and CPU time an answer by role. Raises RuntimeError where anything but good answers came."""
+    """Return rate, latency, and CPU time an answer by role. Raises RuntimeError on anything but good answers."""
     path = "/inference" if name in MOSEC else PATHS.get(name, f"/v1/models/{MODEL}:predict")
     before = server.cpu_by_role()
     if wrk.installed():
@@ -163,7 +163,7 @@ def measure_once(name: str, server: servers.Server, image: bytes, connections: i
 
 
 def only_decoding(image: bytes, seconds: float) -> dict[str, float]:
-    """Images a second that as many processes as there are cores decode, and the CPU time of each image."""
+    """Return the images a second that one process a core decodes, and the CPU time of each image."""
     count = core_count()
     context = multiprocessing.get_context("spawn")
     with context.Pool(count) as pool:
@@ -189,14 +189,14 @@ def _decode(work: tuple[bytes, float]) -> tuple[int, float, float]:
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    """Each figure's median over the rounds."""
+    """Return each figure's median over the rounds."""
     return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
 
 
 def needed(figures: Mapping[str, float], images_per_s: float) -> dict[str, float]:
-    """The cores that so many images a second take, by role, from CPU milliseconds an image (`server_ms`, …).
+    """Return the cores for so many images a second, by role, from CPU milliseconds an image (`server_ms`, …).
 
-    `decoders` is their number; `servers` more than 1 says that one server process is not enough.
+    `decoders` is their number; `servers` above 1 means that one server process is not enough.
     """
     busy = {role: figures.get(f"{role}_ms", 0.0) * images_per_s / 1e3 for role in ("server", "decoder", "worker")}
     return {
@@ -208,7 +208,7 @@ def needed(figures: Mapping[str, float], images_per_s: float) -> dict[str, float
 
 
 def print_needed(report: Mapping[str, Any], images_per_s: float) -> None:
-    """The calculator's answer in sentences."""
+    """Print the calculator's answer in sentences."""
     load = report["load"]["decoding"]
     found = needed(load[max(load, key=int)], images_per_s)
     parts = ", ".join(f"{role} {found[f'{role}_cores']:.1f}" for role in ("server", "decoder", "worker"))
@@ -219,7 +219,7 @@ def print_needed(report: Mapping[str, Any], images_per_s: float) -> None:
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """The table and the aims."""
+    """Print the table and the aims."""
     print(
         f"JPEG of {report['image_bytes']} bytes, {report['rounds']} rounds of {report['seconds']:g} s, "
         f"{report['cores']} cores, load from {report['generator']}"
@@ -249,7 +249,7 @@ KNOWN = {"answers_per_s", "p50_ms", "p99_ms", "cpu_ms"}
 
 
 def aims(report: Mapping[str, Any]) -> Iterator[str]:
-    """What is wanted, and what was found; only what was measured."""
+    """Yield each aim with its figure, if it was measured."""
     load, only = report["load"], report["only_decoding"]
     for name, number, aim in (("decoding", "32", 1.2), ("decoding", "8", 1.05), ("nothing", "32", 0.75)):
         if number in load[name] and f"mosec {name}" in load:

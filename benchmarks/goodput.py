@@ -1,14 +1,14 @@
-"""Useful answers a second when more is asked than can be answered: the service and the naive handler under overload.
+"""Measure useful answers a second under overload, of the service and of the naive handler.
 
 Capacity is measured first, by a closed loop with the service's own long deadline. Then an open loop (Poisson arrivals)
 asks for multiples of it, every request with a short deadline. Goodput counts the answers with status 200 that arrived
-within the deadline, measured here, from the moment the request was due to be sent. A late answer is work for nothing.
-The generator shares this machine's cores: where it was starved, the lateness of its requests shows it.
+within the deadline, measured here, from the moment the request was due to be sent. A late answer is useless work.
+The generator shares this machine's cores: if it was starved, the lateness of its requests shows it.
 
     python -m benchmarks.goodput [--model resnet50] [--factors 0.5,1,1.5,2,3] [--seconds 8] [--json FILE]
     python -m benchmarks.goodput --device null --null delay_ms=4,image_delay_ms=1
 
-Owns: the load factors, what counts as good, the table and the two aims.
+Owns: the load factors, the definition of good, the table and the two aims.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED_STATUSES = ("429", "503", "504")
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="sample")
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All loads on the service, then all of them on the naive handler: neither runs while the other is measured."""
+    """Load the service, then the naive handler; neither runs while the other is measured."""
     image = given.image.read_bytes() if given.image else servers.sample_image()
     report: dict[str, Any] = {
         "model": given.model,
@@ -101,7 +101,7 @@ def _measure_naive(given: argparse.Namespace, image: bytes) -> dict[str, Any]:
 
     @contextmanager
     def fresh() -> Iterator[servers.Server]:
-        # One for each load: it goes on computing what nobody waits for any more, into the next measurement.
+        # One server for each load: it goes on computing abandoned requests, into the next measurement.
         with servers.naive(given.model, given.weights) as server:
             drive(server.port, request, 2, 0.5)
             yield server
@@ -141,7 +141,7 @@ def _load(
 
 
 def summary(load: OpenLoad) -> dict[str, Any]:
-    """The figures of one load; what every request came to adds up to `sent`."""
+    """Return the figures of one load; the results of its requests add up to `sent`."""
     latencies_s = [answer.latency_s for answer in load.accepted]
     in_time = load.in_time
     return {
@@ -213,7 +213,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def aims(report: dict[str, Any]) -> Iterator[str]:
-    """The two aims of the scheduling, as ratios."""
+    """Yield the two aims of the scheduling, as ratios."""
     rows = report["service"]["loads"]
     for row in rows:
         if row["factor"] in (2, 3):

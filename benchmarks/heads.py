@@ -1,10 +1,10 @@
-"""YOLOv8n by OpenVINO with the best anchors chosen in the network, beside all of them in float32, turn and turn about.
+"""Compare YOLOv8n on OpenVINO with the best anchors chosen in the network and with all of them in float32.
 
     python -m benchmarks.heads [--rounds 30]
 
-What is compared is the processor time of a batch, which other work on the machine changes less than the clock's, and
-what the worker does afterwards for an image. Batches run as the engine runs them: one image by all threads, several by
-a stream each.
+Compared are the processor time of a batch, which other work on the machine changes less than the clock's, and
+the worker's work afterwards for an image, turn and turn about. Batches run as in the engine: one image by all
+threads, several images with a stream each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = (1, 4)
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     import openvino
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

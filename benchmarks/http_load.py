@@ -1,6 +1,6 @@
-"""How much of what this machine can compute is left behind HTTP.
+"""Measure how much of this machine's computing rate is left behind HTTP.
 
-In one run, interleaved over rounds: the in-process ceiling (decode + preprocess + engine, no HTTP), the service under
+One run interleaves, over rounds: the in-process ceiling (decode + preprocess + engine, no HTTP), the service under
 raw JPEGs at several concurrencies, and the naive handler. All of it shares this machine's cores, the generator too.
 
     python -m benchmarks.http_load [--model resnet50] [--seconds 6] [--rounds 3] [--json FILE]
@@ -35,7 +35,7 @@ from models import Model, Options, open_model, parse_spec
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="sample")
@@ -83,7 +83,7 @@ def measure(
     rounds: int,
     naive: bool,
 ) -> dict[str, Any]:
-    """Rounds of ceiling, service and naive handler, one after the other; medians over the rounds."""
+    """Measure rounds of ceiling, service and naive handler, in sequence; return medians over the rounds."""
     model = open_model(parse_spec(name, settings.weights), settings.weights_dir)
     header = read_header(image)
     naive = naive and model.task == "classify"
@@ -155,7 +155,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def loaded(model: Model, settings: Settings) -> LoadedNetwork:
-    """The network on the engine that the settings name, in this process; PyTorch keeps to one thread."""
+    """Load the network on the engine of the settings, in this process; PyTorch keeps to one thread."""
     choice = choose(settings.device)
     calibration = Calibration(model, settings.calibrate) if settings.precision == "int8" else None
     network = choice.backend.load(
@@ -164,7 +164,7 @@ def loaded(model: Model, settings: Settings) -> LoadedNetwork:
         settings.engine,
         settings.precision,
         settings.ladder,
-        # What it quantises is kept where the service finds it: both run the same network.
+        # The quantised network is kept where the service finds it: both run the same network.
         options=compile_options(model, None, calibration, settings.cache_dir.expanduser()),
     )
     torch.set_num_threads(1)
@@ -188,7 +188,7 @@ class Ceiling:
         self._executable.close()
 
     def images_per_s(self, image: bytes, header: Header, seconds: float) -> float:
-        """Images a second from JPEG to predictions, batch after batch, the next one decoded meanwhile."""
+        """Return images a second from JPEG to predictions; the next batch is decoded during each batch."""
         free: Queue[torch.Tensor] = Queue()
         ready: Queue[tuple[torch.Tensor, list[Any]]] = Queue()
         for _ in range(3):
@@ -221,7 +221,7 @@ class Ceiling:
         return done / elapsed_s
 
     def one_image_ms(self, image: bytes, header: Header) -> float:
-        """Median milliseconds of one image alone: decode, preprocess, engine at batch 1, postprocess."""
+        """Return the median milliseconds of one image alone: decode, preprocess, engine, postprocess."""
         pixels = torch.zeros((1, *self._model.input_shape), dtype=torch.uint8)
         times = []
         for _ in range(60):

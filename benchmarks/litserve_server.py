@@ -18,31 +18,31 @@ from benchmarks.race_network import BATCH, WAIT_S, Decoder, Network
 
 
 class Classify(litserve.LitAPI):  # type: ignore[misc, unused-ignore]
-    """A JPEG in a form's field `file`, as LitServe takes files."""
+    """Classifier of a JPEG in a form's field `file`, the way LitServe takes files."""
 
     def setup(self, device: str) -> None:
-        """In the worker's process."""
+        """Load the network in the worker's process."""
         self._decoder, self._network = Decoder(), Network(sys.argv[1])
 
-    # Not annotated: LitServe takes an annotation for the form of the body.
+    # Not annotated: LitServe reads an annotation as the form of the body.
     def decode_request(self, request) -> npt.NDArray[np.uint8]:  # type: ignore[no-untyped-def]
-        """uint8, the network's input."""
+        """Decode the file to uint8, the network's input."""
         return self._decoder.decode(request["file"].file.read())
 
     def batch(self, inputs: list[npt.NDArray[np.uint8]]) -> list[npt.NDArray[np.uint8]]:
-        """As they are: the network takes a list."""
+        """Return the inputs unchanged: the network takes a list."""
         return inputs
 
     def predict(self, batch: list[npt.NDArray[np.uint8]]) -> list[dict[str, Any]]:
-        """Each one's classes."""
+        """Return each image's classes."""
         return self._network.answers(batch)
 
     def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """One each."""
+        """Return the answers unchanged, one each."""
         return output
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
-        """JSON's."""
+        """Return the answer unchanged: it is JSON already."""
         return output
 
 

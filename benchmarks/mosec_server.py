@@ -3,9 +3,9 @@
 PYTHON -m benchmarks.mosec_server one|two|decode PROCESSES --port PORT
 PYTHON -m benchmarks.mosec_server FOLDER PROCESSES --port PORT
 
-`one`: a process that answers with a constant, as a model would be asked there. `two`: PROCESSES processes in front of
-it, which hand the bodies on. `decode`: these decode as the service does, and hand on pixels. With a FOLDER the network
-file in it answers. mosec comes with a server of its own in Rust; it is no dependency of ours.
+`one`: one process answers with a constant, in place of a model. `two`: PROCESSES processes in front of
+it hand the bodies on. `decode`: these decode like the service, and hand on pixels. With a FOLDER the network
+file in it answers. mosec has its own server in Rust; it is no dependency of ours.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from mosec import Server, Worker
 from benchmarks.race_network import BATCH, WAIT_S, Decoder, Network
 
 _KIND = "RACE_KIND"
-"""Told to mosec's processes, which begin anew and know none of the variables here."""
+"""Variable for mosec's processes, which are spawned and have none of this module's variables."""
 
 
 class Raw(Worker):
-    """Takes the body as it is."""
+    """Worker that takes the body as it is."""
 
     def deserialize(self, data: bytes) -> bytes:
-        """The raw body."""
+        """Return the raw body."""
         return data
 
 
 class Hand(Raw):
-    """Hands it on."""
+    """Worker that hands the body on."""
 
     def forward(self, data: bytes) -> bytes:
-        """The same."""
+        """Return the body unchanged."""
         return data
 
 
 class Decode(Raw):
-    """Bytes of a file to the network's input."""
+    """Worker that decodes a file to the network's input."""
 
     def __init__(self) -> None:
         self._decoder = Decoder("random" if os.environ[_KIND] == "decode" else "sample")
 
     def forward(self, data: bytes) -> npt.NDArray[np.uint8]:
-        """uint8, the network's input."""
+        """Decode a file to uint8, the network's input."""
         return self._decoder.decode(data)
 
 
 class Constant(Raw):
-    """Where a network would run."""
+    """Worker in place of a network."""
 
     def forward(self, data: list[object]) -> list[object]:
-        """The same for each of a batch."""
+        """Return the same answer for each of a batch."""
         return [{"predictions": []}] * len(data)
 
 
 class Infer(Worker):
-    """Where it runs."""
+    """Worker with the network."""
 
     def __init__(self) -> None:
         self._network = Network(os.environ[_KIND])
 
     def forward(self, data: list[npt.NDArray[np.uint8]]) -> list[object]:
-        """Each one's classes."""
+        """Return each image's classes."""
         return [*self._network.answers(data)]
 
 

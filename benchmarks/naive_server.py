@@ -1,4 +1,4 @@
-"""The handler most people write: FastAPI, Pillow, torchvision's transforms, eager float32, one image at a time.
+"""Handler that most people write: FastAPI, Pillow, torchvision's transforms, eager float32, one image at a time.
 
 python -m benchmarks.naive_server MODEL WEIGHTS PORT
 """
@@ -20,7 +20,7 @@ from models import open_model, parse_spec
 
 
 def create_app(name: str, weights: str) -> FastAPI:
-    """A classifier behind one route, as in many tutorials; `def`, so that FastAPI runs it in its thread pool."""
+    """Make a classifier behind one route, as in many tutorials; FastAPI runs a plain `def` in its thread pool."""
     model = open_model(parse_spec(name, weights), Settings().weights_dir)
     network = model.network().core
     height, width, _ = model.input_shape

@@ -1,9 +1,9 @@
-"""What watching costs, or keys: throughput with them as a share of that without.
+"""Measure what watching or keys cost: throughput with them as a share of that without.
 
-Two services on the device that computes nothing, so that nothing hides the cost, or on a real one (`--device cpu`); the
-same load, turn and turn about in one run, the order changed every round. Watching on: metrics, scraped as OpenMetrics
-once a second, and traces of one request in a hundred, sent to a sink; off: `benchmarks.uncounted`, no traces,
-no scrapes.
+Two services run on the device that computes nothing, which hides no cost, or on a real one (`--device cpu`);
+the same load, turn and turn about in one run, the order changed every round. Watching on: metrics, scraped as
+OpenMetrics once a second, and traces of one request in a hundred, sent to a sink; off: `benchmarks.uncounted`, no
+traces, no scrapes.
 Keys on: a file of a hundred keys with every limit, and one of them with each request; off: no file.
 
     python -m benchmarks.observability [--of keys] [--connections 32] [--seconds 5] [--rounds 6] [--json FILE]
@@ -38,7 +38,7 @@ _KEYS = 100
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--of", choices=("watching", "keys"), default="watching", help="what is on and off")
     parser.add_argument("--model", default="resnet50")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of both, one after the other; the medians, and the median of the rounds' ratios."""
+    """Measure rounds of both, in sequence; return the medians, and the median of the rounds' ratios."""
     image = noise_jpeg(IMAGE_BYTES)
     common = ("--weights", "random" if given.device == "null" else "sample", "--device", given.device)
     rounds: dict[str, list[dict[str, float]]] = {"off": [], "on": []}
@@ -105,7 +105,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _keys(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The options and the headers of a service that wants a key, and knows a hundred."""
+    """Return the options and the headers of a service that requires a key, and knows a hundred."""
     file = folder / "keys.txt"
     for number in range(_KEYS):
         key = keys.add(file, f"client-{number}", "infer")
@@ -116,7 +116,7 @@ def _keys(folder: Path) -> tuple[tuple[str, ...], dict[str, str]]:
 
 @contextlib.contextmanager
 def _scraped(port: int) -> Iterator[None]:
-    """Scrape as Prometheus does, more often."""
+    """Scrape like Prometheus, more often."""
     done = threading.Event()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -137,7 +137,7 @@ def _scraped(port: int) -> Iterator[None]:
 
 
 class _Sink(BaseHTTPRequestHandler):
-    """Takes traces and forgets them."""
+    """Handler that takes traces and drops them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -148,12 +148,12 @@ class _Sink(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager
 def _sink() -> Iterator[str]:
-    """Where traces go; the address."""
+    """Serve a sink for traces; yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Sink)
     thread = threading.Thread(target=server.serve_forever, name="sink")
     thread.start()

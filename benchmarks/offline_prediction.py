@@ -1,11 +1,11 @@
-"""`anychip predict` over many small images, against what decoding and the device allow by themselves.
+"""Comparison of `anychip predict` over many small images with the rates of decoding and of the device alone.
 
     python -m benchmarks.offline_prediction --images 20000
 
-One process measures, one after the other: decoding alone (the command's decoders, and nothing else), the
+One process measures in sequence: decoding alone (the command's decoders, and nothing else), the
 device alone (full batches, nothing decoded) and the whole command with its output file. The device is `null`, which
-sleeps for as long as it is told and takes no processor time, so that the smaller of the two rates is what the command
-could reach. The command's rate is the one it prints: from the first image on, without the time that loading takes.
+sleeps for a given time and takes no processor time, so that the smaller of the two rates is the command's limit.
+The command's rate is the one it prints: from the first image on, without the time that loading takes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MODEL = "resnet18"
 
 
 def write_images(folder: Path, count: int, side: int) -> None:
-    """JPEG files of `side` x `side` pixels, of 32 different contents."""
+    """Write JPEG files of `side` x `side` pixels, with 32 different contents."""
     random = np.random.default_rng(0)
     encoded = []
     for _ in range(32):
@@ -52,8 +52,8 @@ def write_images(folder: Path, count: int, side: int) -> None:
 
 
 def decoding_rate(predictor: LocalPredictor, folder: Path) -> tuple[float, float]:
-    """Images a second that the command's decoders place into its blocks, with nothing else to do; and the processor
-    time of one.
+    """Return the images a second that the command's decoders place into its blocks, with nothing else to do; and
+    the processor time of one.
     """
     paths = [source.path for source in find_images([str(folder)])]
     decoding = predictor.decoding
@@ -71,7 +71,7 @@ def decoding_rate(predictor: LocalPredictor, folder: Path) -> tuple[float, float
 
 
 def device_rate(predictor: LocalPredictor, batch_size: int, seconds: float = 5.0) -> float:
-    """Images a second of full batches, as many under way as the device takes."""
+    """Return images a second of full batches, as many in flight as the device takes."""
     executable = predictor.executable
     buffers = [executable.buffer(batch_size) for _ in range(executable.depth)]
     under_way: deque[Started] = deque()
@@ -86,7 +86,7 @@ def device_rate(predictor: LocalPredictor, batch_size: int, seconds: float = 5.0
 
 
 def run_command(arguments: list[str]) -> tuple[float, float]:
-    """Images a second as the command prints it, and the processor time of this process and its own for all of it."""
+    """Return the images a second that the command prints, and the processor time of all its processes."""
     said, before_s = io.StringIO(), processor_s()
     with contextlib.redirect_stderr(said):
         assert anychip(arguments) == 0
@@ -94,14 +94,14 @@ def run_command(arguments: list[str]) -> tuple[float, float]:
 
 
 def processor_s() -> float:
-    """Processor time of this process, of those that it has started, and of those that have ended."""
+    """Return the processor time of this process, of its running children, and of those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     running = [psutil.Process(each.pid).cpu_times() for each in multiprocessing.active_children()]
     return time.process_time() + ended.ru_utime + ended.ru_stime + sum(each.user + each.system for each in running)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="How near anychip predict comes to decoding and the device.")
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--side", type=int, default=128, help="pixels of an image's side (default: 128)")
@@ -128,7 +128,7 @@ def main() -> None:
             few = ["predict", _MODEL, str(folder / "000"), "--output", str(output), "--overwrite", *command[5:]]
             few_count = min(1000, parsed.images)
             _, few_cpu_s = run_command([*few, "--device", "null", "--weights", "random", "--null", told])
-            # What both runs have in common, loading above all, is no image's.
+            # The common part of both runs, above all loading, belongs to no image.
             cpu_s = (whole_cpu_s - few_cpu_s) / max(1, parsed.images - few_count)
             limit = min(decoding, device)
             peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,14 +1,14 @@
-"""Writes a table of operators: from PyTorch's dispatcher, from a vendor's list of functions, or from converters.
+"""Write a table of operators: from PyTorch's dispatcher, from a vendor's list of functions, or from converters.
 
     python -m benchmarks.operator_tables npu --package torch_npu --key PrivateUse1 --source "torch_npu 2.13.0"
     python -m benchmarks.operator_tables mlu --functions mlu_functions.yaml --source "torch_mlu r2.4_develop"
     python -m benchmarks.operator_tables tensorrt --converters aten_ops_converters.py --source "…"
 
-The first must run in a Python that has the vendor's package; its driver need not be there where a stub stands in
+The first must run in a Python that has the vendor's package; a stub may stand in for its driver
 (tests/support/stub_drivers.py). The others read sources as text and import nothing of them.
 
-Owns: how names are found. Only names are taken: of PyTorch's own operators and torchvision's, and none of gradients
-(`…_backward`), which no network calls that only answers.
+Owns: finding the names. Only the names of PyTorch's own operators and torchvision's are taken, and none of gradients
+(`…_backward`), which inference never calls.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def main() -> None:
 
 
 def kept_names(names: Iterable[str]) -> list[str]:
-    """The names that a table lists, in its order."""
+    """Return the names that a table lists, in its order."""
     return sorted({name for name in names if name.startswith(_KEPT) and "_backward" not in name})
 
 
 def of_dispatcher(package: str | None, key: str) -> Iterable[str]:
-    """The operators with a kernel for a dispatch key."""
+    """Return the operators with a kernel for a dispatch key."""
     import torch
 
-    with contextlib.suppress(Exception):  # Its operators exist once it is imported; beside some builds it cannot be.
+    with contextlib.suppress(Exception):  # Its import registers its operators; beside some builds it fails.
         importlib.import_module("torchvision")
     if package:
         importlib.import_module(package)
@@ -69,7 +69,7 @@ def of_dispatcher(package: str | None, key: str) -> Iterable[str]:
 
 
 def of_converters(sources: Path) -> Iterable[str]:
-    """The operators of the decorators `…converter(torch.ops.…)`; those of functions that only raise are left out."""
+    """Yield the operators of the decorators `…converter(torch.ops.…)`; leave out functions that only raise."""
     for path in sorted(sources.rglob("*.py")) if sources.is_dir() else [sources]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef) or _only_raises(node):
@@ -80,7 +80,7 @@ def of_converters(sources: Path) -> Iterable[str]:
 
 
 def of_functions(text: str) -> Iterable[str]:
-    """The functions of a vendor's YAML; where it has sections, those of `aten`."""
+    """Return the functions of a vendor's YAML; if it has sections, those of `aten`."""
     sections = re.split(r"^(\w+):\s*$", text, flags=re.MULTILINE)
     chosen = dict(zip(sections[1::2], sections[2::2], strict=True)).get("aten", text)
     return [f"aten::{name}" for name in _FUNCTION.findall(chosen)]

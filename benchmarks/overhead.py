@@ -1,11 +1,11 @@
-"""What the service itself costs: answers a second and CPU time a request, on a device that computes nothing.
+"""Measure the service's own cost: answers a second and CPU time a request, on a device that computes nothing.
 
-`anychip serve --device null` beside the least a FastAPI handler can do, under the same load, turn and turn about in one
-run. A second one is told to look at its images, so that the service decodes them: it gets the same JPEG (`decoded`)
-and pixels as a binary tensor of the Open Inference Protocol (`pixels`), which must cost little more than the JPEG does
-without its decoding. A third one has eight devices, each with a worker (`8 workers`): what an image costs may hardly
-grow with them. CPU time is that of the whole process tree and, unlike the rate, hardly depends on what else the
-machine does.
+`anychip serve --device null` runs beside the least a FastAPI handler can do, under the same load, turn and turn about
+in one run. A second service must read its images, so that it decodes them: it gets the same JPEG (`decoded`)
+and pixels as a binary tensor of the Open Inference Protocol (`pixels`), which must cost little more than the JPEG
+without its decoding. A third one has eight devices, each with a worker (`8 workers`): the cost of an image must hardly
+grow with them. CPU time is that of the whole process tree and, unlike the rate, hardly depends on other work of the
+machine.
 
     python -m benchmarks.overhead [--connections 16] [--seconds 5] [--rounds 3] [--json FILE]
 
@@ -36,16 +36,16 @@ from models import PixelModel, open_model, parse_spec
 
 AIM_ANSWERS_PER_S = 3500
 AIM_CPU_MS = 0.30
-AIM_EIGHT_WORKERS = 1.2  # Of the CPU time an image takes with one worker.
-AIM_PIXELS = 1.2  # Of the CPU time of a JPEG, less that of decoding it.
+AIM_EIGHT_WORKERS = 1.2  # Factor on the CPU time of an image with one worker.
+AIM_PIXELS = 1.2  # Factor on the CPU time of a JPEG without its decoding.
 IMAGE_BYTES = 65_000  # An ordinary photograph of 500 by 375 pixels.
 EIGHT = {"ANYCHIP_NULL": "devices=8"}
-LOOKS = {"ANYCHIP_NULL": "fail=999999999"}  # A fault that no run lives to see, but that counts batches.
+LOOKS = {"ANYCHIP_NULL": "fail=999999999"}  # A fault that no run reaches, but that counts batches.
 DECODES = 200
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="random")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """Rounds of services and plain handler, one after the other; medians over the rounds."""
+    """Measure rounds of services and plain handler, in sequence; return medians over the rounds."""
     image = noise_jpeg(IMAGE_BYTES)
     model = open_model(parse_spec(f"{given.model}:random"), Path())
     if not isinstance(model, PixelModel):
@@ -105,7 +105,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def decode_ms(model: PixelModel, image: bytes) -> float:
-    """CPU time of decoding and placing an image as the service does, on as many threads as it has, all at work."""
+    """Return the CPU time of decoding and placing an image like the service, on as many threads, all at work."""
 
     def thread_s(_: int) -> float:
         target = torch.empty(model.input_shape, dtype=torch.uint8)
@@ -114,7 +114,7 @@ def decode_ms(model: PixelModel, image: bytes) -> float:
             decode_into(model, image, header, target)
         return time.thread_time() - begun_s
 
-    torch.set_num_threads(1)  # As the service does, and only this thread's time is counted.
+    torch.set_num_threads(1)  # Like the service; only this thread's time is counted.
     header = read_header(image)
     threads = max(2, core_count())
     with ThreadPoolExecutor(threads) as pool:
@@ -122,7 +122,7 @@ def decode_ms(model: PixelModel, image: bytes) -> float:
 
 
 def measure_once(server: servers.Server, request: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """One measurement: rate, latency, and CPU time an answer. Raises RuntimeError where there is nothing to compare."""
+    """Measure rate, latency, and CPU time an answer once. Raises RuntimeError if there is nothing to compare."""
     before, generator_s = server.cpu_time(), time.process_time()
     load = drive(server.port, request, connections, seconds)
     after, generator_s = server.cpu_time(), time.process_time() - generator_s
@@ -143,12 +143,12 @@ def measure_once(server: servers.Server, request: bytes, connections: int, secon
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Each figure's median over the rounds."""
+    """Return each figure's median over the rounds."""
     return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
 
 
 def noise_jpeg(size_bytes: int) -> bytes:
-    """A JPEG of about so many bytes: soft shapes under noise, the same every time."""
+    """Make a JPEG of about so many bytes: soft shapes under noise, the same every time."""
     source = np.random.default_rng(0)
     shapes = Image.fromarray(source.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(
         (500, 375), Image.Resampling.BICUBIC

@@ -1,10 +1,10 @@
-"""What the owner of queues and workers has to do for an image: from the link's `check` to its reply.
+"""Measure the work of the owner of queues and workers for an image: from the link's `check` to its reply.
 
-A service on the null device in a process that does nothing else: no HTTP, no JSON, and images that need no decoding.
-Requests of one image each are under way, as many as fill the batches of a worker that always has the next one; when a
-batch is answered, as many follow. Processor time is this process's own; the worker is another. Where `--profile` is
-given, the functions that take most of it are printed as well. What the requests themselves take, which is no part of
-the owner, is measured before a link that does nothing, and printed beside it.
+A service on the null device runs in a process that does nothing else: no HTTP, no JSON, and images that need no
+decoding. Requests of one image each are in flight, enough to fill the batches of a worker that always has the next one;
+when a batch is answered, as many follow. Processor time is this process's own; the worker is another. With `--profile`
+the functions that take most of it are printed as well. The requests' own time, which is no part of
+the owner, is measured with a link that does nothing, and printed beside it.
 
     python -m benchmarks.owner [--sizes 8,64] [--seconds 4] [--rounds 5] [--profile]
 
@@ -34,13 +34,13 @@ from models import Options, open_model, parse_spec
 
 MODEL = "resnet50"
 _DEPTH = 4
-"""Batches that are under way."""
+"""Number of batches in flight."""
 _DEADLINE_S = 30.0
 _OWN_ROUNDS = 2000
 
 
 class Asking:
-    """Keeps requests under way on the link of a service that has been started."""
+    """Source that keeps requests in flight on the link of a started service."""
 
     def __init__(self, service: Service, at_once: int) -> None:
         self.answers = 0
@@ -53,7 +53,7 @@ class Asking:
         self._link.connect(self._replied)
 
     def ask(self) -> None:
-        """The requests that are due; after each batch again."""
+        """Submit the requests that are due."""
         due, self._due = self._due, 0
         for token in [next(self._numbers) for _ in range(due)]:
             terms = Terms(time.monotonic() + _DEADLINE_S)
@@ -72,24 +72,24 @@ class Asking:
 
 
 class Nothing:
-    """In place of a link, and of its rooms: it lets everything in and does nothing."""
+    """Stand-in for a link and its rooms: it admits everything and does nothing."""
 
     def check_now(self, *_: object) -> None:
-        """Let it in."""
+        """Admit the request."""
 
     def reserve(self, *_: object) -> Nothing:
-        """Room."""
+        """Return room."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
+        """Release the room."""
 
     def submit(self, *_: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def alone(asking: Asking, at_once: int) -> float:
-    """Microseconds that a request takes here, the owner left out: the median of many rounds. It asks no more then."""
+    """Return the microseconds of a request without the owner: the median of many rounds. It asks no more afterwards."""
     asking._link = Nothing()  # type: ignore[assignment]
     result = Result((), None, None, None, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
     micros = []
@@ -104,7 +104,7 @@ def alone(asking: Asking, at_once: int) -> float:
 
 
 async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Profile | None) -> dict[str, Any]:
-    """Microseconds of processor an image at batches of this size, by round; images a second; the mean batch."""
+    """Return processor microseconds an image at batches of this size, by round; images a second; the mean batch."""
     settings = Settings(  # type: ignore[call-arg]
         models=MODEL, weights="random", device="null", batch_sizes=str(size), queue_size=_DEPTH * size
     )
@@ -140,7 +140,7 @@ async def measure(size: int, seconds: float, rounds: int, profile: cProfile.Prof
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="8,64", help="of batches")
     parser.add_argument("--seconds", type=float, default=4, help="length of a round")

@@ -2,7 +2,7 @@
 
 python -m benchmarks.plain_server PORT
 
-What any service on FastAPI and uvicorn pays before it does anything of its own.
+Any service on FastAPI and uvicorn pays this cost before its own work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 
 
 def create_app() -> FastAPI:
-    """One route that only reads."""
+    """Make an app with one route that only reads."""
     app = FastAPI()
 
     @app.post("/predict")

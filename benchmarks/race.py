@@ -1,19 +1,19 @@
-"""The service beside mosec, LitServe and Triton: the same network file, the same decoding, one command.
+"""Compare the service with mosec, LitServe and Triton: the same network file, the same decoding, one command.
 
-ResNet50 in int8 as an OpenVINO file, which our own engine makes once. Each server answers JPEGs with it, turn and turn
-about; an in-process loop (`loop`: the same decoder and engine, no server) is the fourth, and the limit.
+The network is ResNet50 in int8 as an OpenVINO file, which our own engine makes once. Each server answers JPEGs with it,
+turn and turn about; an in-process loop (`loop`: the same decoder and engine, no server) is the limit.
 
     python -m benchmarks.race [--connections 1,32] [--seconds 4] [--rounds 5] [--folder FOLDER] [--json FILE]
     python -m benchmarks.race --without triton,litserve
     python -m benchmarks.race --triton /opt/tritonserver/bin/tritonserver     # another than the registry's
 
-What the others need is installed by pip, once, into environments in FOLDER; Triton is the binary that `nvidia-pytriton`
-brings, with its Python backend (x86-64, glibc of 2.35 or newer). Without a CUDA driver that build starts, but its model
-was seen to get other bytes than were sent. A server that cannot be had, does not start or does not answer is left out,
-and said: Triton then wants `--triton` with another build. Compare ratios: they are medians over pairs of neighbours;
-all share this machine's cores, the generator of the load too.
+pip installs the other servers, once, into environments in FOLDER; Triton is the binary of `nvidia-pytriton`,
+with its Python backend (x86-64, glibc of 2.35 or newer). Without a CUDA driver that build starts, but its model
+was seen to get other bytes than were sent. A server that cannot be installed, does not start or does not answer is left
+out with a message: Triton then needs `--triton` with another build. Compare ratios: they are medians over pairs of
+neighbours; all share this machine's cores, the generator of the load too.
 
-Owns: environments, starts, rounds, figures. What the others run is in mosec_server, litserve_server, triton_models.
+Owns: environments, starts, rounds, figures. The others' code is in mosec_server, litserve_server, triton_models.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from benchmarks.http_load import Ceiling
 from benchmarks.race_network import MODEL, opened, settings_of
 
 Runner = tuple[servers.Server, bytes]
-"""A server, and the request it is asked."""
+"""Server, and the request to send to it."""
 PACKAGES = {"mosec": "mosec", "litserve": "litserve", "triton": "nvidia-pytriton"}
 OURS, LOOP = "anychip", "loop"
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--connections", default="1,32")
     parser.add_argument("--seconds", type=float, default=4, help="length of one measurement")
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All there is to measure."""
+    """Measure all servers and the loop."""
     image = servers.sample_image()
     connections = [int(each) for each in given.connections.split(",")]
     rounds: dict[int, dict[str, list[dict[str, float]]]] = {number: {} for number in connections}
@@ -87,7 +87,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             for count in connections:
                 figures = rounds[count]
                 figures.setdefault(LOOP, []).append(_looped(loop, image, count, given.seconds))
-                # Each follows another one every time.
+                # Each round changes the order.
                 for name in names[number % len(names) :] + names[: number % len(names)]:
                     figures.setdefault(name, []).append(_driven(name, *running[name], count, given.seconds))
     return {
@@ -102,7 +102,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def ratios(rounds: dict[str, list[dict[str, float]]]) -> dict[str, float]:
-    """Our answers a second as a share of each other's: the median over rounds of what was measured in one round."""
+    """Return our answers a second as a share of each other's: the median over rounds, within one round each."""
     return {
         name: statistics.median(
             ours["answers_per_s"] / each["answers_per_s"] for ours, each in zip(rounds[OURS], theirs, strict=True)
@@ -129,7 +129,7 @@ def _driven(name: str, server: servers.Server, request: bytes, connections: int,
 
 
 def _looped(loop: Ceiling, image: bytes, connections: int, seconds: float) -> dict[str, float]:
-    """In this process: batches, the next one decoded meanwhile; for one connection one image after the other."""
+    """Measure in this process: batches, the next one decoded meanwhile; for one connection image after image."""
     header = read_header(image)
     if connections == 1:
         taken_ms = loop.one_image_ms(image, header)
@@ -187,7 +187,7 @@ def _triton(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
 
 
 def _link_backend(triton: Path, folder: Path) -> None:
-    """Its Python backend, and what it starts for our version of Python, which the package keeps apart."""
+    """Link Triton's Python backend and its stub for our version of Python, which the package keeps apart."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     version = ".".join(map(str, sys.version_info[:2]))
@@ -197,7 +197,7 @@ def _link_backend(triton: Path, folder: Path) -> None:
 
 
 def _python_with(name: str, folder: Path) -> Path:
-    """The Python of an environment that has the package; it is made where it is not there, or was not made wholly."""
+    """Return the Python of an environment with the package; make the environment if it is missing or incomplete."""
     environment = folder / name
     python, done = environment / "bin" / "python", environment / "done"
     if not done.exists():
@@ -208,7 +208,7 @@ def _python_with(name: str, folder: Path) -> Path:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """The table and the ratios."""
+    """Print the table and the ratios."""
     print(
         f"{MODEL} int8 on OpenVINO, JPEG of {report['image_bytes']} bytes, {report['cores']} cores, "
         f"{report['rounds']} rounds of {report['seconds']:g} s; medians"

@@ -1,4 +1,4 @@
-"""The servers that are compared, each in a process of its own on a free port of the loopback interface.
+"""Servers to compare, each in a child process on a free port of the loopback interface.
 
 Owns: their start, the CPU time they used, their end (with everything they started), and the requests they understand.
 """
@@ -43,18 +43,18 @@ class CpuTime:
 
 @dataclass
 class Server:
-    """A server that answers."""
+    """Running server."""
 
     port: int
     process: psutil.Process
 
     def cpu_time(self) -> CpuTime:
-        """What it has used so far."""
+        """Return the CPU time used so far."""
         return CpuTime(cpu_s(self.process), sum(cpu_s(child) for child in self.process.children(recursive=True)))
 
     def cpu_by_role(self) -> dict[str, float]:
-        """Seconds used so far by what was started (`server`), and by its children: `decoder`, `worker`, others
-        by name.
+        """Return the seconds used so far by the started process (`server`), and by its children: `decoder`,
+        `worker`, others by name.
         """
         used = {"server": cpu_s(self.process)}
         for child in self.process.children(recursive=True):
@@ -69,7 +69,7 @@ _ROLES = {
     "anychip-decoder": "decoder",
     "fork-decoders": "decoder",
 }
-"""What a process of the service does, by the name it gives itself."""
+"""Role of each process of the service, by its process name."""
 
 
 def _role(process: psutil.Process) -> str:
@@ -81,7 +81,7 @@ def _role(process: psutil.Process) -> str:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Seconds a process has used so far, user and system; 0 once it is gone."""
+    """Return the seconds a process has used so far, user and system; 0 once it is gone."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -93,7 +93,7 @@ def cpu_s(process: psutil.Process) -> float:
 def service(
     models: str, *options: str, module: str = "app", environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """`anychip serve` with the given options; `module` is what is run for it, `environment` what it has beside ours."""
+    """Run `anychip serve` with these options. `module`: the module to run for it; `environment`: added variables."""
     command = [sys.executable, "-m", module, "serve", "--models", models, "--port", "0", *options]
     with _process(command, _STOP_LIMIT_S, environment, stdout=subprocess.PIPE, text=True) as process:
         limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
@@ -107,12 +107,12 @@ def service(
 
 
 def service_request(model: str, image: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A JPEG as the raw body of a request to `service`."""
+    """Build a request to `service` with a JPEG as its raw body."""
     return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", headers)
 
 
 def pixels_request(model: str, shape: tuple[int, ...]) -> bytes:
-    """An image of this shape as the network takes it, as a binary tensor of the Open Inference Protocol."""
+    """Build a request of the Open Inference Protocol: pixels of this shape as a binary tensor."""
     pixels = np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8).tobytes()
     parameters = {"binary_data_size": len(pixels)}
     tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, *shape], "parameters": parameters}
@@ -120,7 +120,7 @@ def pixels_request(model: str, shape: tuple[int, ...]) -> bytes:
 
 
 def file_request(model: str, image: bytes) -> bytes:
-    """A JPEG's bytes as a binary tensor `image` of the Open Inference Protocol, for Triton."""
+    """Build a request of the Open Inference Protocol for Triton: a JPEG's bytes as a binary tensor `image`."""
     parameters = {"binary_data_size": len(image)}
     tensor = {"name": "image", "datatype": "UINT8", "shape": [1, len(image)], "parameters": parameters}
     return _tensor_request(model, tensor, image)
@@ -134,13 +134,13 @@ def _tensor_request(model: str, tensor: dict[str, Any], data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def naive(model: str, weights: str) -> Iterator[Server]:
-    """The handler most people write."""
+    """Run the handler that most people write."""
     with _uvicorn("benchmarks.naive_server", model, weights) as server:
         yield server
 
 
 def naive_request(image: bytes) -> bytes:
-    """A JPEG as a form's file, for `naive` and LitServe."""
+    """Build a request with a JPEG as a form's file, for `naive` and LitServe."""
     multipart = (
         b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
         b"Content-Type: image/jpeg\r\n\r\n" + image + b"\r\n--b--\r\n"
@@ -150,31 +150,31 @@ def naive_request(image: bytes) -> bytes:
 
 @contextlib.contextmanager
 def plain() -> Iterator[Server]:
-    """The least a FastAPI handler can do."""
+    """Run the least a FastAPI handler can do."""
     with _uvicorn("benchmarks.plain_server") as server:
         yield server
 
 
 def plain_request(image: bytes) -> bytes:
-    """A JPEG as the raw body of a request to `plain`."""
+    """Build a request to `plain` with a JPEG as its raw body."""
     return request_bytes("/predict", image, "image/jpeg")
 
 
 def sample_image() -> bytes:
-    """The JPEG that is sent where none is named."""
+    """Read the JPEG that is sent by default."""
     return sorted(IMAGES.glob("*.jpg"))[0].read_bytes()
 
 
 def jpeg_request(path: str, image: bytes) -> bytes:
-    """A JPEG as the raw body of a request to a path."""
+    """Build a request to a path with a JPEG as its raw body."""
     return request_bytes(path, image, "image/jpeg")
 
 
 @contextlib.contextmanager
 def other(command: list[str], path: str = "/") -> Iterator[Server]:
-    """Any server that takes its port behind `command` and answers a GET of `path`, beside what we have installed."""
+    """Run a server that takes its port behind `command` and answers a GET of `path`, with our packages importable."""
     port = free_port()
-    # Not our `python`: such a server starts its own processes with the one that runs it.
+    # Such a server starts its own processes with the Python that runs it.
     environment = {"PYTHONPATH": os.pathsep.join(search_path())}
     with _process([*command, str(port)], 10.0, environment) as process:
         _wait_until_it_answers(process, port, path)
@@ -182,12 +182,12 @@ def other(command: list[str], path: str = "/") -> Iterator[Server]:
 
 
 def search_path() -> list[str]:
-    """Where another interpreter finds our packages, and what is installed here."""
+    """Return the folders in which another interpreter finds our packages and those installed here."""
     return [str(_ROOT), str(_ROOT / "plugins" / "tools"), sysconfig.get_paths()["purelib"]]
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on just now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -197,7 +197,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def _uvicorn(module: str, *arguments: str) -> Iterator[Server]:
     port = free_port()
-    # Ends soon: these servers may have a queue of requests nobody waits for any more.
+    # A short limit: these servers may have a queue of abandoned requests.
     with _process([sys.executable, "-m", module, *arguments, str(port)], 2.0) as process:
         _wait_until_it_answers(process, port)
         yield Server(port, psutil.Process(process.pid))

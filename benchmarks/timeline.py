@@ -1,6 +1,6 @@
-"""Whether decoding, copying and computing really run at once: a timeline of the service under load.
+"""Draw a timeline of the service under load: do decoding, copying and computing run at once?
 
-Owns: the load, the drawing and the shares. Who writes the times down is benchmarks/timeline_spans.py. A device's copies
+Owns: the load, the drawing and the shares. benchmarks/timeline_spans.py writes the times. A device's copies
 and computations are timed by its own events, on its own streams; a CPU's batch is gathered, not copied.
 """
 
@@ -22,7 +22,7 @@ ROWS = ("decode", "gather", "copy", "compute")
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Run the measurement and print the timeline."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--weights", default="sample")
@@ -42,13 +42,13 @@ def main() -> None:
 
 
 def measured(model: str, concurrency: int, seconds: float, options: Sequence[str]) -> dict[str, list[Span]]:
-    """Spans by row, in seconds, of `concurrency` clients that ask all the time."""
+    """Return the spans by row, in seconds, under the load of `concurrency` clients."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "spans.jsonl"
         os.environ["ANYCHIP_TIMELINE_FILE"] = str(file)
         try:
             with servers.service(model, *options, module="benchmarks.timeline_spans") as server:
-                # What was written at the start is not of interest.
+                # Drop the spans of the start.
                 file.write_text("")
                 request = servers.service_request(model, servers.sample_image())
                 drive(server.port, request, concurrency, seconds)
@@ -63,7 +63,7 @@ def measured(model: str, concurrency: int, seconds: float, options: Sequence[str
 
 
 def drawn(spans: dict[str, list[Span]], start_s: float, end_s: float, width: int = 100) -> str:
-    """A line a row; of decoding, how many threads do it; of the others, the batch's last digit."""
+    """Draw one line a row: for decoding the number of threads, for the others the batch's last digit."""
     step_s = (end_s - start_s) / width
     lines = [f"{'':9}{(end_s - start_s) * 1e3:.0f} ms, {step_s * 1e3:.1f} ms a column"]
     for row, each in spans.items():
@@ -78,7 +78,7 @@ def drawn(spans: dict[str, list[Span]], start_s: float, end_s: float, width: int
 
 
 def shares(spans: dict[str, list[Span]], start_s: float, end_s: float) -> list[str]:
-    """How much of the time one thing was done while another was."""
+    """Return how much of the time the device computes, and how much of the other work overlaps with it."""
     rows = {row: _clipped(each, start_s, end_s) for row, each in spans.items()}
     compute = rows["compute"]
     busy_s = _length(compute)
@@ -91,7 +91,7 @@ def shares(spans: dict[str, list[Span]], start_s: float, end_s: float) -> list[s
 
 
 def _clipped(spans: Sequence[Span], start_s: float, end_s: float) -> list[Span]:
-    """The union of the spans within the window."""
+    """Return the union of the spans within the window."""
     union: list[Span] = []
     for span in spans:
         first, last = max(span[0], start_s), min(span[1], end_s)

@@ -1,6 +1,6 @@
-"""`anychip serve` that writes down when it decodes, copies and computes: for benchmarks/timeline.py.
+"""`anychip serve` that records when it decodes, copies and computes: for benchmarks/timeline.py.
 
-Owns: what is measured around the service's own functions, in the server (`main`) and, as a plugin, in its worker. Spans
+Owns: the measurements around the service's own functions, in the server (`main`) and, as a plugin, in its worker. Spans
 are in seconds of the monotonic clock, which all processes of a machine share.
 """
 
@@ -37,7 +37,7 @@ def _timed(row: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def main() -> int:
-    """The service, with this module in its workers."""
+    """Run the service, with this module in its workers."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from app import cli
     from app.decoder import decoder
@@ -73,7 +73,7 @@ def _watch_worker() -> None:
 
 
 class _DeviceClock:
-    """Times on a device's own streams, by its events: the host's clock says only when work was given to it."""
+    """Clock of a device's own streams, by its events: the host's clock only tells when work was submitted."""
 
     def __init__(self, executable: Any) -> None:
         module = executable._module
@@ -112,7 +112,7 @@ class _DeviceClock:
             self._pending.append((row, first, last))
 
     def flush(self) -> None:
-        """Write what is over."""
+        """Write the spans that have ended."""
         while self._pending and self._pending[0][2].query():
             row, first, last = self._pending.pop(0)
             start_s, end_s = (self._base_s + self._base.elapsed_time(each) / 1e3 for each in (first, last))

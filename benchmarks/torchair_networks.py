@@ -1,11 +1,11 @@
-"""Which networks torchair can compile with each torch_npu that set-up may choose: operators against its converters.
+"""List the networks that torchair compiles with each torch_npu that set-up may choose: operators against converters.
 
     python -m benchmarks.torchair_networks --wheels FOLDER      # writes tests/support/torchair_networks.json
     python -m benchmarks.torchair_networks --table              # prints the table of docs/operators.md from it
 
 FOLDER holds wheels of torch-npu (`pip download --no-deps --only-binary=:all: torch-npu==2.12.0`, and so on for each of
-CANN_PAIRS in deploy/install.py). They are read as text, and nothing of them is imported or run. Of each wheel is kept:
-which operators torchair converts, and which of our calls (tests/support/vendor_api) its sources lack.
+CANN_PAIRS in deploy/install.py). They are read as text; nothing of them is imported or run. For each wheel the file
+keeps the operators that torchair converts, and our calls (tests/support/vendor_api) that its sources lack.
 
 Owns: the file and the table. A name in it says that a converter is registered, not that it takes every shape.
 """
@@ -30,7 +30,7 @@ _INSIDE = "torch_npu/dynamo/"
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--wheels", type=Path, help="folder of torch-npu wheels to read")
     parser.add_argument("--table", action="store_true", help="print the table of the documentation")
@@ -62,7 +62,7 @@ def write(folder: Path) -> None:
 
 
 def read_wheel(path: Path) -> dict[str, list[str]]:
-    """What torchair in a wheel converts, in any of its forms, and our calls that the wheel lacks."""
+    """Return the operators that torchair of a wheel converts, in any form, and our calls that the wheel lacks."""
     from benchmarks.operator_tables import of_converters
     from tests.support.vendor_sources import TABLES, Sources, misfit
 
@@ -85,7 +85,7 @@ def read_wheel(path: Path) -> dict[str, list[str]]:
 
 
 def networks() -> Iterator[tuple[str, list[str]]]:
-    """Every architecture of the catalogue with the operators it is made of; of YOLO the sizes are alike."""
+    """Yield every architecture of the catalogue with its operators; one size of each YOLO, as the sizes are alike."""
     from models import classifiers
     from models.yolo import model as yolo
 
@@ -96,7 +96,7 @@ def networks() -> Iterator[tuple[str, list[str]]]:
 
 
 def operators_of(architecture: str) -> list[str]:
-    """The operators of a network as a compiler gets it, from bytes to answers, in any of their forms.
+    """Return the operators of a network as a compiler gets it, from bytes to answers, in any of their forms.
 
     Classifiers are made of tensors that have shapes and no values, so that nothing is computed.
     """
@@ -122,7 +122,7 @@ def operators_of(architecture: str) -> list[str]:
 
 
 def missing(document: Mapping[str, Any], version: str, operators: Iterable[str]) -> list[str]:
-    """The operators that torchair of a wheel does not convert; in place it converts what it converts otherwise."""
+    """Return the operators that torchair of a wheel does not convert; an in-place form counts as converted."""
     converts = {*document["converted_by_all"], *document["wheels"][version]["converts_also"]}
     return sorted(name for name in operators if name not in converts and name.removesuffix("_") not in converts)
 
@@ -132,7 +132,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def table(document: Mapping[str, Any]) -> list[str]:
-    """The lines of the table: networks of one outcome share a row, and the largest of these is the last."""
+    """Return the lines of the table: networks with one result share a row, and the largest group is the last."""
     versions = list(document["wheels"])
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, operators in document["networks"].items():

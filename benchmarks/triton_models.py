@@ -1,7 +1,7 @@
 """The same work in Triton, for benchmarks.race: a model of its Python backend.
 
-Owns: what lies in Triton's repository, and what the model does. It decodes its batch in threads and computes it: an
-ensemble of two models wants a CUDA driver in the registry's build. Triton is no dependency of ours, and its Python
+Owns: the files of Triton's repository, and the model's work. It decodes its batch in threads and computes it: an
+ensemble of two models needs a CUDA driver in the registry's build. Triton is no dependency of ours, and its Python
 backend has `triton_python_backend_utils` only while it runs.
 """
 
@@ -28,7 +28,7 @@ dynamic_batching {{ max_queue_delay_microseconds: {wait_us} }}
 instance_group [{{ kind: KIND_CPU count: 1 }}]
 parameters {{ key: "folder" value: {{ string_value: "{folder}" }} }}
 """
-# Triton's interpreters do not look at PYTHONPATH.
+# Triton's interpreters ignore PYTHONPATH.
 _CODE = """import sys
 
 sys.path[:0] = {paths!r}
@@ -37,7 +37,7 @@ from benchmarks.triton_models import RaceModel as TritonPythonModel
 
 
 def write_repository(root: Path, folder: Path) -> None:
-    """`folder`: where the network file lies."""
+    """Write Triton's repository. `folder`: place of the network file."""
     shutil.rmtree(root, ignore_errors=True)
     version = root / "race" / "1"
     version.mkdir(parents=True, exist_ok=True)
@@ -47,16 +47,16 @@ def write_repository(root: Path, folder: Path) -> None:
 
 
 class RaceModel:
-    """Files in, classes as JSON out."""
+    """Model that takes files and returns classes as JSON."""
 
     def initialize(self, given: dict[str, str]) -> None:
-        """In its process."""
+        """Load the network in Triton's process."""
         self._decoder = Decoder()
         self._network = Network(json.loads(given["model_config"])["parameters"]["folder"]["string_value"])
         self._threads = ThreadPoolExecutor(core_count())
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """All that Triton has put together."""
+        """Answer all requests that Triton has put together."""
         import triton_python_backend_utils as triton
 
         files = [triton.get_input_tensor_by_name(request, "image").as_numpy().tobytes() for request in requests]

@@ -1,4 +1,4 @@
-"""The tables of docs/troubleshooting.md, made of those that the commands use.
+"""Tables of docs/troubleshooting.md, made of those that the commands use.
 
     python -m benchmarks.troubleshooting
 
@@ -23,7 +23,7 @@ _END = "<!-- Made until here. -->"
 
 
 def page(path: Path = PAGES[0]) -> str:
-    """The whole page as Markdown: as it is, with the tables as they should be."""
+    """Return the whole page as Markdown: its own text, with the tables made anew."""
     head, _, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
     tables = "\n".join((_imports(), _versions(), _vendors(), _operators())).rstrip()
     return f"{head}{_BEGIN}\n\n{tables}\n\n{_END}{rest.partition(_END)[2]}"
@@ -59,7 +59,7 @@ def _versions() -> str:
 
 
 def _vendors() -> str:
-    known = [each.facts for each in BACKENDS if each.name in rows()]  # With what plug-ins say of vendors of ours.
+    known = [each.facts for each in BACKENDS if each.name in rows()]  # With plug-ins' facts on our vendors.
     found = [
         (row.title or row.vendor, f"`{sign}`", re.sub(r"\s+", " ", remedy))
         for row in known

@@ -1,4 +1,4 @@
-"""The service without its counters, for benchmarks.observability: what counting costs.
+"""Service without its counters, for benchmarks.observability, which measures their cost.
 
     python -m benchmarks.uncounted serve …
 
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 
 class _Nothing:
-    """Stands in for every metric and child."""
+    """Stand-in for every metric and child."""
 
     def labels(self, *_: str) -> _Nothing:
         return self
@@ -25,7 +25,7 @@ class _Nothing:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     from app import cli
     from app.observability.clients import BusiestClients
     from app.observability.metrics import TABLE, TELEMETRY, Metrics

@@ -1,6 +1,6 @@
-"""Load from `wrk`, which takes a fifth of what a generator in Python takes of the cores that the server needs.
+"""Load from `wrk`, which takes a fifth of the processor time of a generator in Python from the server's cores.
 
-Owns: the script it reads and the figures it prints. Used where it is installed (Debian's package `wrk`).
+Owns: the script it reads and the figures it prints. Used if it is installed (Debian's package `wrk`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Driven(NamedTuple):
 
 
 def installed() -> bool:
-    """Whether there is a wrk."""
+    """Return True if wrk is installed."""
     return shutil.which("wrk") is not None
 
 
 def drive(url: str, image: bytes, connections: int, seconds: float) -> Driven:
-    """Post a JPEG again and again. Raises RuntimeError where anything but 200 came."""
+    """Post a JPEG again and again. Raises RuntimeError on any answer but 200."""
     with tempfile.TemporaryDirectory() as folder:
         body, script = Path(folder, "image.jpg"), Path(folder, "post.lua")
         body.write_bytes(image)
@@ -46,7 +46,7 @@ def drive(url: str, image: bytes, connections: int, seconds: float) -> Driven:
 
 
 def read(printed: str) -> Driven:
-    """What wrk says it has seen. Raises RuntimeError where anything but 200 came."""
+    """Parse wrk's output. Raises RuntimeError on any answer but 200."""
     wrong = re.search(r"Non-2xx.*|Socket errors.*", printed)
     total = re.search(r"(\d+) requests in ([\d.]+)(us|ms|s|m)", printed)
     if wrong or not total or total[1] == "0":

@@ -1,11 +1,11 @@
-"""Exported files beside our own networks, two stages beside their parts, and what masks cost.
+"""Compare exported files with our own networks and two stages with their parts; measure the cost of masks.
 
     python -m benchmarks.your_network masks                          # CPU time of postprocessing, one core
     python -m benchmarks.your_network export --file yolov8n.onnx     # beside our own yolov8n, same engine, same run
     python -m benchmarks.your_network stages [--seconds 10]          # a service of two stages beside its parts
 
-Variants run turn and turn about in one process (`export`) or against one service (`stages`), so that what else the
-machine does hits all of them. Owns: these three measurements and their aims (docs/performance.md).
+Variants run turn and turn about in one process (`export`) or against one service (`stages`), so that other work of the
+machine hits all of them. Owns: these three measurements and their aims (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COEFFICIENTS = 32
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     kinds = parser.add_subparsers(dest="kind", required=True)
     of_masks = kinds.add_parser("masks")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def masks(rounds: int) -> None:
-    """CPU milliseconds an image, of 640 x 480, for instances of a size: what worker and server do after the network."""
+    """Print CPU milliseconds an image of 640 x 480, by size of instances: the work after the network."""
     torch.set_num_threads(1)
     model = open_model(parse_spec("yolov8n-seg:random"), Path())
     assert isinstance(model, PixelModel)
@@ -84,7 +84,7 @@ def masks(rounds: int) -> None:
 
 
 def instances(share: float) -> tuple[Array, ...]:
-    """Outputs of a network of one image: round instances of a share of its sides, all over it."""
+    """Make a network's outputs for one image: round instances with this share of its sides, all over it."""
     generator = np.random.default_rng(0)
     anchors = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
     boxes = np.zeros((1, anchors, 4), np.float32)
@@ -98,7 +98,7 @@ def instances(share: float) -> tuple[Array, ...]:
         left = generator.uniform(0, SIDE - width)
         top = 80 + generator.uniform(0, 480 - height)
         boxes[0, number] = left, top, left + width, top + height
-        # Classes of their own: none suppresses another.
+        # One class each: none suppresses another.
         scores[0, number], classes[0, number] = 0.9 - number / 100, number
         centre_x, centre_y = (left + width / 2) / 4, (top + height / 2) / 4
         wobble = 1 + 0.1 * np.sin(6 * np.arctan2(y - centre_y, x - centre_x))
@@ -109,7 +109,7 @@ def instances(share: float) -> tuple[Array, ...]:
 
 
 def export(file: str, engine: str, precision: str, size: int, rounds: int) -> None:
-    """Images a second of a file and of our own network, by the same engine."""
+    """Print the images a second of a file and of our own network, by the same engine."""
     backend = CpuBackend(None)
     pixels = np.random.default_rng(0).integers(0, 256, (size, SIDE, SIDE, 3), dtype=np.uint8)
     runs: dict[str, Callable[[], object]] = {}
@@ -131,9 +131,9 @@ def export(file: str, engine: str, precision: str, size: int, rounds: int) -> No
 
 
 def stages(seconds: float, rounds: int, connections: int) -> None:
-    """Requests a second of two stages, and what their parts allow together.
+    """Print the requests a second of two stages, and what their parts allow together.
 
-    Each request has the detector once and the classifier for every box: the time a request of the two stages may take
+    Each request has the detector once and the classifier for every box: the allowed time of a request of two stages
     is that of the detector's and of so many of the classifier's, each alone at full load.
     """
     image = (IMAGES / "detect_1.jpg").read_bytes()

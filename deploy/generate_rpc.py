@@ -1,9 +1,9 @@
-"""Make plugins/grpc's open_inference.binpb, which describes what anychip speaks over gRPC, from the .proto beside it.
+"""Make plugins/grpc's open_inference.binpb, the description of anychip's gRPC interface, from the .proto beside it.
 
-Owns: how it is compiled. Needs grpcio-tools (one of the developers' packages); example: python deploy/generate_rpc.py
+Owns: the compilation. Needs grpcio-tools (one of the developers' packages); example: python deploy/generate_rpc.py
 
-A descriptor and no generated Python: protoc's Python refuses every protobuf older than itself and warns of newer ones,
-and vendors' images have whatever protobuf their other packages want. A descriptor is read by all of them.
+It writes a descriptor and no Python: protoc's Python refuses every protobuf older than itself and warns of newer ones,
+and vendors' images have whatever protobuf their other packages need. All of these read a descriptor.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def compile_to(target: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.parse_args()
     try:

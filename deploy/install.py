@@ -1,15 +1,15 @@
-"""Make or renew a virtual environment: the torch build for the accelerator that is here, then anychip.
+"""Make or renew a virtual environment: the torch build for this machine's accelerator, then anychip.
 
-Owns: which torch build fits this machine and where it comes from; what is known of vendors it reads in
+Owns: the choice of a torch build for this machine, and its source; facts of vendors come from
 backends/vendors/. Must not need anything but the standard library and pip, must not load torch, and must not
-replace the torch that a vendor's image brings.
+replace the torch of a vendor's image.
 
     look ─► Signals ─► choose_torch ─► TorchChoice ─► find_build ─► pip install torch ─► pip install these sources
 
 Settings: ANYCHIP_TORCH = auto, cpu, cuda, rocm, ascend, registry (the registry's torch) or keep (the torch of the
 Python that runs this file); ANYCHIP_TORCH_INDEX = another address for download.pytorch.org/whl, for instance a mirror;
 ANYCHIP_EXTRAS = further extras of anychip, such as onnx; ANYCHIP_HASHES = a list of deploy/image/hashes.py: files whose
-hash is not in it are refused, but torch's own. pip's own variables (PIP_NO_INDEX, …) count too.
+hash is not in it are refused, except torch's own. pip's own variables (PIP_NO_INDEX, …) count too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
 
 
 def _facts(name: str) -> Any:
-    """A file of backends/vendors/, by its path: importing the package would import torch."""
+    """Load a file of backends/vendors/ by its path: importing the package would import torch."""
     spec = importlib.util.spec_from_file_location(f"anychip_{name}", ROOT / "backends" / "vendors" / f"{name}.py")
     assert spec
     assert spec.loader
@@ -50,7 +50,7 @@ def _facts(name: str) -> Any:
 
 VENDORS, DRIVERS = _facts("table"), _facts("drivers")
 ROWS = VENDORS.ACCELERATORS
-# CANN -> (torch, torch-npu): the newest that Huawei pairs with it, but 2.8.0, which leaks host memory
+# CANN -> (torch, torch-npu): the newest that Huawei pairs with it, except 2.8.0, which leaks host memory
 # (vllm-project/vllm-ascend#6299).
 CANN_PAIRS: dict[str, tuple[str, str]] = {}
 for _plugin, _cann in DRIVERS.CANN_OF_TORCH_NPU.items():
@@ -65,12 +65,12 @@ VENDOR_BUILD = re.compile(rf"\+.*({'|'.join(tag for row in ROWS for tag in row.b
 
 
 class InstallError(Exception):
-    """The set-up cannot go on; the message says what to do."""
+    """Failure of the set-up; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Signals:
-    """What can be seen of the machine without loading a driver. `present` is what the running Python has installed."""
+    """Facts of the machine that need no driver to load. `present`: packages installed for the running Python."""
 
     linux: bool = True
     nvidia: bool = False
@@ -82,7 +82,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class TorchChoice:
-    """The torch to install. `build` is what its local version starts with on the PyTorch index; empty: the registry's.
+    """Torch to install. `build`: beginning of its local version on the PyTorch index; empty: the registry's.
 
     `pins` are versions by package name, `constraints` other lines about packages; both win over constraints.txt. A
     failing `optional_extra` is only reported.
@@ -97,7 +97,7 @@ class TorchChoice:
     constraints: tuple[str, ...] = ()
 
     def accepts(self, torch: str) -> bool:
-        """Whether a torch that the environment already has will do.
+        """Return True if the torch that the environment already has will do.
 
         Asking the index again could change the build under a working environment, only because the network was slow.
         """
@@ -112,7 +112,7 @@ class TorchChoice:
 
 
 def look(root: Path = Path("/")) -> Signals:
-    """Read device nodes, kernel modules and installed packages; starts nothing."""
+    """Read device nodes, kernel modules and installed packages; start nothing."""
     return Signals(
         linux=sys.platform == "linux",
         nvidia=(root / "proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
@@ -126,7 +126,7 @@ def look(root: Path = Path("/")) -> Signals:
 def _present() -> dict[str, str]:
     present: dict[str, str] = {}
     for distribution in metadata.distributions():
-        # The first of a name on the path is the one that is imported.
+        # Python imports the first of a name on the path.
         present.setdefault(_normal(distribution.metadata["Name"] or ""), distribution.version)
     return present
 
@@ -136,9 +136,9 @@ def _normal(name: str) -> str:
 
 
 def choose_torch(signals: Signals, kind: str, pinned: Mapping[str, str]) -> TorchChoice:
-    """Decide without touching anything. `kind` is ANYCHIP_TORCH, `pinned` the versions of constraints.txt.
+    """Decide without touching anything. `kind`: ANYCHIP_TORCH; `pinned`: the versions of constraints.txt.
 
-    Raises InstallError for an unknown kind, for CANN that no torch-npu fits, and for nothing to keep.
+    Raises InstallError for an unknown kind, for a CANN that no torch-npu fits, and for nothing to keep.
     """
     if kind not in KINDS:
         raise InstallError(f"ANYCHIP_TORCH={kind} is not known: use one of {', '.join(KINDS)}.")
@@ -190,18 +190,18 @@ def _kept(present: Mapping[str, str]) -> dict[str, str]:
 
 
 def _beside(kept: Mapping[str, str]) -> tuple[str, ...]:
-    """What else must be older beside the packages that are kept: numpy 1 has an OpenCV of its own."""
+    """Return the packages that must be older beside the kept ones: numpy 1 needs its own version of OpenCV."""
     if not kept.get("numpy", "").startswith(("0.", "1.")):
         return ()
     return tuple(line for line in VENDORS.NUMPY_1 if not line.startswith("numpy"))
 
 
 def torchvision_build(present: Mapping[str, str]) -> str:
-    """The build on PyTorch's index whose torchvision fits the torch that is kept; empty: nothing is to be installed.
+    """Return the build on PyTorch's index whose torchvision fits the kept torch; empty: install none.
 
     A vendor's image may bring torch without torchvision, as Ascend's do. Operators of torchvision are compiled against
     one build of torch: the registry's are for CUDA, and beside torch 2.10.0+cpu importing them fails with "operator
-    torchvision::nms does not exist" (pytorch/vision#9085). Raises InstallError where PyTorch's index has no such build.
+    torchvision::nms does not exist" (pytorch/vision#9085). Raises InstallError if PyTorch's index has no such build.
     """
     if "torchvision" in present:
         return ""
@@ -217,7 +217,7 @@ def torchvision_build(present: Mapping[str, str]) -> str:
 
 
 def torchvision_of(torch: str) -> str:
-    """The line of torchvision for a torch, as pip writes it: 2.10.0+cpu -> 0.25.* (README of pytorch/vision)."""
+    """Return torchvision's version for a torch, in pip's form: 2.10.0+cpu -> 0.25.* (README of pytorch/vision)."""
     major, minor = torch.partition("+")[0].split(".")[:2]
     if major != "2":
         raise InstallError(f"No torchvision is known to fit torch {torch}: install it yourself.")
@@ -225,7 +225,7 @@ def torchvision_of(torch: str) -> str:
 
 
 def _ascend_pair(cann: str) -> tuple[str, str]:
-    """The newest torch and torch-npu that Huawei pairs with a CANN; without one, those of the newest CANN."""
+    """Return the newest torch and torch-npu that Huawei pairs with a CANN; without a CANN, those of the newest."""
     line = ".".join(cann.split(".")[:2]) or next(iter(CANN_PAIRS))
     if line not in CANN_PAIRS:
         raise InstallError(
@@ -236,13 +236,13 @@ def _ascend_pair(cann: str) -> tuple[str, str]:
 
 
 def read_pins(constraints: str) -> dict[str, str]:
-    """The `name==version` lines of a constraints file that hold on every Python, by normalised name."""
+    """Read the `name==version` lines of a constraints file that hold on every Python, by normalised name."""
     lines = re.findall(r"^([\w.-]+)==([^\s;#]+)\s*(?:#.*)?$", constraints, re.MULTILINE)
     return {_normal(name): version for name, version in lines}
 
 
 def with_pins(constraints: str, pins: Mapping[str, str], others: Sequence[str] = ()) -> str:
-    """The constraints with every line about a package of `pins` and `others` replaced.
+    """Return the constraints with every line about a package of `pins` and `others` replaced.
 
     torch settles the version of torchvision. `others`: lines such as `numpy<2`; a pin of the same package wins.
     """
@@ -255,7 +255,7 @@ def with_pins(constraints: str, pins: Mapping[str, str], others: Sequence[str] =
 
 
 def find_build(python: Path | str, index: str, build: str, version: str, timeout_s: float = 5) -> str:
-    """The local version (`cpu`, `rocm7.2`) of torch `version` on `index` that starts with `build`; empty: none.
+    """Find the local version (`cpu`, `rocm7.2`) of torch `version` on `index` that starts with `build`; empty: none.
 
     pip itself asks, so that proxies, certificates and wheel tags count as they will in the installation.
     """
@@ -266,16 +266,16 @@ def find_build(python: Path | str, index: str, build: str, version: str, timeout
         answer = subprocess.run(ask, capture_output=True, text=True, timeout=3 * timeout_s, check=False).stdout
     except subprocess.TimeoutExpired:
         return ""
-    # A registry that pip is told of elsewhere answers as well: only the exact local version proves this index.
+    # A registry of pip's own settings answers, too: only the exact local version proves this index.
     found = re.findall(rf"(?<![\w.]){re.escape(version)}\+({re.escape(build)}[\w.]*)", answer)
     return max(found, key=lambda tag: [int(number) for number in re.findall(r"\d+", tag)], default="")
 
 
 def make_venv(folder: Path, borrow_pip: bool = False) -> Path:
-    """Make the environment where there is none, and return its Python.
+    """Make the environment if there is none, and return its Python.
 
-    With `borrow_pip` it may be made without a pip of its own, where this Python has no ensurepip: vendors' images often
-    have not, and `link_packages` lends theirs.
+    With `borrow_pip` it may have no pip of its own if this Python has no ensurepip: vendors' images often
+    lack it, and `link_packages` lends their pip.
     """
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     works = [str(python), "-m", "pip", "--version"]
@@ -284,7 +284,7 @@ def make_venv(folder: Path, borrow_pip: bool = False) -> Path:
     with_pip = importlib.util.find_spec("ensurepip") is not None
     if not with_pip and not (borrow_pip and importlib.util.find_spec("pip")):
         raise InstallError("This Python makes no virtual environments: install the package python3-venv and try again.")
-    # Only what is an environment may be cleared: the folder could be anything.
+    # Clear only an environment: the folder could be anything.
     venv.create(folder, with_pip=with_pip, symlinks=os.name != "nt", clear=(folder / "pyvenv.cfg").exists())
     return python
 
@@ -298,13 +298,13 @@ def link_packages(python: Path) -> None:
 
 
 def installed_torch(python: Path) -> str:
-    """The version of torch that an environment has; empty: none."""
+    """Return the version of torch that an environment has; empty: none."""
     ask = "from importlib import metadata as m; print(next((d.version for d in m.distributions(name='torch')), ''))"
     return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def cuda_of(python: Path) -> str:
-    """The CUDA version for which an environment's torch was built; empty: no torch, or none for CUDA."""
+    """Return the CUDA version for which an environment's torch was built; empty: no torch, or none for CUDA."""
     ask = (
         "import importlib.util as u, pathlib, runpy; found = u.find_spec('torch'); "
         "file = pathlib.Path(found.origin).parent / 'version.py' if found and found.origin else None; "
@@ -314,7 +314,7 @@ def cuda_of(python: Path) -> str:
 
 
 def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """What a project needs with these of its extras, without itself; of packages in `plugins/`, what they need."""
+    """Return the needs of a project with these extras, without itself; for packages in `plugins/`, their needs."""
     found: list[str] = []
     for line in named_by(project, extras):
         own = re.fullmatch(rf"{re.escape(project['name'])}-(\w+)", line)
@@ -323,7 +323,7 @@ def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]
 
 
 def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
-    """What a project names for itself and these of its extras. An extra may name others of the project."""
+    """Return the requirements that a project names for itself and these extras. An extra may name other extras."""
     optional: Mapping[str, Sequence[str]] = project.get("optional-dependencies", {})
     found = list(project["dependencies"])
     waiting = [extra for extra in extras if extra]
@@ -339,7 +339,7 @@ def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
 
 
 def read_project(folder: Path = ROOT) -> dict[str, Any]:
-    """The table `project` of a folder's pyproject.toml."""
+    """Read the table `project` of a folder's pyproject.toml."""
     # Python 3.10 has no tomllib; pip brings a copy.
     module = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "pip._vendor.tomli")
     found: dict[str, Any] = module.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -349,7 +349,7 @@ def read_project(folder: Path = ROOT) -> dict[str, Any]:
 def install(
     folder: Path, developer: bool, environ: Mapping[str, str], copy: bool = False, dependencies: bool = False
 ) -> None:
-    """Fill the environment in `folder`; with `copy` it needs these sources no longer; with `dependencies` it gets all
+    """Fill the environment in `folder`. `copy`: it needs these sources no longer; `dependencies`: it gets everything
     but anychip itself. Raises InstallError; pip has then said more.
     """
     constraints = (ROOT / "constraints.txt").read_text()
@@ -362,7 +362,7 @@ def install(
     pins, build = dict(choice.pins), ""
     present = installed_torch(python)
     if choice.kind == "ascend" and present and cuda_of(python):
-        # torch_npu ends the process beside it, and its version need not show it: the registry's build has no tag.
+        # torch_npu ends the process beside a CUDA build. The version may not show it: the registry's build has no tag.
         run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch", "torchvision"])
         present = ""
     if choice.accepts(present):
@@ -381,8 +381,8 @@ def install(
     settled.write_text(with_pins(constraints, pins, choice.constraints))
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(settled)]
     hashes = environ.get("ANYCHIP_HASHES") or ""
-    if hashes and dependencies and choice.kind != "keep":  # A base with torch has versions of its own.
-        # First, so that what torch needs beside its own libraries is there already.
+    if hashes and dependencies and choice.kind != "keep":  # A base with torch has its own versions.
+        # First, so that torch's other dependencies are there already.
         without = [part for part in pip if part not in ("--constraint", str(settled))]
         run_pip([*without, "--require-hashes", "--no-deps", "--requirement", hashes])
     if not choice.accepts(present):
@@ -393,17 +393,17 @@ def install(
         if choice.kind != "keep":
             run_pip([*pip, *(["--extra-index-url", f"{index}/{build}"] if build else []), "torch", "torchvision"])
     if choice.kind == "keep" and (build := torchvision_build(choice.pins)):
-        # From that index alone: the registry's torchvision of the same number would satisfy pip as well. What it needs
-        # besides torch (numpy, Pillow) comes with anychip.
+        # From that index alone: the registry's torchvision of the same number would satisfy pip as well. Its other
+        # dependencies (numpy, Pillow) come with anychip.
         run_pip([*pip, "--index-url", f"{index}/{build}", "--no-deps", f"torchvision=={torchvision_of(pins['torch'])}"])
     named = [extra for extra in re.split(r"[\s,]+", environ.get("ANYCHIP_EXTRAS") or "") if extra]
     extras = ",".join(dict.fromkeys((*choice.extras, *named, *(["dev"] if developer else []))))
     link = [] if copy else ["--editable"]
     if dependencies:
-        # An image says itself which extras it has: what a kind of torch has beside it on a host is not added.
+        # An image names its extras itself: the extras of a kind of torch on a host are not added.
         run_pip([*pip, *requirements(read_project(), named)])
         return
-    # Together, as pip would look for anychip elsewhere. What needs more (gRPC) comes where an extra names it.
+    # Together, as pip would look for anychip elsewhere. A package with more needs (gRPC) comes if an extra names it.
     wanted = {*BROUGHT, *named_by(read_project(), extras.split(","))}
     folders = (each for each in sorted(PLUGINS.iterdir()) if f"anychip-{each.name}" in wanted)
     brought = [argument for folder in folders for argument in (*link, str(folder))]
@@ -421,9 +421,9 @@ def install(
 
 
 def _only_without_cuda(python: Path, pip: Sequence[str], torch: str, index: str) -> None:
-    """Take the registry's build of torch, and refuse it where it is one for CUDA, as on x86-64. Raises InstallError.
+    """Install the registry's build of torch; refuse it if it is for CUDA, as on x86-64. Raises InstallError.
 
-    Alone: what a build for CUDA needs are gigabytes.
+    Alone: the needs of a build for CUDA are gigabytes.
     """
     run_pip([*pip, "--no-deps", f"torch=={torch}"])
     if cuda := cuda_of(python):
@@ -441,7 +441,7 @@ def run_pip(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Command line; example: python3 deploy/install.py --dev .venv."""
+    """Run the command line; example: python3 deploy/install.py --dev .venv."""
     parser = argparse.ArgumentParser(description="Make or renew the virtual environment of anychip.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / ".venv", help="the environment (default: .venv)")
     parser.add_argument("--dev", action="store_true", help="add what lint, types and tests need")

@@ -1,4 +1,4 @@
-"""Say how to run the image on this host: `anychip doctor --container`, for a host where nothing is installed yet.
+"""Say how to run the image on this host: `anychip doctor --container`, for a host with nothing installed yet.
 
     python3 deploy/preflight.py ascend             # prints docker run
     python3 deploy/preflight.py ascend --helm      # the values of the chart, for nodes like this one

@@ -1,9 +1,9 @@
-"""Write what an environment holds as a CycloneDX 1.6 document, for scanners and for those who must say what they run.
+"""Write the contents of an environment as a CycloneDX 1.6 document, for scanners and for reports of running software.
 
     .venv/bin/python deploy/sbom.py sbom.cdx.json      # `make sbom`; in every image: /opt/anychip/sbom.cdx.json
 
-Owns: this document, of the environment whose Python runs it, packages of a base image that it sees included. It needs
-nothing but Python, as it also runs where an image is built without a network. Packages of the system are not in it.
+Owns: this document, of the environment whose Python runs it, with packages of a base image that it sees. It needs
+nothing but Python, as it also runs in image builds without a network. Packages of the system are not in it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _REQUIREMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def document(distributions: Iterable[metadata.Distribution], now: datetime.datetime) -> dict[str, Any]:
-    """The document as plain JSON values: a component for each distribution, and which of them each one needs."""
+    """Return the document as plain JSON values: a component for each distribution, and the dependencies of each."""
     components: dict[str, dict[str, Any]] = {}
     needs: dict[str, set[str]] = {}
     for distribution in distributions:
         name = _normalised(distribution.metadata["Name"])
         if name in components:
-            continue  # The first one found is the one that is imported.
+            continue  # Python imports the first one found.
         components[name] = _component(name, distribution)
         required = (_REQUIREMENT_NAME.match(line) for line in distribution.requires or ())
         needs[name] = {_normalised(found[0]) for found in required if found}
@@ -63,15 +63,15 @@ def _component(name: str, distribution: metadata.Distribution) -> dict[str, Any]
     texts = [text.strip() for text in distribution.metadata.get_all("License") or [] if 0 < len(text.strip()) < 100]
     if expressions:
         component["licenses"] = [{"expression": expressions[0]}]
-    elif texts:  # Longer ones are whole licences, which nobody looks for here.
+    elif texts:  # Longer ones are whole licences, which nobody needs here.
         component["licenses"] = [{"license": {"name": texts[0]}}]
     return component
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     [target] = sys.argv[1:] or ["sbom.cdx.json"]
-    # Of a build that is to be reproducible; https://reproducible-builds.org/specs/source-date-epoch/
+    # Set for a reproducible build; https://reproducible-builds.org/specs/source-date-epoch/
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     utc = datetime.timezone.utc
     now = datetime.datetime.fromtimestamp(int(epoch), utc) if epoch else datetime.datetime.now(utc)

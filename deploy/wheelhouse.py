@@ -4,8 +4,8 @@
     .venv/bin/python deploy/wheelhouse.py wheelhouse --without-torch # for bases that bring a torch of their own
     PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheelhouse make install       # over there, from the same sources
 
-Owns: which distributions those are: what anychip needs, at the versions that are installed here, and what pip needs to
-install anychip itself. The machine it runs on must have the system, the processor and the Python of the one it is for.
+Owns: the list of distributions: anychip's dependencies, at the versions installed here, and what pip needs to
+install anychip itself. The machine it runs on must have the system, the processor and the Python of the target machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILD = ("setuptools", "wheel", "pip")
 
 
 def closure(roots: list[str]) -> dict[str, str]:
-    """Versions, by normalised name, of what these requirements need and is installed here, themselves included."""
+    """Return the installed versions, by normalised name, of these requirements and all their dependencies."""
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [Requirement(root) for root in roots]
@@ -38,7 +38,7 @@ def closure(roots: list[str]) -> dict[str, str]:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # One of the extras that is not installed here.
+            continue  # It belongs to an extra that is not installed here.
         found[name] = distribution.version
         for extra in ("", *sorted(wanted.extras)):
             if (name, extra) in seen:
@@ -53,7 +53,7 @@ def closure(roots: list[str]) -> dict[str, str]:
 
 
 def wanted(extras: str, without_torch: bool) -> list[str]:
-    """The distributions to gather for pyproject.toml and these of its extras, as `name==version`."""
+    """Return the distributions to gather for pyproject.toml and these of its extras, as `name==version`."""
     found = closure(requirements(read_project(), extras.split(",")))
     if without_torch:
         for name in closure(["torch", "torchvision"]):
@@ -63,7 +63,7 @@ def wanted(extras: str, without_torch: bool) -> list[str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Gather the wheels of this environment into a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument(

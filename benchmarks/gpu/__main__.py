@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --list                                 what each asks, and what its answer decides
     python -m benchmarks.gpu --device cpu --dry-run                 whether all of it runs, without a card
 
-Each question is a process of its own, so that one that is ended by a driver ends nothing else.
+Each question is a child process, so that a driver that ends one ends nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 300
 
 
 class Question(NamedTuple):
-    """`module`: and, behind a colon, its function, else `ask`."""
+    """Question to a card. `module`: and, behind a colon, its function, else `ask`."""
 
     module: str
     asks: str
@@ -86,11 +86,11 @@ QUESTIONS: dict[str, Question] = {
         "commands:contract", "the suite of what every backend promises", "what must be mended before anything else"
     ),
 }
-"""In the order in which half an hour answers most."""
+"""Questions in the order in which half an hour answers most."""
 
 
 def main() -> int:
-    """0: every question was answered; 1: not all."""
+    """Ask the questions; return 0 if every question was answered, else 1."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], metavar="question", help=", ".join(QUESTIONS))
     parser.add_argument("--device", default="cuda")
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def _asked(name: str, given: argparse.Namespace) -> bool:
-    """Ask in a process of its own; whether there is an answer."""
+    """Ask in a child process; return True if there is an answer."""
     words = [name, "--child", "--device", given.device, "--out", str(given.out), "--sizes", given.sizes]
     words += ["--seconds", str(given.seconds), *(["--dry-run"] if given.dry_run else [])]
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PIP_NO_INDEX": "1"}

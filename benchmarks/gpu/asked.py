@@ -1,6 +1,6 @@
-"""What every question is given, and how it measures.
+"""Input of every question, and its tools to measure.
 
-Owns: the device's module, networks, and times of work that a device does meanwhile. Must not know questions.
+Owns: the device's module, networks, and times of asynchronous work of a device. Must not know questions.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LEAST_RUNS = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """`device`: as PyTorch names it; `seconds`: of one measurement; `dry`: whether only to see that all of it runs,
-    with small networks and images.
+    """Device to ask. `device`: its name in PyTorch; `seconds`: of one measurement; `dry`: only check that everything
+    runs, with small networks and images.
     """
 
     device: str
@@ -40,21 +40,21 @@ class Asked:
 
     @property
     def kind(self) -> str:
-        """The type of the device."""
+        """Type of the device."""
         return self.device.partition(":")[0]
 
     @property
     def module(self) -> Any:
-        """What PyTorch has for this type."""
+        """PyTorch's module for this type."""
         return torch.get_device_module(self.kind)
 
     @property
     def precision(self) -> str:
-        """What serves there."""
+        """Precision that serves there."""
         return "fp32" if self.kind == "cpu" else "fp16"
 
     def models(self) -> list[PixelModel]:
-        """ResNet-50 and YOLOv8n, with random weights: speed does not depend on them."""
+        """Make ResNet-50 and YOLOv8n, with random weights: speed does not depend on them."""
         labels = tuple(f"class {number}" for number in range(1000))
         if self.dry:
             size = (64, 64)
@@ -68,7 +68,7 @@ class Asked:
         ]
 
     def loaded(self, model: PixelModel) -> Executable:
-        """By the engine that serves there, the gate aside: graphs where there are such."""
+        """Load by the engine that serves there, without the gate: graphs, except on the CPU."""
         backend = next(each for each in BACKENDS if each.name == self.kind)
         engine = "eager" if self.kind == "cpu" else "graph"
         device = self.device if ":" in self.device else f"{self.device}:0"
@@ -77,7 +77,7 @@ class Asked:
         ).executable
 
     def replay(self, network: Any, pixels: Tensor) -> Callable[[], object]:
-        """The network on these pixels, without any copy: a captured graph where there are such."""
+        """Return a call of the network on these pixels, without any copy: a captured graph, except on the CPU."""
         if self.kind == "cpu":
             return lambda: network(pixels)
         facts = next(each for each in BACKENDS if each.name == self.kind).facts
@@ -86,12 +86,12 @@ class Asked:
 
         def replay() -> object:
             captured.graph.replay()
-            return captured.outputs  # Kept: their memory is the graph's.
+            return captured.outputs  # Kept alive: the graph owns their memory.
 
         return replay
 
     def time_s(self, call: Callable[[], object], within: int = 1) -> float:
-        """Seconds of a call, of which `within` are begun before the device is waited for: the median."""
+        """Return the median seconds of a call; `within` calls begin before each wait for the device."""
         taken: list[float] = []
         with torch.inference_mode():
             call()
@@ -107,10 +107,10 @@ class Asked:
 
 
 def gb_per_s(size: int, seconds: float) -> float:
-    """Of a copy."""
+    """Return the rate of a copy."""
     return round(size / seconds / 1e9, 2)
 
 
 def best_of(rows: Sequence[dict[str, Any]], by: str) -> dict[str, Any]:
-    """The row with the least of a figure."""
+    """Return the row with the least of a figure."""
     return min(rows, key=lambda row: float(row[by]))

@@ -1,4 +1,4 @@
-"""PyTorch's compiler with max-autotune inside a captured graph, beside the graph that serves."""
+"""Question: PyTorch's compiler with max-autotune inside a captured graph, beside the graph that serves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.gpu.asked import Asked
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """Milliseconds of a batch by both, and the seconds that compiling took."""
+    """Measure milliseconds of a batch by both, and the seconds of compiling."""
     size, rows = asked.sizes[-1] if asked.dry else 64, []
     for model in asked.models()[: 1 if asked.dry else None]:
         pixels = torch.zeros((size, *model.input_shape), dtype=torch.uint8, device=asked.device)

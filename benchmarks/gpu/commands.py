@@ -1,6 +1,6 @@
-"""Questions that commands of their own answer: the contract suite, `anychip verify`, JPEGs over HTTP.
+"""Questions that existing commands answer: the contract suite, `anychip verify`, JPEGs over HTTP.
 
-Owns: how they are called. A dry run asks each command whether it has these options.
+Owns: their command lines. A dry run asks each command whether it has these options.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PYTEST = ("pytest", "hypothesis", "pytest_asyncio")
 
 
 def contract(asked: Asked) -> dict[str, Any]:
-    """What every backend promises of its devices (tests/support/device_contract.py), where pytest is installed."""
+    """Check what every backend promises of its devices (tests/support/device_contract.py), if pytest is installed."""
     lacking = [name for name in _PYTEST if importlib.util.find_spec(name) is None]
     if lacking:
         return {"left out": f"it needs {', '.join(lacking)}"}
@@ -36,14 +36,14 @@ def contract(asked: Asked) -> dict[str, Any]:
 
 
 def verify(asked: Asked) -> dict[str, Any]:
-    """What serves by default, through the gate, and what batches leave behind."""
+    """Measure what serves by default, through the gate, and the memory that batches leave behind."""
     sizes = ",".join(map(str, asked.sizes))
     options = ("--device", asked.device, "--sizes", sizes, "--seconds", "1", "--budget-s", "270")
     return _command(asked, ("app", "verify"), (*options, "--out", str(asked.out)))
 
 
 def load(asked: Asked) -> dict[str, Any]:
-    """By one service, and by several that share the card."""
+    """Load one service, and several that share the card."""
     options = ("--device", asked.device, "--services", "1,2,4", "--seconds", "5", "--rounds", "1")
     return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load.json")))
 
@@ -55,7 +55,7 @@ def load_by_ingresses(asked: Asked) -> dict[str, Any]:
 
 
 def load_decoded_by_card(asked: Asked) -> dict[str, Any]:
-    """The same of one service whose files the card decodes."""
+    """Load one service whose files the card decodes."""
     options = ("--device", asked.device, "--services", "1", "--seconds", "5", "--rounds", "1")
     more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode.json"))
     return _command(asked, ("benchmarks.card_load",), (*options, *more))

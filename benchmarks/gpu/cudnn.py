@@ -1,11 +1,11 @@
-"""int8 convolutions on NVIDIA by cuDNN's graph API (nvidia-cudnn-frontend): without TensorRT there is no other.
+"""Convolutions in int8 on NVIDIA by cuDNN's graph API (nvidia-cudnn-frontend), the only way without TensorRT.
 
     fp16 ─► times 127 / range, rounded ─► cuDNN: int8 convolution, scale of each channel, bias ─► fp16 ─► activation
 
-Owns: these convolutions and the engine around them. **Offered to nobody**: no card has run them. They are written after
+Owns: these convolutions and the engine around them. **Offered to nobody**: no card has run them. They follow
 the documentation (docs.nvidia.com/deeplearning/cudnn, "Convolutions", mixed precision) and the Python of
 nvidia-cudnn-frontend 1.32, which builds the graphs without a card up to the driver (tests/unit/test_cudnn.py);
-benchmarks/gpu asks a card whether they answer rightly, and whether they pay beside the kernels that convert to int8.
+benchmarks/gpu asks a card whether their answers are right, and whether they beat the kernels that convert to int8.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from backends.engines.engine import Engine, calibration_of
 from backends.engines.graph import GraphEngine
 
 _PACKAGE = "nvidia-cudnn-frontend"
-_LEVELS = 127  # Symmetric, as the tensor cores want it: no zero point.
-_CHANNELS = 16  # cuDNN's int8 kernels want a multiple of these, of the input and of the output.
-_BATCH = 8  # Images at once to find ranges with.
+_LEVELS = 127  # Symmetric for the tensor cores: no zero point.
+_CHANNELS = 16  # cuDNN's int8 kernels need multiples of these channels, of the input and of the output.
+_BATCH = 8  # Images at once in the search for ranges.
 
 
 class CudnnEngine(Engine):
-    """A captured graph in which convolutions compute in int8, each between fp16 numbers."""
+    """Captured graph in which convolutions compute in int8, each between fp16 numbers."""
 
     name = "cudnn"
     offers = ("int8",)
@@ -37,7 +37,7 @@ class CudnnEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Raises EngineRefusedError without cuDNN's Python."""
+        """Replace the convolutions and capture the graph. Raises EngineRefusedError without cuDNN's Python."""
         api = imported("cudnn", f"pip install {_PACKAGE}")
         module = cast(nn.Module, network)
         found = ranges(module, torch.from_numpy(calibration_of(options)()))
@@ -48,12 +48,12 @@ class CudnnEngine(Engine):
         return GraphEngine(self._facts, self._threads).compile(network, device, "fp16", batch_sizes, options)
 
     def version(self, precision: str) -> str:
-        """Of cuDNN's Python."""
+        """Return the version of cuDNN's Python."""
         return version_of(_PACKAGE, f"pip install {_PACKAGE}")
 
 
 def ranges(network: nn.Module, pixels: Tensor) -> dict[str, tuple[nn.Conv2d, float]]:
-    """Convolutions that can compute in int8, and the greatest number that each is given for these images.
+    """Return the convolutions that can compute in int8, and the greatest input of each for these images.
 
     `pixels`: uint8 [n, height, width, 3].
     """
@@ -77,7 +77,7 @@ def ranges(network: nn.Module, pixels: Tensor) -> dict[str, tuple[nn.Conv2d, flo
 
 
 class Int8Convolution(nn.Module):
-    """A convolution whose weights and inputs are int8. `greatest`: of its inputs, larger ones are cut off.
+    """Convolution whose weights and inputs are int8. `greatest`: largest input; larger ones are cut off.
 
     Weights have a scale for each channel of the output. Graphs are made for each shape when it is first seen.
     """
@@ -96,14 +96,14 @@ class Int8Convolution(nn.Module):
         self.register_buffer("bias", bias.reshape(1, -1, 1, 1))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Int8Convolution:
-        """Moves; types stay."""
+        """Move the buffers; keep their types."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
             self._buffers[name] = fn(buffer).to(buffer.dtype)
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """fp16 [n, c, h, w] -> fp16 [n, k, h', w'], both channels-last."""
+        """Compute fp16 [n, c, h, w] -> fp16 [n, k, h', w'], both channels-last."""
         given = (x / self.step).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
         given = given.contiguous(memory_format=torch.channels_last)
         graph, (image, weight, scale, bias, out), handle = self._graph(tuple(given.shape))
@@ -124,9 +124,8 @@ class Int8Convolution(nn.Module):
 
 
 def graph_of(api: Any, of: nn.Conv2d, shape: tuple[int, ...], handle: Any) -> tuple[Any, tuple[Any, ...]]:
-    """cuDNN's graph of a convolution of int8 [n, c, h, w] to fp16, and its tensors: image, weight, scale, bias, result.
-
-    Not built yet.
+    """Describe cuDNN's graph of a convolution of int8 [n, c, h, w] to fp16; return it, not yet built, with its
+    tensors: image, weight, scale, bias, result.
     """
     kinds = api.data_type
 

@@ -1,4 +1,4 @@
-"""JPEG on the card: nvJPEG and nvImageCodec, files a second by lists of them, and how far pixels are from libjpeg's."""
+"""Question: nvJPEG and nvImageCodec, files a second by length of the list, and their pixels against libjpeg's."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from models.sample import IMAGES
 
 
 class Libjpeg(ImageDecoder):
-    """The host's, in a dry run."""
+    """Decoder of the host, for a dry run."""
 
     name = "libjpeg"
 
     def decode(self, files: list[Tensor]) -> list[Tensor]:  # type: ignore[override]
-        """One after the other."""
+        """Decode one file after the other."""
         return [_by_host(file.numpy().tobytes()) for file in files]
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """Of each decoder that is here."""
+    """Measure each decoder that is here."""
     photo = (sorted(IMAGES.glob("*.jpg"))[0]).read_bytes()
     stream = io.BytesIO()
     Image.open(io.BytesIO(photo)).resize((1920, 1080)).save(stream, "JPEG", quality=90)

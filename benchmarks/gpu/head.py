@@ -1,4 +1,4 @@
-"""YOLOv8n's head: the best anchors chosen on the device, beside all of them in float32, as it was before."""
+"""Question: YOLOv8n's head with the best anchors chosen on the device, beside all of them in float32, as before."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from models.yolo.model import DetectionNetwork
 
 
 class AllAnchors(DetectionNetwork):
-    """Boxes, scores and classes of all anchors."""
+    """Network that returns boxes, scores and classes of all anchors."""
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """float32 [n, a, 4], [n, a], int32 [n, a]."""
+        """Compute float32 [n, a, 4], [n, a], int32 [n, a]."""
         distances, logits = self.core.distances_and_logits(normalised)
         best, classes = logits.max(dim=2)
         return distances, best.sigmoid(), classes.to(torch.int32)
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """Milliseconds of a batch, bytes that go back, and whether the best scores are the same."""
+    """Measure milliseconds of a batch and bytes that go back, and compare the best scores."""
     model = asked.models()[1]
     rows = []
     for size in asked.sizes:

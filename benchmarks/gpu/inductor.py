@@ -1,6 +1,6 @@
-"""Why a package of AOTInductor ends the process that loads it: one child a variant, from one convolution to ResNet-50.
+"""Question: why a package of AOTInductor ends the process that loads it; one child a variant, of three networks.
 
-python -m benchmarks.gpu.inductor DEVICE NETWORK PRECISION OPTIONS BATCH     what a child does
+python -m benchmarks.gpu.inductor DEVICE NETWORK PRECISION OPTIONS BATCH     command line of a child
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIMIT_S = 100
 
 
 class One(nn.Module):
-    """A convolution of pixels."""
+    """Convolution of pixels."""
 
     input_shape = (32, 32, 3)
 
@@ -39,17 +39,17 @@ class One(nn.Module):
         self.core = nn.Conv2d(3, 8, 3)
 
     def cast(self, dtype: torch.dtype) -> One:
-        """Its weights."""
+        """Cast the weights."""
         self.core.to(dtype)
         return self
 
     def forward(self, pixels: Tensor) -> tuple[Tensor]:
-        """float32 [n, 8, h - 2, w - 2]."""
+        """Compute float32 [n, 8, h - 2, w - 2]."""
         return (self.core((pixels.permute(0, 3, 1, 2) / 255).to(self.core.weight.dtype)).float(),)
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """What became of each child: its status, below 0 the signal that ended it, and its last line."""
+    """Report each child: its exit status, below 0 the signal that ended it, and its last line."""
     rows = []
     until_s = time.monotonic() + (30 if asked.dry else 280)
     networks = ("one",) if asked.dry else ("one", "resnet18", "resnet50")

@@ -1,4 +1,4 @@
-"""int8 by cuDNN's graph API: each convolution of ResNet-50 and YOLOv8n beside fp16, and its errors."""
+"""Question: int8 by cuDNN's graph API, each convolution of ResNet-50 and YOLOv8n beside fp16, and its errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.cudnn import Int8Convolution, ranges
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """For each shape of convolution the microseconds of both, and the mean error as a share of the answer."""
+    """Measure the microseconds of both for each shape of convolution, and the mean error as a share of the answer."""
     try:
         api: Any = importlib.import_module("cudnn")
         missing = "" if asked.kind != "cpu" else "it needs a card"

@@ -1,4 +1,4 @@
-"""The way between host and card: pageable, pinned and locked memory each way, both at once; gathering; topology."""
+"""Question: the link of host and card; pageable, pinned, locked memory each way, both at once; gathering; topology."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from backends.engines.streamed import host_memory
 from benchmarks.gpu.asked import Asked, gb_per_s
 
 _SIZES = (1_228_800, 9_633_792, 78_643_200)
-"""An image of 640 x 640, 64 of 224 x 224, 64 of 640 x 640."""
+"""Bytes of an image of 640 x 640, 64 of 224 x 224, 64 of 640 x 640."""
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """GB a second."""
+    """Measure GB a second of each kind of memory and of gathering; report the topology."""
     rows = []
     for size in _SIZES[:1] if asked.dry else _SIZES:
         device = torch.zeros(size, dtype=torch.uint8, device=asked.device)
@@ -60,7 +60,7 @@ def ask(asked: Asked) -> dict[str, Any]:
 
 
 def _locked(asked: Asked, size: int) -> tuple[float | None, torch.Tensor]:
-    """Memory as the arena has it, locked by the driver where it does that, and the seconds that takes."""
+    """Allocate memory like the arena's, locked by the driver if it can; return the seconds of locking, and it."""
     memory = torch.from_numpy(np.frombuffer(mmap.mmap(sealed_memory("anychip-kit", size), 0), np.uint8))
     memory.zero_()
     runtime = streamed._runtime(asked.device)

@@ -1,4 +1,4 @@
-"""JPEG on NVIDIA's cards by nvImageCodec: offered to nobody until a card has decoded by it.
+"""Decoder of JPEG on NVIDIA's cards by nvImageCodec: offered to nobody until a card has decoded by it.
 
 Owns: this decoder, for the kit's question. Must not know what becomes of the pixels.
 """
@@ -18,9 +18,9 @@ from backends.contract.image_decoder import ImageDecoder
 
 
 class NvimgcodecDecoder(ImageDecoder):
-    """nvImageCodec 0.9, which has the cards' JPEG engines and interpolates chroma as libjpeg does.
+    """Decoder by nvImageCodec 0.9, which uses the cards' JPEG engines and interpolates chroma like libjpeg.
 
-    On the CPU, which is for tests, it is libjpeg-turbo. Raises ImportError where it is not installed.
+    On the CPU, for tests, it is libjpeg-turbo. Raises ImportError if it is not installed.
     """
 
     name = "nvImageCodec"
@@ -37,7 +37,7 @@ class NvimgcodecDecoder(ImageDecoder):
         )
 
     def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """What cannot be decoded it says of each file alone."""
+        """Decode the files; a file that cannot be decoded raises BackendError for all."""
         on_host = self.device.type == "cpu"
         stream = 0 if on_host else torch.cuda.current_stream(self.device).cuda_stream
         with translated_errors(str(self.device)):

@@ -1,4 +1,4 @@
-"""Where a batch's time goes: the replay alone, copies each way, the engine, and items that lie apart as in service."""
+"""Question: the parts of a batch's time: the replay alone, copies each way, the engine, and scattered items."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.gpu.asked import LEAST_RUNS, Asked
 
 
 def ask(asked: Asked) -> dict[str, Any]:
-    """Milliseconds and images a second, for each network and batch size."""
+    """Measure milliseconds and images a second, for each network and batch size."""
     rows = []
     for model in asked.models():
         network, arena = model.network(), Arena([(int(np.prod(model.input_shape)), 2 * asked.sizes[-1])])
         executable = asked.loaded(model)
-        network = getattr(executable, "_by_size", {}).get(asked.sizes[-1], network)  # As the engine has made it.
+        network = getattr(executable, "_by_size", {}).get(asked.sizes[-1], network)  # As the engine made it.
         for size in asked.sizes:
             pixels = torch.zeros((size, *model.input_shape), dtype=torch.uint8, device=asked.device)
             with torch.inference_mode():
@@ -60,7 +60,7 @@ def ask(asked: Asked) -> dict[str, Any]:
 
 
 def _by_rows(executable: Executable, arena: Arena, shape: tuple[int, ...], size: int, seconds: float) -> float:
-    """Images a second from the slots of an arena, two batches under way."""
+    """Return images a second from the slots of an arena, two batches in flight."""
     batches = [[arena.slot(0, turn * size + row).reshape(shape) for row in range(size)] for turn in (0, 1)]
     under_way: deque[Any] = deque()
     done = 0

@@ -1,1 +1,1 @@
-"""The training that made the sample weights in models/sample."""
+"""Training that made the sample weights in models/sample."""

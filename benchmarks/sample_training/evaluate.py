@@ -1,5 +1,5 @@
-"""Measures the sample models as they are served: the product's own preprocessing and postprocessing, images that no
-training saw.
+"""Measurement of the sample models as they are served: the product's preprocessing and postprocessing, images that
+no training saw.
 
 Owns: the images as the networks see them. Must not know how the networks were trained.
 """
@@ -28,12 +28,12 @@ PHOTO_SIZES = ((500, 375), (640, 480), (375, 500), (800, 600), (400, 400))
 
 
 def classifier(weights_file: Path | None = None) -> Classifier:
-    """The sample classifier from its weights file; without one, for its preprocessing only."""
+    """Open the sample classifier from its weights file; without one, for its preprocessing only."""
     return Classifier.of("resnet50", "resnet50", KINDS, *_origin(weights_file))
 
 
 def detector(weights_file: Path | None = None, size: int = DETECTOR_SIZE) -> YOLO:
-    """The sample detector from its weights file; without one, for its preprocessing only. `size`: the input's side."""
+    """Open the sample detector from its weights file; without one, for its preprocessing only. `size`: input's side."""
     return YOLO.of("yolov8n", "yolov8n", KINDS, *_origin(weights_file), size=(size, size))
 
 
@@ -42,12 +42,12 @@ def _origin(weights_file: Path | None) -> tuple[str, str | None]:
 
 
 def photo_size(index: int) -> tuple[int, int]:
-    """(width, height) of held-out image `index`."""
+    """Return (width, height) of held-out image `index`."""
     return PHOTO_SIZES[index % len(PHOTO_SIZES)]
 
 
 class ClassificationImages(Dataset[Any]):
-    """(uint8 [size, size, 3], class): at the serving size a photo preprocessed as served, else drawn at `size`."""
+    """Pairs (uint8 [size, size, 3], class): at the serving size a photo preprocessed as served, else drawn."""
 
     def __init__(self, seed: int, first: int, size: int, difficulty: float = 1.0) -> None:
         self.seed = seed
@@ -59,7 +59,7 @@ class ClassificationImages(Dataset[Any]):
         return 1 << 40
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        """Image `first` + `number`."""
+        """Return image `first` + `number`."""
         index = self.first + number
         served = self.size == CLASSIFIER_SIZE
         size = photo_size(index) if served else (self.size, self.size)
@@ -72,7 +72,7 @@ class ClassificationImages(Dataset[Any]):
 
 
 class DetectionImages(Dataset[Any]):
-    """(uint8 [size, size, 3], boxes float32 [m, 4] in its pixels, classes int64 [m]), letterboxed as served.
+    """Triples (uint8 [size, size, 3], boxes float32 [m, 4] in its pixels, classes int64 [m]), letterboxed as served.
 
     At the serving size images are as large as photos, below it as large as `size` allows.
     """
@@ -87,7 +87,7 @@ class DetectionImages(Dataset[Any]):
         return 1 << 40
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Image `first` + `number`."""
+        """Return image `first` + `number`."""
         index = self.first + number
         size = photo_size(index)
         if self.size < DETECTOR_SIZE:
@@ -101,7 +101,7 @@ class DetectionImages(Dataset[Any]):
 
 
 def top1(model: Classifier, seed: int, count: int) -> float:
-    """Of the first `count` images of `seed`."""
+    """Measure top-1 on the first `count` images of `seed`."""
     served, truth, answers = Served(model), [], []
     for index in range(count):
         rgb, class_id = classification_image(seed, index, photo_size(index))
@@ -111,7 +111,7 @@ def top1(model: Classifier, seed: int, count: int) -> float:
 
 
 def map50(model: YOLO, seed: int, count: int) -> float:
-    """Of the first `count` images of `seed`."""
+    """Measure the mAP on the first `count` images of `seed`."""
     served, truth, answers = Served(model, MeanAveragePrecision.options), [], []
     for index in range(count):
         rgb, boxes, classes = detection_image(seed, index, photo_size(index))
@@ -121,7 +121,7 @@ def map50(model: YOLO, seed: int, count: int) -> float:
 
 
 class Served:
-    """A model in one process, image by image: eager, float32."""
+    """Model in one process, image by image: eager, float32."""
 
     def __init__(self, model: PixelModel, options: Options | None = None) -> None:
         self.model = model
@@ -130,7 +130,7 @@ class Served:
 
     @torch.inference_mode()
     def predict(self, rgb: npt.NDArray[np.uint8]) -> dict[str, Any]:
-        """The answer to one image, uint8 [height, width, 3]."""
+        """Answer one image, uint8 [height, width, 3]."""
         height, width = rgb.shape[:2]
         pixels = torch.empty(1, *self.model.input_shape, dtype=torch.uint8)
         placement = self.model.preprocess(torch.from_numpy(rgb), pixels[0], width, height)

@@ -1,6 +1,6 @@
-"""Writes the sample images and their right answers: `python -m benchmarks.sample_training.images models/sample/images`.
+"""Write the sample images and their right answers: `python -m benchmarks.sample_training.images models/sample/images`.
 
-Owns: which of the generator's images they are.
+Owns: the choice of the generator's images.
 """
 
 from __future__ import annotations

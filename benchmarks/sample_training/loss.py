@@ -1,7 +1,7 @@
-"""The detector's training loss, written from the papers it names.
+"""Training loss of the detector, written from the papers it names.
 
-Owns: which anchors answer for which object, and what their answers cost. Must not know images, optimisers or layers;
-of the network it knows what `raw` returns.
+Owns: the anchors that answer for each object, and the cost of their answers. Must not know images, optimisers or
+layers; of the network it knows the result of `raw`.
 
 Papers: task-aligned assignment, TOOD (arXiv 2108.07755); complete IoU (arXiv 1911.08287); distribution focal loss,
 Generalized Focal Loss (arXiv 2006.04388); the weights of the three terms, PP-YOLOE (arXiv 2203.16250).
@@ -25,7 +25,7 @@ _CLASS_WEIGHT, _IOU_WEIGHT, _BINS_WEIGHT = 1.0, 2.5, 0.5
 
 
 class Objects(NamedTuple):
-    """What a batch really shows, padded to the image with the most objects.
+    """True objects of a batch, padded to the image with the most objects.
 
     `boxes` float32 [n, m, 4] as x1, y1, x2, y2 in input pixels, `classes` int64 [n, m], `valid` bool [n, m]: False is
     padding.
@@ -37,7 +37,7 @@ class Objects(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What each anchor shall answer: `positive` bool [n, a], `owner` int64 [n, a] (an object's number where positive),
+    """Wanted answer of each anchor: `positive` bool [n, a], `owner` int64 [n, a] (an object's number where positive),
     `quality` float32 [n, a] in 0..1 (the class score to give, 0 where not positive)."""
 
     positive: Tensor
@@ -46,9 +46,9 @@ class Assignment(NamedTuple):
 
 
 def detection_loss(outputs: list[Tensor], objects: Objects, size: tuple[int, int]) -> Tensor:
-    """The loss of a batch, a float32 scalar.
+    """Compute the loss of a batch, a float32 scalar.
 
-    `outputs`: what `YOLOv8.raw` returned for images of `size` (height, width), in pixels.
+    `outputs`: result of `YOLOv8.raw` for images of `size` (height, width), in pixels.
     """
     rows = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in outputs], dim=1).float()
     bins, logits = rows[..., :BOX_CHANNELS].reshape(*rows.shape[:2], 4, BINS), rows[..., BOX_CHANNELS:]
@@ -93,7 +93,7 @@ def assign(scores: Tensor, boxes: Tensor, centres: Tensor, objects: Objects) -> 
     owner = overlaps.masked_fill(~chosen, -1.0).argmax(dim=1)
     chosen &= functional.one_hot(owner, chosen.shape[1]).transpose(1, 2).bool()
 
-    # Scaled so that an object's best anchor is asked for its IoU: confident where it is also well placed.
+    # Scaled so that an object's best anchor must answer its IoU: confident where it is also well placed.
     alignment = alignment * chosen
     highest_overlap = (overlaps * chosen).amax(dim=2, keepdim=True)
     quality = alignment / alignment.amax(dim=2, keepdim=True).clamp(min=1e-30) * highest_overlap
@@ -101,7 +101,7 @@ def assign(scores: Tensor, boxes: Tensor, centres: Tensor, objects: Objects) -> 
 
 
 def iou(first: Tensor, second: Tensor) -> Tensor:
-    """Intersection over union of boxes [..., 4] (x1, y1, x2, y2) that broadcast against each other."""
+    """Compute intersection over union of boxes [..., 4] (x1, y1, x2, y2) that broadcast against each other."""
     left_top = torch.maximum(first[..., :2], second[..., :2])
     right_bottom = torch.minimum(first[..., 2:], second[..., 2:])
     common = (right_bottom - left_top).clamp(min=0).prod(dim=-1)
@@ -110,7 +110,7 @@ def iou(first: Tensor, second: Tensor) -> Tensor:
 
 
 def complete_iou(predicted: Tensor, wanted: Tensor) -> Tensor:
-    """IoU less what centres lie apart and shapes differ (arXiv 1911.08287), of boxes [k, 4]: 1 is perfect."""
+    """Compute IoU less a penalty for centres apart and other shapes (arXiv 1911.08287), of boxes [k, 4]; 1 at best."""
     overlap = iou(predicted, wanted)
     hull = torch.maximum(predicted[:, 2:], wanted[:, 2:]) - torch.minimum(predicted[:, :2], wanted[:, :2])
     apart = (predicted[:, :2] + predicted[:, 2:] - wanted[:, :2] - wanted[:, 2:]) / 2
@@ -123,7 +123,7 @@ def complete_iou(predicted: Tensor, wanted: Tensor) -> Tensor:
 
 
 def distribution_focal_loss(bins: Tensor, distances: Tensor) -> Tensor:
-    """Cross-entropy to the two bins beside each true distance (arXiv 2006.04388), the mean of the four sides.
+    """Compute cross-entropy to the two bins beside each true distance (arXiv 2006.04388), mean of four sides.
 
     `bins`: logits [k, 4, 16]; `distances`: in strides, [k, 4], beyond the last bin cut off. Returns [k].
     """

@@ -1,6 +1,6 @@
-"""Rounds trained weights, so that whatever packs the sample files (git, a wheel, an image's layer) makes them smaller.
+"""Rounding of trained weights, so that packing (git, a wheel, an image's layer) makes the sample files smaller.
 
-Owns: how coarsely a layer's weights are kept. Must not know networks, files or training.
+Owns: the coarseness of a layer's weights. Must not know networks, files or training.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def rounded(weights: Tensor, steps: int) -> Tensor:
     largest = weights.detach().float().flatten(1).abs().amax(dim=1)
     mantissa, exponent = torch.frexp(largest / steps)
     exponent -= (mantissa == 0.5).to(exponent.dtype)  # already a power of two
-    # float16 has nothing finer than 2^-24; of a channel that is all zero any step will do.
+    # float16 has nothing finer than 2^-24; a channel that is all zero takes any step.
     step = torch.ldexp(torch.ones_like(largest), exponent.clamp(min=-24)).view(-1, *(1,) * (weights.ndim - 1))
     return ((weights.float() / step).round() * step).to(weights.dtype)

@@ -1,4 +1,4 @@
-"""Trains the sample models from nothing on synthetic images, on the CPU.
+"""Train the sample models from nothing on synthetic images, on the CPU.
 
     python -m benchmarks.sample_training.train resnet50
     python -m benchmarks.sample_training.train yolov8n --weights models/sample/yolov8n.safetensors --out /tmp/yolov8n
@@ -7,11 +7,11 @@ Owns: the two recipes, the loop, its checkpoints and the files it leaves (weight
 smaller, and their measured quality). With `--weights` it trains nothing and leaves the files of those weights.
 Must not know how images are drawn or how quality is measured.
 
-Small images first, then larger ones, last the size at which the models are served: most of what is to be learnt does
+Small images come first, then larger ones, last the size at which the models are served: most of the learning does
 not need many pixels. The learning rate follows the clock, so a run takes the minutes it is given on any machine.
 
 Each of the shipped networks was trained in one run, stopped and resumed several times with longer schedules than at
-first; the recipes below are the last of those. What a fresh run reaches was not measured.
+first; the recipes below are the last of those. The quality of a fresh run was not measured.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _RECALIBRATION_IMAGES = 256
 
 
 class Stage(NamedTuple):
-    """One part of a run: it ends when `until` (0..1) of the time has passed."""
+    """Part of a run: it ends when `until` (0..1) of the time has passed."""
 
     until: float
     size: int
@@ -64,7 +64,7 @@ class Stage(NamedTuple):
 
 
 class Recipe(ABC):
-    """How one network is trained."""
+    """Training recipe of one network."""
 
     name: str
     stages: Sequence[Stage]
@@ -77,23 +77,23 @@ class Recipe(ABC):
 
     @abstractmethod
     def network(self) -> nn.Module:
-        """A network with initial values."""
+        """Make a network with initial values."""
 
     @abstractmethod
     def dataset(self, stage: Stage, first: int) -> Dataset[Any]:
-        """Training images `first`, `first` + 1, ... for a stage."""
+        """Return training images `first`, `first` + 1, ... for a stage."""
 
     @abstractmethod
     def loss(self, network: nn.Module, items: list[Any]) -> Tensor:
-        """The mean loss of a batch of `dataset`'s items."""
+        """Compute the mean loss of a batch of `dataset`'s items."""
 
     @abstractmethod
     def quality(self, weights_file: Path, seed: int, count: int) -> dict[str, float]:
-        """Quality of shipped weights at the serving size on `count` images; one measure by its name."""
+        """Measure shipped weights at the serving size on `count` images; return one measure by its name."""
 
 
 class ClassificationRecipe(Recipe):
-    """torchvision's ResNet50."""
+    """Recipe of torchvision's ResNet50."""
 
     name = "resnet50"
     stages = (
@@ -135,7 +135,7 @@ class ClassificationRecipe(Recipe):
 
 
 class DetectionRecipe(Recipe):
-    """YOLOv8n."""
+    """Recipe of YOLOv8n."""
 
     name = "yolov8n"
     stages = (
@@ -176,12 +176,12 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (ClassificationR
 
 
 def _pixels(items: list[Any]) -> Tensor:
-    """float32 [n, 3, size, size] in 0..1, channels-last strides."""
+    """Return float32 [n, 3, size, size] in 0..1, channels-last strides."""
     return torch.stack([item[0] for item in items]).permute(0, 3, 1, 2).float() / 255
 
 
 def write_weights(recipe: Recipe, state: Mapping[str, Tensor], out: Path) -> Path:
-    """Write weights as they are shipped: float16, those of layers rounded."""
+    """Write weights for shipping: float16, those of layers rounded."""
     path = out / f"{recipe.name}.safetensors"
     shipped = {
         name: (rounded(tensor.half(), recipe.steps) if tensor.is_floating_point() else tensor).contiguous()
@@ -192,7 +192,7 @@ def write_weights(recipe: Recipe, state: Mapping[str, Tensor], out: Path) -> Pat
 
 
 def record_quality(recipe: Recipe, weights_file: Path, training: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure shipped weights and write what is found into the quality.json beside them; what it says else stays."""
+    """Measure shipped weights and write the result into the quality.json beside them; keep its other entries."""
     file = weights_file.with_name("quality.json")
     quality = json.loads(file.read_text()) if file.exists() else {}
     quality[recipe.name] = {
@@ -217,7 +217,7 @@ def record_quality(recipe: Recipe, weights_file: Path, training: Mapping[str, An
 
 
 class _Run:
-    """A training run: what a checkpoint holds, and how it goes on from one."""
+    """Training run: the state of a checkpoint, and the way to resume from one."""
 
     def __init__(self, recipe: Recipe, minutes: float, out: Path) -> None:
         self.recipe = recipe

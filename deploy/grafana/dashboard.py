@@ -1,8 +1,8 @@
-"""The dashboard, from which `anychip.json` is made: python deploy/grafana/dashboard.py
+"""Source of the dashboard `anychip.json`: python deploy/grafana/dashboard.py
 
 Owns: rows, panels and queries. The JSON is the classic model (schema 39), which Grafana 9 and newer import and
 provision; it needs no rules, only a Prometheus that scrapes the service. Must not need anything but the standard
-library. A test compares the file with what this makes, and runs every query against a real Prometheus.
+library. A test compares the file with this script's output, and runs every query against a real Prometheus.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ERRORS = 'code=~"INTERNAL|INFERENCE_FAILED|NOT_READY|QUEUE_FULL|DRAINING|DEADLIN
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel: what it asks and how it shows the answer. `queries`: legend to expression.
+    """Panel: its queries and the form of the answer. `queries`: legend to expression.
 
-    `alarm`: orange and red from these values on; `floor`: red below the first, green from the second on. `words`: what
-    a state-timeline calls 0 and 1.
+    `alarm`: orange and red from these values on; `floor`: red below the first, green from the second on. `words`: names
+    of 0 and 1 in a state-timeline.
     """
 
     title: str
@@ -57,32 +57,32 @@ def stat(
     alarm: tuple[float, float] | None = None,
     floor: tuple[float, float] | None = None,
 ) -> Panel:
-    """A number."""
+    """Make a panel of one number."""
     return Panel(title, {"": query}, unit, text, "stat", width=4, height=4, alarm=alarm, floor=floor, instant=True)
 
 
 def table(title: str, query: str, text: str, width: int = 12) -> Panel:
-    """What is so now, a line a series."""
+    """Make a panel of the present state, one line a series."""
     return Panel(title, {"": query}, text=text, kind="table", width=width, instant=True)
 
 
 def rate(metric: str, selector: str, by: str) -> str:
-    """Increase a second, summed by labels."""
+    """Return the increase a second, summed by labels."""
     return f"sum by ({by}) (rate({metric}{{{selector}}}[$__rate_interval]))"
 
 
 def increase(metric: str, selector: str, by: str) -> str:
-    """How often of late, where it was at all."""
+    """Return the recent increase, if there is any."""
     return f"sum by ({by}) (increase({metric}{{{selector}}}[$__rate_interval])) > 0"
 
 
 def quantile(share: float, metric: str, selector: str, by: str = "model") -> str:
-    """A quantile of a histogram."""
+    """Return a quantile of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{metric}_bucket', selector, f'{by}, le')})"
 
 
 def gauge(metric: str, selector: str, by: str, how: str = "max") -> str:
-    """A gauge, by labels."""
+    """Return a gauge, by labels."""
     return f"{how} by ({by}) ({metric}{{{selector}}})"
 
 
@@ -517,7 +517,7 @@ ROWS: dict[str, list[Panel]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole of it."""
+    """Return the whole dashboard."""
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS.items():
@@ -568,7 +568,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         steps += [{"color": "green", "value": good}]
     defaults: dict[str, Any] = {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}, **panel.limits}
     if panel.kind in ("stat", "state-timeline"):
-        defaults["color"] = {"mode": "thresholds"}  # Else Grafana colours by the series' own range: up is red then.
+        defaults["color"] = {"mode": "thresholds"}  # Else Grafana colours by the series' own range, and up is red.
     if panel.kind == "state-timeline":
         named = {str(state): {"text": word, "index": state} for state, word in enumerate(panel.words)}
         defaults["mappings"] = [{"type": "value", "options": named}]

@@ -1,10 +1,10 @@
-"""Draw the dashboard's panels from a live Prometheus, a picture for each row, for where there is no Grafana.
+"""Draw the dashboard's panels from a live Prometheus, a picture for each row, where there is no Grafana.
 
     python deploy/grafana/pictures.py http://localhost:9090 --last-s 600 --out pictures/
 
-These are plots of our own of what each panel's queries return: the data is what Grafana would show, the drawing is not
-Grafana's. Owns: that drawing. Needs matplotlib and httpx, for development only. Must not change what a panel asks: the
-queries are read from anychip.json, with every variable at All.
+These are our own plots of the results of each panel's queries: the data is the same as in Grafana, the drawing is not
+Grafana's. Owns: that drawing. Needs matplotlib and httpx, for development only. Must not change a panel's queries: they
+are read from anychip.json, with every variable at All.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ VARIABLES = ("namespace", "job", "model", "device", "instance")
 _POINTS = 240
 _INCH_A_COLUMN, _INCH_A_ROW = 0.75, 0.36
 _LEFT, _RIGHT, _BELOW, _ABOVE = 0.9, 0.2, 1.0, 0.9
-"""What is free around a panel's plot, in columns and rows of Grafana's grid: for numbers and the title."""
+"""Margins of a panel's plot, in columns and rows of Grafana's grid: for numbers and the title."""
 _LEGEND = 8
-"""So many series are named; the rest is only counted."""
+"""Number of series that are named; the rest is only counted."""
 _SCALES = {"percentunit": (100, " %"), "s": (1000, " ms"), "bytes": (2**-20, " MiB"), "Bps": (2**-20, " MiB/s")}
 _SCALES |= {"hertz": (1e-6, " MHz"), "celsius": (1, " °C"), "watt": (1, " W")}
 _COLORS = {"red": "#d62728", "orange": "#ff7f0e", "green": "#2ca02c"}
@@ -41,7 +41,7 @@ _COLORS = {"red": "#d62728", "orange": "#ff7f0e", "green": "#2ca02c"}
 
 @dataclass(frozen=True)
 class Series:
-    """What a query returned for some labels, at the times asked for; NaN where there was nothing."""
+    """Result of a query for some labels, at the times asked for; NaN where there was nothing."""
 
     name: str
     labels: Mapping[str, str]
@@ -49,16 +49,16 @@ class Series:
 
 
 class Data:
-    """The answers of a Prometheus over a span of time that ends now."""
+    """Answers of a Prometheus over a span of time that ends now."""
 
     def __init__(self, url: str, last_s: float, rate_interval_s: float, ends_s: float) -> None:
-        """`rate_interval_s`: in the place of Grafana's variable; four times the scrape interval, as there."""
+        """Open the Prometheus. `rate_interval_s`: value of Grafana's variable, four times the scrape interval."""
         self.times = [ends_s - last_s + last_s * point / (_POINTS - 1) for point in range(_POINTS)]
         self._interval = f"{rate_interval_s:g}s"
         self._client = httpx.Client(base_url=url, timeout=60)
 
     def series(self, target: Mapping[str, Any]) -> list[Series]:
-        """Of one query of a panel. Raises httpx.HTTPError."""
+        """Return the series of one query of a panel. Raises httpx.HTTPError."""
         expression = target["expr"].replace("$__rate_interval", self._interval)
         for variable in VARIABLES:
             expression = expression.replace(f"${variable}", ".*")
@@ -78,7 +78,7 @@ class Data:
 
 
 def rows(board: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The panels below each of the dashboard's headings."""
+    """Yield each of the dashboard's headings with the panels below it."""
     title, panels = "", list[dict[str, Any]]()
     for panel in board["panels"]:
         if panel["type"] != "row":
@@ -91,7 +91,7 @@ def rows(board: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]
 
 
 def draw(data: Data, folder: Path) -> list[Path]:
-    """A picture for each row; returns their paths."""
+    """Draw a picture for each row; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for title, panels in rows(json.loads(BOARD.read_text(encoding="utf-8"))):
@@ -202,7 +202,7 @@ def _lines(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: lis
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Draw the dashboard's panels from a live Prometheus.")
     parser.add_argument("url", help="of the Prometheus")
     parser.add_argument("--last-s", type=float, default=600, help="the span of time to draw")

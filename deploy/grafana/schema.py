@@ -3,9 +3,9 @@
     pip install --target sdk --no-deps 'grafana-foundation-sdk==1769699796!10.4.0'     # its versions are Grafana's
     PYTHONPATH=sdk python deploy/grafana/schema.py
 
-The SDK is generated from Grafana's own definitions of dashboards, panels and queries. Read into its types and written
-again, a field that the schema does not know is gone, and one of another form has changed. Values that must be one of a
-few are not checked, nor is how Grafana draws it. Owns: that comparison. Needs the SDK, which is for development only.
+The SDK is generated from Grafana's own definitions of dashboards, panels and queries. The dashboard is read into its
+types and written again: an unknown field is then gone, and a field of another form has changed. Enumerated values are
+not checked, nor is the drawing. Owns: that comparison. Needs the SDK, which is for development only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOARD = Path(__file__).with_name("anychip.json")
 
 
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
-    """Where `ours` has what `theirs` has not, or has otherwise; what only `theirs` has are defaults."""
+    """Yield each field of `ours` that `theirs` lacks or has otherwise; extra fields of `theirs` are defaults."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for name, value in ours.items():
             if name in theirs:
@@ -35,12 +35,12 @@ def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
 
 
 def unknown(board: dict[str, Any]) -> list[str]:
-    """What the installed SDK's schema does not know of a dashboard. Raises ImportError without it."""
+    """Return the parts of a dashboard that the installed SDK's schema does not know. Raises ImportError without it."""
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
-    plugins.register_default_plugins()  # Options of panels and queries are their plugins'.
+    plugins.register_default_plugins()  # Plugins define the options of panels and queries.
     return list(differences(board, json.loads(JSONEncoder().encode(Dashboard.from_json(board)))))
 
 

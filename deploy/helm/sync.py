@@ -1,9 +1,9 @@
 """Keep the names of settings in the chart's schema equal to the service's.
 
     .venv/bin/python deploy/helm/sync.py            # writes them
-    .venv/bin/python deploy/helm/sync.py --check    # says whether they differ; exit 1 if they do
+    .venv/bin/python deploy/helm/sync.py --check    # exit 1 if they differ
 
-Rules and the dashboard are links into deploy/prometheus and deploy/grafana: Helm packs what a link leads to.
+Rules and the dashboard are links into deploy/prometheus and deploy/grafana: Helm packs the target of a link.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ sys.path.insert(0, str(ROOT))
 from app.config import Settings  # noqa: E402
 
 SCHEMA = ROOT / "deploy" / "helm" / "anychip" / "values.schema.json"
-# What the chart itself sets: other values of these would break its probes and its service.
+# Settings of the chart itself: other values would break its probes and its service.
 _FIXED = ("host", "port", "cache_dir", "grace_s", "drain_s")
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Write the names of settings into the chart's schema.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where they differ")
     check = parser.parse_args().check

@@ -3,10 +3,10 @@
     python3 deploy/image/digests.py            # asks, writes digests.json; then run deploy/image/dockerfiles.py
     python3 deploy/image/digests.py --check    # asks, says which tags have moved; exit 1 if any has
 
-A tag can be pushed again, a digest cannot: with it a build takes the same base for ever. Where the table has no digest
-the Dockerfiles name the tag alone. Owns: asking registries by the OCI distribution API, with the anonymous tokens they
-give.
-Must not need credentials: the base for customers (Cambricon), which each builder names, is not asked for.
+A tag can be pushed again, a digest cannot: with it a build takes the same base for ever. Without a digest in the table
+the Dockerfiles name the tag alone. Owns: asking registries by the OCI distribution API, with their anonymous
+tokens.
+Must not need credentials: the base for customers (Cambricon), which each builder names, is left out.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _LIMIT_S = 20
 
 
 class DigestError(Exception):
-    """A registry did not say it; the message is one sentence."""
+    """Failure to get a digest from a registry; the message is one sentence."""
 
 
 def split(image: str) -> tuple[str, str, str]:
-    """Registry, repository and tag of an image's name, with Docker Hub's defaults."""
+    """Return registry, repository and tag of an image's name, with Docker Hub's defaults."""
     name, _, tag = image.rpartition(":")
     first, slash, rest = name.partition("/")
     if not slash or not ("." in first or ":" in first or first == "localhost"):
@@ -46,7 +46,7 @@ def split(image: str) -> tuple[str, str, str]:
 
 
 def digest_of(image: str, scheme: str = "https") -> str:
-    """The digest that a tag has now. Raises DigestError."""
+    """Ask for the digest that a tag has now. Raises DigestError."""
     registry, repository, tag = split(image)
     address = f"{scheme}://{registry}/v2/{repository}/manifests/{urllib.parse.quote(tag)}"
     headers = {"Accept": _MANIFESTS}
@@ -74,7 +74,7 @@ def _head(address: str, headers: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _token(challenge: str) -> str:
-    """An anonymous token from where the registry's challenge says (RFC 6750, distribution's token authentication)."""
+    """Get an anonymous token from the address in the registry's challenge (RFC 6750, distribution's authentication)."""
     fields = dict(re.findall(r'(\w+)="([^"]*)"', challenge))
     if "realm" not in fields:
         raise ValueError("it wants credentials")
@@ -85,7 +85,7 @@ def _token(challenge: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Ask registries for the digests of the base images.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a tag has moved")
     check = parser.parse_args().check

@@ -1,10 +1,10 @@
-"""Write the Dockerfiles at the top: what they share is here once, what differs is a row of `FLAVOURS`.
+"""Write the Dockerfiles at the top: their common part is here once, their differences are rows of `FLAVOURS`.
 
     python3 deploy/image/dockerfiles.py            # writes Dockerfile.cuda, .rocm, .ascend, .mlu, .dcu and .cpu
     python3 deploy/image/dockerfiles.py --check    # says which differ from what would be written; exit 1 if any does
 
-Owns: the form of the images. What is done inside them is in the scripts beside this file. They keep to what every
-builder of these years understands: no heredocs, no `COPY --link`, no cache mounts.
+Owns: the form of the images. The scripts beside this file hold the steps inside them. The files keep to features of
+every recent builder: no heredocs, no `COPY --link`, no cache mounts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DIGESTS = Path(__file__).with_name("digests.json")
 
 @dataclass(frozen=True)
 class Flavour:
-    """How the image for one vendor differs.
+    """Differences of the image for one vendor.
 
-    `base`: by an exact version; empty where each builder has to name one, as no version is public.
+    `base`: by an exact version; empty if each builder has to name one, as no version is public.
     `vendor_environment`: files the entry sources, the first that exists. `skip`: checks of `anychip doctor` that
-    cannot pass while the image is built, for want of a device or of what the driver brings.
+    cannot pass while the image is built, without a device or the driver's files.
     """
 
     title: str
@@ -54,7 +54,7 @@ FLAVOURS = {
         about="Plain Python with the registry's torch, which brings CUDA's libraries as wheels. Without TensorRT.",
         torch="cuda",
         extras="nvml,grpc",
-        # What NVIDIA's runtime is to mount of the driver; NVIDIA's own images say so themselves.
+        # Parts of the driver that NVIDIA's runtime mounts; NVIDIA's own images set these themselves.
         environment=("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
     ),
     "rocm": Flavour(
@@ -184,7 +184,7 @@ CMD ["serve"]
 
 
 def dockerfile(name: str) -> str:
-    """The text of `Dockerfile.<name>`."""
+    """Return the text of `Dockerfile.<name>`."""
     flavour = FLAVOURS[name]
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
@@ -202,7 +202,7 @@ def dockerfile(name: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Write the Dockerfiles at the top.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file is not up to date")
     check = parser.parse_args().check

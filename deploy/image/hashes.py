@@ -1,12 +1,12 @@
-"""Write down the SHA-256 of every package that an image takes from a registry, so that a build refuses any other file.
+"""Record the SHA-256 of every package that an image takes from a registry, so that a build refuses any other file.
 
     pip install uv && python3 deploy/image/hashes.py       # asks the registry, writes deploy/image/hashes/*.txt
     python3 deploy/image/hashes.py --check                 # asks nobody; exit 1 where versions have moved on
 
-One file for each image over plain Python; vendors' bases bring torch and versions of their own, which no list can know.
+Each image over plain Python has one file; vendors' bases bring torch and their own versions, which no list can know.
 torch, torchvision and the CUDA libraries they need are not in it: they come from PyTorch's index, by exact version.
 Owns: the form of the files, which deploy/install.py gives to pip as they are. Versions are those of constraints.txt.
-The registry is the one uv is told (UV_DEFAULT_INDEX); its name is not written down.
+The registry is uv's (UV_DEFAULT_INDEX); its name is not recorded.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _HEAD = (
 
 
 def hashed() -> list[str]:
-    """The images that have a list."""
+    """Return the images that have a list."""
     return [name for name, flavour in FLAVOURS.items() if flavour.torch != "keep"]
 
 
 def path_of(flavour: str) -> Path:
-    """Where an image's list is."""
+    """Return the path of an image's list."""
     return Path(__file__).with_name("hashes") / f"{flavour}.txt"
 
 
 def pinned() -> set[tuple[str, str]]:
-    """Names and versions of constraints.txt; a name may have several, for several Pythons."""
+    """Return names and versions of constraints.txt; a name may have several, for several Pythons."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     return {(name.lower(), version) for name, version in re.findall(r"^([\w.-]+)==([^\s;#]+)", lines, re.MULTILINE)}
 
 
 def compiled(flavour: str) -> str:
-    """The list as the registry's files are now. Raises CalledProcessError where uv or the registry refuses."""
+    """Make the list from the registry's present files. Raises CalledProcessError if uv or the registry refuses."""
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", _OLDEST, "--generate-hashes"]
     command += ["--no-header", "--no-annotate", "--constraint", "constraints.txt", "-"]
     wanted = requirements(read_project(), FLAVOURS[flavour].extras.split(","))
@@ -64,7 +64,7 @@ def compiled(flavour: str) -> str:
 
 
 def stale(flavour: str) -> list[str]:
-    """Packages whose version in the list is not that of constraints.txt, or that the list lacks though asked for."""
+    """Return packages of the list with another version than in constraints.txt, and required ones that it lacks."""
     listed = {(name, version) for name, version, _ in _ENTRY.findall(path_of(flavour).read_text(encoding="utf-8"))}
     wanted = requirements(read_project(), FLAVOURS[flavour].extras.split(","))
     asked = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in wanted} - _OTHERS
@@ -74,7 +74,7 @@ def stale(flavour: str) -> list[str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Write down the hashes of the packages of images over plain Python.")
     parser.add_argument(
         "--check", action="store_true", help="ask nobody; exit 1 where versions are not constraints.txt's"

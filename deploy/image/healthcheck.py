@@ -1,7 +1,7 @@
 #!/opt/anychip/bin/python -IS
-"""Exit 0 while the service in this container is ready, with the argument `live`: while it answers at all.
+"""Exit with 0 while the service in this container is ready; with the argument `live`: while it answers at all.
 
-The standard library only, as it runs every few seconds.
+It uses only the standard library, as it runs every few seconds.
 """
 
 import os
@@ -14,7 +14,7 @@ secure = bool(os.environ.get("ANYCHIP_TLS_CERT"))
 if os.environ.get("ANYCHIP_TLS_CLIENT_CA"):  # We have no certificate to show: the administration's port asks for none.
     port, secure = int(os.environ.get("ANYCHIP_ADMIN_PORT") or port + 2), False
 address = f"http{'s' if secure else ''}://127.0.0.1:{port}/v2/health/{'live' if 'live' in sys.argv[1:] else 'ready'}"
-# Whether the certificate is for 127.0.0.1 says nothing of the service's health.
+# The certificate need not name 127.0.0.1: that does not matter for the service's health.
 handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=ssl._create_unverified_context())
 opener = urllib.request.build_opener(*handlers)
 try:

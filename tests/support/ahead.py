@@ -1,4 +1,4 @@
-"""The running loop's clock, which a test can put on: what would come after seconds comes at once.
+"""Clock of the running loop that a test can put on: events of later seconds happen at once.
 
     clock = Ahead(); ...; clock.put_on(10)
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Ahead:
-    """Of one of asyncio's own loops, in which it is made."""
+    """Clock of the loop of asyncio in which it is made."""
 
     def __init__(self) -> None:
         self._loop: Any = asyncio.get_running_loop()
@@ -21,7 +21,7 @@ class Ahead:
         vars(self._loop)["time"] = lambda: self._real_s() + self._ahead_s
 
     def put_on(self, seconds: float) -> None:
-        """So much time has passed. What was due in it runs before anything that has come meanwhile, as in uvloop."""
+        """Let so much time pass. Timers due in it run before anything that came meanwhile, as in uvloop."""
         self._ahead_s += seconds
         due_s, timers = self._loop.time(), self._loop._scheduled
         while timers and timers[0].when() <= due_s:

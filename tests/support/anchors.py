@@ -1,4 +1,4 @@
-"""Answers of two runs of a detector, made comparable: each run orders the anchors by its own scores, and cuts there."""
+"""Comparison of two runs of a detector: each run orders the anchors by its own scores, and cuts there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BEST = 300
 
 
 def both_by_anchor(ours: Arrays, right: Arrays) -> tuple[Arrays, Arrays]:
-    """What both say of the anchors that both have, by number; what is no detector's answer as it is.
+    """Return both answers for the anchors that both have, by number; leave other answers unchanged.
 
     The best anchors of the right answer have to be among them.
     """

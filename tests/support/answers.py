@@ -1,4 +1,4 @@
-"""What tests send to a running service over HTTP, and how its answers are read."""
+"""Requests of tests to a running service over HTTP, and readers of its answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def assert_error(response, status, code):
-    """The shape that docs/api.md promises, on every failure of every route."""
+    """Assert the shape that docs/api.md promises, on every failure of every route."""
     assert response.status_code == status, response.text
     body = response.json()
     assert set(body) == {"error", "code", "request_id"}
@@ -47,7 +47,7 @@ def infer_images(client, path, *encoded, outputs=None, **request):
 
 
 def outputs_of(answer):
-    """Every output as an array, or a list of bytes, from JSON or from the bytes after it."""
+    """Return every output as an array, or a list of bytes, from JSON or from the bytes after it."""
     assert answer.status_code == 200, answer.text
     length = answer.headers.get("inference-header-content-length")
     document = json.loads(answer.content[: int(length)] if length else answer.content)

@@ -1,7 +1,7 @@
-"""A real Chromium for the tests of the page, and what they do with it.
+"""Real Chromium for the tests of the page, and the steps that tests take in it.
 
-Owns: how the browser is started, what it may not do unseen (errors, other hosts) and how a file is dropped. Debian's
-`chromium` is driven by Playwright, whose own browsers are not downloaded.
+Owns: the start of the browser, the record of errors and other hosts, and dropping a file. Playwright drives Debian's
+`chromium`; its own browsers are not downloaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DROP = """([name, type, data]) => {
 
 @dataclass
 class Seen:
-    """What a page did that a test wants to know of: console errors, failures of scripts, hosts that were asked."""
+    """Record of a page: console errors, failures of scripts, hosts that were asked."""
 
     errors: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Seen:
 
 
 class Browser:
-    """A running Chromium with an empty profile."""
+    """Running Chromium with an empty profile."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -57,7 +57,7 @@ class Browser:
     def page(
         self, url: str, *, width: int = 1440, height: int = 900, theme: str = "light"
     ) -> Iterator[tuple[Any, Seen]]:
-        """A new page at `url`, loaded, and what it has done so far."""
+        """Open and load a new page at `url`; yield it with the record of what it has done so far."""
         page = self._context.new_page()
         seen = Seen()
         page.on("console", lambda message: seen.errors.append(message.text) if message.type == "error" else None)
@@ -76,7 +76,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[Browser]:
-    """Chromium with its profile in an empty folder; skips the test where there is none."""
+    """Run Chromium with its profile in an empty folder; skip the test if there is none."""
     playwright = pytest.importorskip("playwright.sync_api")
     executable = shutil.which("chromium")
     if executable is None:
@@ -92,14 +92,14 @@ def chromium(profile: Path) -> Iterator[Browser]:
 
 
 def drop(page: Any, path: Path, content: bytes | None = None) -> None:
-    """Drop a file on the page, as a user would; `content` in place of what the path holds."""
+    """Drop a file on the page, like a user; `content` replaces the file's content."""
     kind = "image/png" if path.suffix == ".png" else "image/jpeg"
     data = base64.b64encode(path.read_bytes() if content is None else content).decode()
     page.evaluate(_DROP, [path.name, kind, data])
 
 
 def axe_violations(page: Any) -> list[str]:
-    """What axe-core finds wrong with the page as it is now, a line each."""
+    """Return axe-core's findings on the page as it is now, one a line."""
     package = pytest.importorskip("axe_playwright_python")
     source = next(Path(package.__file__).parent.glob("axe.min.js")).read_text(encoding="utf-8")
     page.evaluate(source)

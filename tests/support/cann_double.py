@@ -1,4 +1,4 @@
-"""The doubles of pyACL and atc: in this process by the fixture `cann`, in others by their environment."""
+"""Doubles of pyACL and atc: in this process by the fixture `cann`, in others by their environment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FOLDER = Path(__file__).with_name("cann")
 
 
 def variables(**told: str) -> dict[str, str]:
-    """`told`: what the doubles read, such as ACL_DOUBLE_COUNT."""
+    """Return the environment of the doubles. `told`: variables that they read, such as ACL_DOUBLE_COUNT."""
     path = os.pathsep.join((str(FOLDER / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]))
     return {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "PATH": path, **told}
 
 
 class Cann(NamedTuple):
-    """The double of pyACL, and the backend that has found it."""
+    """Double of pyACL, and the backend that has found it."""
 
     acl: Any
     backend: AscendBackend

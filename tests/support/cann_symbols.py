@@ -1,15 +1,15 @@
-"""What torch_npu's libraries want of CANN when they load, of each wheel that set-up may choose.
+"""Symbols that torch_npu's libraries need of CANN when they load, for each wheel that set-up may choose.
 
     python -m tests.support.cann_symbols FOLDER    # of wheels of torch-npu; writes tests/support/cann_symbols.json
 
 FOLDER holds wheels (`pip download --no-deps --only-binary=:all: torch-npu==2.12.0`, and so on for each of CANN_PAIRS in
-deploy/install.py). Nothing of them is loaded or run: their ELF tables are read with nm and readelf (binutils). Python
-loads libraries with RTLD_NOW: one name that none of them offers, and torch_npu cannot be imported.
+deploy/install.py). Nothing of them is loaded or run: nm and readelf (binutils) read their ELF tables. Python
+loads libraries with RTLD_NOW: if one name is offered by none of them, torch_npu cannot be imported.
 
-Owns: the file. Left out are torchair's libraries (`dynamo/`), which want CANN's graph engine (libge_runner,
-libfmk_parser, libascend_protobuf) and are loaded by the engine that asks for them, and libop_plugin_atb, which wants
-libatb and is loaded with the first operator of it: the stub has neither. What is looked up by name later (dlsym) may be
-missing, and is not here.
+Owns: the file. Left out are torchair's libraries (`dynamo/`), which need CANN's graph engine (libge_runner,
+libfmk_parser, libascend_protobuf) and are loaded by the engine that uses them, and libop_plugin_atb, which needs
+libatb and is loaded with its first operator: the stub has neither. Names that are looked up later (dlsym) may be
+missing, and are not in the file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_suffix(".json")
 STUB = Path(__file__).parent / "stubs" / "cann.cpp"
 AT_IMPORT = ("_C", "libtorch_npu", "libtensorpipe", "libnpu_profiler")
-"""The libraries of a wheel that `import torch_npu` loads, by the beginning of their names."""
-# What is Huawei's by its name: ACL, HCCL, the profiler and the runtime in C, the graph engine in C++.
+"""Libraries of a wheel that `import torch_npu` loads, by the beginning of their names."""
+# Names of Huawei: ACL, HCCL, the profiler and the runtime in C, the graph engine in C++.
 _OF_CANN = re.compile(r"acl|Hccl|Msprof|rt[A-Z]|_ZNK?2ge")
-# What offers the rest: torch's and Python's libraries, those of the C and C++ compilers.
+# Names of others: torch's and Python's libraries, those of the C and C++ compilers.
 _OF_OTHERS = re.compile(
     r"_?Py|THP|ParameterClass$|aoti_torch|_ITM_|__cxa_|__gmon_start__$|__pthread|pthread_|dl(open|close|sym|error)$"
     r"|_Z[A-Z]*(St|N[A-Z]*(St|2at|3c10|4c10d|5torch|6caffe2|8pybind11|9libkineto|10THPPointer|21THManaged))"
@@ -60,14 +60,14 @@ def main() -> None:
 
 
 def read_wheel(path: Path) -> dict[str, list[str]]:
-    """`needs`: libraries of CANN; `wants`: names from them; `unknown`: names of which nobody knows who offers them."""
+    """Read a wheel. `needs`: libraries of CANN; `wants`: names from them; `unknown`: names of unknown origin."""
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
         names = [name for name in archive.namelist() if name.endswith(".so")]
         chosen = [name for name in names if Path(name).name.startswith(AT_IMPORT) and "/dynamo/" not in name]
         libraries = [Path(archive.extract(name, folder)) for name in chosen]
         needs = {line for each in libraries for line in _needed(each)}
         undefined = _symbols("--undefined-only", libraries)
-        # A version behind the name is that of the C or C++ library.
+        # Only names of the C or C++ library have a version.
         wanted = {name for name in undefined if "@" not in name} - _symbols("--defined-only", libraries)
     return {
         "needs": sorted(needs - {each.name for each in libraries} - _not_of_cann(needs)),
@@ -86,7 +86,7 @@ def _needed(library: Path) -> list[str]:
 
 
 def _symbols(which: str, libraries: Iterable[Path]) -> set[str]:
-    """Of names that a library defines the version is not kept; who wants a name weakly can do without it."""
+    """Return the names of libraries: defined ones without their version, undefined ones unless they are weak."""
     printed = _run("nm", "--dynamic", which, *map(str, libraries))
     rows = [line.split() for line in printed.splitlines() if len(line.split()) > 1]
     names = {row[-1] for row in rows if which == "--defined-only" or row[-2] not in ("w", "v")}
@@ -98,13 +98,13 @@ def _run(*command: str) -> str:
 
 
 def offered(stub: str) -> set[str]:
-    """The functions that the source of the stub offers."""
+    """Return the functions that the source of the stub offers."""
     declared = r"^(?:API [\w ]+?[ *]+|IGNORED\(|UNSUPPORTED\()(\w+)[()]"
     return set(re.findall(declared, stub, re.MULTILINE))
 
 
 def wanted(document: dict[str, Any], version: str) -> set[str]:
-    """What a wheel wants of CANN."""
+    """Return the names that a wheel needs of CANN."""
     return {*document["wanted_by_all"], *document["wheels"][version]["wants_also"]}
 
 

@@ -1,8 +1,8 @@
-"""The innocent clients of the chaos run: each asks again and again over HTTP or gRPC, and knows what it must hear.
+"""Innocent clients of the chaos run: each repeats one request over HTTP or gRPC, and knows its answer.
 
-Owns: what is sent, how an answer is compared with the first one, and the ledger of all requests. Must not know faults.
-A request has exactly one answer where a connection brings, in their order, the answers to the ids that were sent, and
-nothing else; where a call of gRPC ends once.
+Owns: the requests, the comparison of an answer with the first one, the ledger of all requests. Must not know faults.
+A request has exactly one answer: a connection brings the answers to the ids that were sent, in their order, and
+nothing else; a call of gRPC ends once.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from tests.support.grpc_client import arrays_of, image_request, method
 
 IMAGES = Path(__file__).parents[2] / "models" / "sample" / "images"
 SOURCE, FORWARDED_SOURCE = "127.0.0.2", "127.0.0.3"
-"""Addresses that the innocent come from: limits that hold for one client (address) are not theirs to share."""
+"""Addresses of the innocent clients, so that they share no limit of one client (address) with others."""
 STAGES, TILE = "shapes", 320
-"""A model of two stages, and the side of the tiles in which images are looked at that are larger."""
+"""Model of two stages, and the side of the tiles of larger images."""
 DEADLINE_S = 120.0
 _PAUSE_S = 0.15
 _CLOSE, _CLOSE_PIXELS = 0.02, 1.0
-"""How far scores and the corners of boxes may differ between batches: rounding, which no fault explains."""
+"""Allowed differences of scores and of boxes' corners between batches: rounding, which is no fault."""
 
 
 class WrongAnswerError(Exception):
-    """An answer that is not what it was for the same request; the message says where."""
+    """Answer that differs from the first one to the same request; the message says where."""
 
 
 class LostError(Exception):
-    """A request without the answer that it should have had: an error, another request's answer, or none."""
+    """Request without its answer: an error, another request's answer, or none."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One request of an innocent client. Times are of time.monotonic(); `outcome`: "" while it is under way, "ok", or
+    """Request of an innocent client. Times are of time.monotonic(); `outcome`: "" while it is in flight, "ok", or
     what went wrong."""
 
     client: str
@@ -61,13 +61,13 @@ class Ledger:
     requests: list[Request] = field(default_factory=list)
     under_way: set[Request] = field(default_factory=set)
     answered: dict[str, int] = field(default_factory=dict)
-    """By client: how many."""
+    """Number of answers by client."""
     failing: bool = True
-    """Whether a request that goes wrong counts; not any more once the service itself was told to end."""
+    """True while a failed request counts: until the service itself is told to end."""
 
     @contextlib.contextmanager
     def asking(self, client: str) -> Any:
-        """A request from its first byte to its answer."""
+        """Record a request from its first byte to its answer."""
         request = Request(client, time.monotonic())
         self.under_way.add(request)
         try:
@@ -86,12 +86,12 @@ class Ledger:
 
     @property
     def bad(self) -> list[Request]:
-        """Those without their answer."""
+        """Requests without their answer."""
         return [request for request in self.requests if request.outcome != "ok"]
 
 
 def same(found: Any, first: Any, where: str = "the answer", close: float = _CLOSE) -> None:
-    """Raises WrongAnswerError unless an answer is what it was, but for rounding."""
+    """Raise WrongAnswerError unless an answer is the same, up to rounding."""
     if isinstance(first, dict):
         if not isinstance(found, dict) or found.keys() != first.keys():
             raise WrongAnswerError(f"{where} has other fields")
@@ -110,7 +110,7 @@ def same(found: Any, first: Any, where: str = "the answer", close: float = _CLOS
 
 
 class HttpConnection:
-    """One connection that is kept, and opened again where it was closed between two requests."""
+    """Keep-alive connection, opened again if it was closed between two requests."""
 
     def __init__(self, url: str, source: str = SOURCE) -> None:
         parts = urlsplit(url)
@@ -120,7 +120,7 @@ class HttpConnection:
     async def ask(
         self, path: str, body: bytes = b"", headers: dict[str, str] | None = None, method: str = "POST"
     ) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of the one answer. Raises LostError, OSError, IncompleteReadError."""
+        """Return status, headers and body of the one answer. Raises LostError, OSError, IncompleteReadError."""
         if self._streams is not None and self._streams[0].at_eof():
             self.close()
         if self._streams is None:
@@ -150,7 +150,7 @@ class HttpConnection:
         return int(head[0].split()[1]), headers, body
 
     def close(self) -> None:
-        """The next request opens another."""
+        """Close the connection; the next request opens another."""
         if self._streams is not None:
             self._streams[1].transport.abort()
             self._streams[1].close()
@@ -159,7 +159,7 @@ class HttpConnection:
 
 _NUMBERS = itertools.count(1)
 Ask = Callable[[], Awaitable[Any]]
-"""Sends one request, the same each time, and returns what of its answer must not change."""
+"""Function that sends one request, the same each time, and returns the part of its answer that must not change."""
 
 
 def _read(*names: str) -> list[bytes]:
@@ -168,7 +168,7 @@ def _read(*names: str) -> list[bytes]:
 
 @contextlib.contextmanager
 def http_clients(url: str) -> Iterator[dict[str, Ask]]:
-    """By name; each with a connection that is closed at the end of the block."""
+    """Yield the clients by name; each has a connection that is closed at the end of the block."""
     connections: list[HttpConnection] = []
 
     def asking(path: str, body: bytes, kind: str, kept: Callable[[Any], Any], **headers: str) -> Ask:
@@ -217,7 +217,7 @@ def http_clients(url: str) -> Iterator[dict[str, Ask]]:
 
 
 def grpc_clients(channel: grpc.aio.Channel) -> dict[str, Ask]:
-    """By name."""
+    """Return the clients by name."""
 
     def kept(answer: Any, wanted: str) -> Any:
         if answer.id != wanted:
@@ -259,7 +259,7 @@ def grpc_clients(channel: grpc.aio.Channel) -> dict[str, Ask]:
 
 @contextlib.asynccontextmanager
 async def forwarded(port: int) -> AsyncIterator[str]:
-    """An address that leads to a port of the service, from an address of its own, as a load balancer does."""
+    """Forward a port of the service from another client address, like a load balancer; yield its address."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -286,7 +286,7 @@ async def forwarded(port: int) -> AsyncIterator[str]:
 
 
 async def run_client(name: str, ask: Ask, ledger: Ledger, stop: asyncio.Event) -> None:
-    """One innocent client, until `stop`; its last request is answered before this returns."""
+    """Run one innocent client until `stop`; its last request is answered before this returns."""
     first: Any = None
     while not stop.is_set():
         with ledger.asking(name):

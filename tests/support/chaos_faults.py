@@ -1,7 +1,7 @@
-"""What goes wrong in the chaos run with processes and models, one fault after the other.
+"""Faults of processes and models in the chaos run, one after the other.
 
-Owns: each of these faults, and how the processes of a service are told apart. Must not know clients, nor what becomes
-of requests: whoever calls a fault waits until the service has got over it.
+Owns: each of these faults, and the identification of a service's processes. Must not know clients, nor the results
+of requests: the caller of a fault waits until the service has recovered.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.support.load import until
 from tests.support.service_process import ServiceProcess
 
 SPARE = "spare"
-"""The model that is unloaded and loaded: nobody innocent asks for it."""
+"""Model that is unloaded and loaded: no innocent client asks for it."""
 _FROZEN_S = 2.0
 _SILENT_S = 3.0
-"""Longer than a client in a hurry waits, and less than a worker may be silent."""
+"""Seconds: longer than a client in a hurry waits, shorter than the heartbeat timeout of a worker."""
 _PAUSED_S = 8.0
-"""Longer than a worker may be silent."""
+"""Seconds: longer than the heartbeat timeout of a worker."""
 _LOAD_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a service by what they are; `fork_server` is the parent of the decoders."""
+    """Processes of a service by kind; `fork_server` is the parent of the decoders."""
 
     server: psutil.Process
     workers: list[psutil.Process]
@@ -42,7 +42,7 @@ class Processes:
 
 
 def processes(service: ServiceProcess) -> Processes:
-    """As they are now."""
+    """Return the processes of a service as they are now."""
     found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
     kinds = {"anychip-worker": found.workers, "fork-decoders": found.fork_server, "anychip-decoder": found.decoders}
     for child in found.server.children(recursive=True):
@@ -65,7 +65,7 @@ async def paused(stopped: Sequence[psutil.Process], seconds: float) -> None:
 
 
 class Faults:
-    """`all`: each by its name. None of them waits for its consequences, but for what it does itself."""
+    """Faults by name, in `all`. Each waits for its own work, none for its consequences."""
 
     def __init__(self, service: ServiceProcess) -> None:
         self._service = service
@@ -141,7 +141,7 @@ class Faults:
             return await client.post(f"/v2/repository/models/{path}")
 
     async def _change(self, path: str) -> httpx.Response:
-        """Asked again while an earlier change is under way, whose client may have left."""
+        """Ask for a change; ask again while an earlier change runs, whose client may have left."""
         while (answer := await self._ask(path)).status_code == 429:  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         return answer
@@ -174,7 +174,7 @@ class Faults:
             statuses = sorted(answer.status_code for answer in answers)
             if statuses != [429, 429]:  # Else an earlier change is still under way.
                 break
-        # Changes do not queue up: the second is told so.
+        # Changes do not queue up: the second is refused.
         assert statuses == [200, 429], [answer.text for answer in answers]
 
     async def _unloaded(self) -> None:

@@ -1,8 +1,8 @@
-"""The other clients of the chaos run: they send what is bad or dear, stop in the middle, leave, or flood.
+"""Offending clients of the chaos run: they send bad or expensive requests, stop in the middle, leave, or flood.
 
-Owns: what they send, and which answers they may get. Must not know what becomes of the innocent. They come from
-addresses of their own, as the limits are for each client. Each refused request has an answer that says why: 4xx, 429 or
-503; never 500, never a closed connection without a word (those that are not HTTP at all excepted).
+Owns: their requests, and the answers they may get. Must not know what becomes of the innocent. They come from
+their own addresses, as the limits hold for each client. Each refused request has an answer that says why: 4xx, 429 or
+503; never 500, never a closed connection without a word (except for requests that are not HTTP at all).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ADMIN = [
 
 
 def _png(width: int, height: int) -> bytes:
-    """The head of a PNG that says that it is so large."""
+    """Make the head of a PNG that declares this size."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -121,11 +121,11 @@ RAW: dict[str, bytes] = {
     "an offer of h2c": f"{_HEAD}connection: upgrade, close\r\nupgrade: h2c\r\ncontent-length: 4\r\n\r\nabcd".encode(),
     "two lengths": f"{_HEAD}content-length: 4\r\ncontent-length: 5\r\n\r\nabcde".encode(),
 }
-"""What no client library would send. Each is answered, or its connection closed."""
+"""Bytes that no client library would send. Each is answered, or its connection closed."""
 
 
 def bad_messages() -> dict[str, bytes]:
-    """Serialised ModelInferRequests, and what is none."""
+    """Make serialised ModelInferRequests, and bytes that are none."""
 
     def infer(rest: bytes = b"") -> bytes:
         return bytes(message("ModelInferRequest")(model_name="resnet50").SerializeToString()) + rest
@@ -150,7 +150,7 @@ def _varint(value: int) -> bytes:
 
 
 class Offenders:
-    """`answers`: of each kind of request, how often it had which answer. `unfair`: those that should not have been."""
+    """Offending clients. `answers`: counts of answers by kind of request; `unfair`: answers that must not occur."""
 
     def __init__(self, url: str, grpc_address: str, seed: int) -> None:
         self.answers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -181,7 +181,7 @@ class Offenders:
             self.unfair.append(f"{what}: {answer}")
 
     async def bad_http(self) -> None:
-        """Each kind once, one after the other, in any order."""
+        """Send each kind once, one after the other, in any order."""
         async with self._client() as client:
             for what in self._chance.sample(list(BAD_HTTP), len(BAD_HTTP)):
                 path, body, headers = await asyncio.to_thread(BAD_HTTP[what])
@@ -194,7 +194,7 @@ class Offenders:
                 self._count(what, found, "4", "200", "503", "504")
 
     async def raw(self) -> None:
-        """Each kind once."""
+        """Send each kind once."""
         for what, data in RAW.items():
             reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
             found = "closed"
@@ -210,7 +210,7 @@ class Offenders:
             self._count(what, found, "4", "closed")
 
     async def bad_grpc(self) -> None:
-        """Each kind three times at once, one kind after the other."""
+        """Send each kind three times at once, one kind after the other."""
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(self._grpc, options) as channel:
             infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
@@ -220,7 +220,7 @@ class Offenders:
                     self._count(f"gRPC: {what}", code.name, "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
     async def leaving(self) -> None:
-        """Clients that send all, or a part, and are gone at any moment."""
+        """Run clients that send all, or a part, and leave at any moment."""
 
         async def one(leave_s: float, part: float) -> None:
             body = _IMAGE[: int(len(_IMAGE) * part)]
@@ -234,7 +234,7 @@ class Offenders:
         self.answers["clients that left"]["-"] += 20
 
     async def slow_uploads(self) -> None:
-        """Uploads of a few bytes a second: refused for their rate."""
+        """Upload a few bytes a second: refused for their rate."""
 
         async def one() -> None:
             reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
@@ -246,13 +246,13 @@ class Offenders:
                 await asyncio.wait((answer,), timeout=0.5)
             writer.transport.abort()
             found = "closed" if answer.exception() else answer.result().decode("latin-1").split(" ")[1]
-            # Closed: it wrote on after the answer, which a reset then took away; so on a busy machine.
+            # Closed: it wrote on after the answer, and a reset dropped the answer; this happens on a busy machine.
             self._count("slow uploads", found, "408", "closed")
 
         await asyncio.gather(*(one() for _ in range(10)))
 
     async def half_open(self) -> None:
-        """Connections whose head never ends."""
+        """Open connections whose head never ends."""
 
         async def one(size: int) -> None:
             reader, writer = await asyncio.open_connection(*self._address, local_addr=(SOURCE, 0))
@@ -264,7 +264,7 @@ class Offenders:
         await asyncio.gather(*(one(size % 25) for size in range(50)))
 
     async def admin_flood(self) -> None:
-        """Every route beside inference, twenty times each, all at once."""
+        """Ask every route beside inference, twenty times each, all at once."""
         async with self._client(200) as client:
 
             async def one(method: str, path: str) -> None:
@@ -272,7 +272,7 @@ class Offenders:
                     found = str((await client.request(method, path)).status_code)
                 except httpx.HTTPError as error:
                     found = type(error).__name__
-                # While its worker is away a model is not ready, and its device is not there.
+                # Without its worker a model is not ready, and its device is missing.
                 self._count(f"{method} {path}", found, "200", "503", "404")
 
             await asyncio.gather(*(one(*route) for route in ADMIN * 20))

@@ -1,8 +1,8 @@
-"""What a chaos run has measured: written as JSON, and as the tables of docs/reliability.md.
+"""Results of a chaos run: written as JSON, and as the tables of docs/reliability.md.
 
     .venv/bin/python -m tests.support.chaos_report result.json    # takes a run over into the page
 
-Owns: the form of a result, and the part of the page that is made of it (between two marks). Must not run anything.
+Owns: the form of a result, and its part of the page (between two marks). Must not run anything.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 
 @dataclass
 class FaultRow:
-    """One kind of fault. `in_flight`: requests of the innocent that were under way at its beginnings, together; `lost`
-    and `wrong`: requests that were under way at some time between a fault and the service's getting over it;
-    `least_goodput`: what the model that came off worst answered clients in a hurry afterwards, as a share of before."""
+    """Kind of fault. `in_flight`: sum of the innocent's requests in flight at its beginnings; `lost` and `wrong`:
+    requests in flight at some time between a fault and the service's recovery; `least_goodput`: answers of the worst
+    model to clients in a hurry afterwards, as a share of before."""
 
     fault: str
     times: int = 0
@@ -35,7 +35,7 @@ class FaultRow:
 
 @dataclass
 class Result:
-    """A run. `state`: what the service held at the start and at the end; `offended`: answers to bad requests."""
+    """Result of a run. `state`: the service's resources at start and end; `offended`: answers to bad requests."""
 
     date: str
     processor: str
@@ -52,19 +52,19 @@ class Result:
     offended: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the result as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def read(path: Path) -> Result:
-    """What `Result.write` wrote."""
+    """Read a result that `Result.write` wrote."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["faults"] = [FaultRow(**row) for row in content["faults"]]
     return Result(**content)
 
 
 def measured(result: Result) -> str:
-    """The part of the page that is made of a run."""
+    """Format a run as its part of the page."""
     answered = sum(result.requests.values())
     lines = [
         f"Measured on {result.date}, {result.cores} cores of {result.processor}, {result.seconds} s:",
@@ -97,7 +97,7 @@ def measured(result: Result) -> str:
 
 
 def page(text: str, result: Result) -> str:
-    """The page with the figures of a run. Raises ValueError when it has no place for them."""
+    """Return the page with the figures of a run. Raises ValueError if it has no place for them."""
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     return text[:begin] + "\n" + measured(result) + "\n" + text[end:]
 

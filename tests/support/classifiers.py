@@ -1,4 +1,4 @@
-"""Classifiers of ours and of torchvision with the same weights, so that their answers can be compared."""
+"""Classifiers of ours and of torchvision with the same weights, to compare their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def classifier(architecture: str, weights: str = "random", file: Path | None = N
 
 
 def torchvision_network(architecture: str, classes: int = len(LABELS)) -> nn.Module:
-    """As torchvision builds it, with BatchNorm as training leaves it and a head that tells classes apart."""
+    """Build torchvision's network, with BatchNorm as after training and a head that tells classes apart."""
     auxiliary = {"transform_input": True, "aux_logits": True, "init_weights": False}
     torch.manual_seed(7)
     network: nn.Module = torchvision_models.get_model(

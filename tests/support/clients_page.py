@@ -1,4 +1,4 @@
-"""The table of other people's clients in docs/protocols.md: what worked, as the tests of these clients have it."""
+"""Table of other people's clients in docs/protocols.md, compared with the results of these clients' tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocols.md").read_text(encoding=
 
 
 def assert_on_the_page(name: str, version: str, ran: Sequence[str]) -> None:
-    """That the table has this client, in this version, with what worked here and nothing else."""
+    """Assert that the table has this client, in this version, with exactly the features that worked here."""
     line = f"| {name} | {version} | {', '.join(ran)} |"
     assert line in PAGE.splitlines(), f"docs/protocols.md does not have what worked here: {line}"

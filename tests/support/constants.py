@@ -2,9 +2,9 @@
 
     python -m tests.support.constants app.fleet.plans._HEARTBEAT_TIMEOUT_S=2 -- serve --device null
 
-They hold in the server's process and in what it forks (`running` in tests/support/service_process.py). With
+They hold in the server's process and in its forks (`running` in tests/support/service_process.py). With
 `guard=FILE` the event loop has a guard (tests/support/loop_guard.py), and `planted=MODULE` imports a module of tests
-that changes the product, to show what is found.
+that plants a fault in the product, to show that it is found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from tests.support import loop_guard
 
 Constants = Mapping[str, float]
-"""Values by name: a module's, or a field of an object there."""
+"""Values by the name of a module's constant, or of a field of an object there."""
 
 HEARTBEAT_TIMEOUT_S = "app.fleet.plans._HEARTBEAT_TIMEOUT_S"
 GUARD_COOLDOWN_S = "app.fleet.plans._GUARD.cooldown_s"
@@ -38,7 +38,7 @@ _GUARD, _PLANTED = "guard=", "planted="
 
 
 def words(constants: Constants, guard: Path | None = None, planted: str = "") -> list[str]:
-    """The arguments of Python before those of `anychip`. `guard`: the file that the guard of the event loop writes."""
+    """Return Python's arguments before those of `anychip`. `guard`: the file that the event loop's guard writes."""
     given = [f"{name}={value!r}" for name, value in constants.items()]
     given += [f"{_GUARD}{guard}"] * (guard is not None) + [f"{_PLANTED}{planted}"] * bool(planted)
     return ["-m", "tests.support.constants", *given, "--"] if given else ["-m", "app"]
@@ -54,7 +54,7 @@ def _set(path: str, value: object) -> None:
     if isinstance(owner, ModuleType):
         setattr(owner, names[-1], value)
     else:
-        object.__setattr__(owner, names[-1], value)  # Of a frozen dataclass.
+        object.__setattr__(owner, names[-1], value)  # Sets a field of a frozen dataclass, too.
 
 
 def main(arguments: Sequence[str]) -> int:

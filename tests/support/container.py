@@ -1,7 +1,7 @@
-"""Images without a container engine: built by buildah over a stand-in base, run in a mount namespace of their own.
+"""Images without a container engine: buildah builds them over a stand-in base; they run in a mount namespace.
 
-Owns: the stand-in for a vendor's base image (a small Debian whose torch is the one of this environment, mounted where
-the base would have it), and processes that see an image's files as a container would: a read-only root, one cache, a
+Owns: the stand-in for a vendor's base image (a small Debian whose torch is that of this environment, mounted at the
+base's place), and processes that see an image's files like a container: a read-only root, one cache, a
 /dev/shm of 64 MB, another user. Everything lies in one folder that is removed afterwards.
 """
 
@@ -23,7 +23,7 @@ from tests.support.service_process import stop
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/anychip-stand-in"
-# What a build reads of this machine, so that pip may ask the package registry as it does here.
+# Packages that the stand-in base takes from this environment.
 _TORCH = ("torch", "torchvision")
 _VENDOR = "opt/vendor/site-packages"
 _SLOW_S = 1500
@@ -46,7 +46,7 @@ exec chroot --userspec=10001:0 "$root" "$@"
 
 
 def missing() -> str:
-    """Why images cannot be built here; empty where they can."""
+    """Return why images cannot be built here; empty if they can."""
     tools = [tool for tool in ("buildah", "debootstrap", "unshare", "nsenter") if shutil.which(tool) is None]
     if tools:
         return f"{', '.join(tools)} is not installed: apt-get install buildah debootstrap util-linux"
@@ -60,7 +60,7 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Builder:
-    """buildah with its storage in `folder`; `driver` is how it keeps layers."""
+    """buildah with its storage in `folder`; `driver` is its storage driver for layers."""
 
     folder: Path
     driver: str
@@ -75,18 +75,18 @@ class Builder:
         )
 
     def __call__(self, *arguments: str) -> str:
-        """Run buildah; returns what it printed. What it complains of is in the exception."""
+        """Run buildah; return its output. A failure raises AssertionError with its errors."""
         ran = self.run(*arguments)
         assert ran.returncode == 0, f"{' '.join(arguments)}\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}"
         return ran.stdout
 
     @property
     def vendor(self) -> Path:
-        """What is mounted at /opt/vendor."""
+        """Folder that is mounted at /opt/vendor."""
         return self.folder / "vendor"
 
     def make_base(self) -> None:
-        """The stand-in base. Its python3 must be of the version that runs this, whose torch it sees."""
+        """Make the stand-in base. Its python3 must have the version of this Python, whose torch it sees."""
         mirror = subprocess.run(
             ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"],
             capture_output=True,
@@ -100,7 +100,7 @@ class Builder:
         shutil.rmtree(rootfs / "var/cache/apt", ignore_errors=True)
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         assert (rootfs / f"usr/bin/python{version}").exists(), f"the base has no Python {version}"
-        # As in vendors' images, torch lies in a folder of its own, which the base's Python is told of.
+        # As in vendors' images, torch lies in its own folder, and a .pth file names it to the base's Python.
         (rootfs / "usr/local/lib" / f"python{version}" / "dist-packages").mkdir(parents=True, exist_ok=True)
         (rootfs / "usr/local/lib" / f"python{version}" / "dist-packages" / "vendor.pth").write_text(f"/{_VENDOR}\n")
         (rootfs / "opt/vendor").mkdir(parents=True)
@@ -111,7 +111,7 @@ class Builder:
         self._gather_torch()
 
     def _gather_torch(self) -> None:
-        """torch and all it needs, as links to the files of this environment."""
+        """Link torch and all it needs to the files of this environment."""
         from deploy.wheelhouse import closure
 
         packages = self.folder / "vendor" / "site-packages"
@@ -128,7 +128,7 @@ class Builder:
         assert (packages / "torch").is_dir(), f"no torch in {here}"
 
     def make_context(self) -> Path:
-        """The sources as a checkout has them, with a wheelhouse: what a build without a network gets."""
+        """Copy the sources of the checkout, with a wheelhouse, for a build without a network."""
         context = self.folder / "context"
         tracked = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -146,7 +146,7 @@ class Builder:
         return context
 
     def build(self, flavour: str, context: Path, *arguments: str) -> str:
-        """Build `Dockerfile.<flavour>` over the stand-in, without a network; returns the image's name."""
+        """Build `Dockerfile.<flavour>` over the stand-in, without a network; return the image's name."""
         image = f"localhost/anychip:{flavour}"
         given = {
             "BASE_IMAGE": BASE,
@@ -164,15 +164,15 @@ class Builder:
         return image
 
     def config(self, image: str) -> dict[str, object]:
-        """What the image says of itself: user, environment, entry, volumes, …"""
+        """Return the image's configuration: user, environment, entry, volumes, …"""
         found: dict[str, object] = json.loads(self("inspect", "--type", "image", image))["Docker"]["config"]
         return found
 
 
 @contextlib.contextmanager
 def builder(folder: Path) -> Iterator[Builder]:
-    """A builder whose storage is gone afterwards."""
-    # With vfs each layer is a whole copy of all below it: right everywhere, and ten times the bytes.
+    """Make a builder, and remove its storage afterwards."""
+    # With vfs each layer copies all layers below it: it works everywhere, with ten times the bytes.
     made = Builder(folder, "overlay")
     if made.run("info").returncode:
         shutil.rmtree(folder / "storage", ignore_errors=True)
@@ -188,20 +188,20 @@ def builder(folder: Path) -> Iterator[Builder]:
 
 
 def _mounted_below(folder: Path) -> list[str]:
-    """What buildah leaves mounted, the innermost first."""
+    """Return the mounts that buildah leaves, the innermost first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return sorted((point for point in points if Path(point).is_relative_to(folder.resolve())), reverse=True)
 
 
 @dataclass(frozen=True)
 class Container:
-    """A process that sees the image's files and nothing else, as uid 10001."""
+    """Process that sees the image's files and nothing else, as uid 10001."""
 
     process: subprocess.Popen[str]
     environment: Mapping[str, str]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Another command in it, as `docker exec` would."""
+        """Run another command in it, like `docker exec`."""
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", "--wd"]
         enter += ["--setuid", "10001", "--setgid", "0", "--"]
         return subprocess.run(
@@ -213,7 +213,7 @@ class Container:
 def container(
     made: Builder, image: str, cache: Path, command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[Container]:
-    """Start the image's entry with `command`; ends with nothing left of it."""
+    """Start the image's entry with `command`; remove everything of it afterwards."""
     config = made.config(image)
     name = made("from", "--pull-never", image).strip()
     root = made("mount", name).strip()

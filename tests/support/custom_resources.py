@@ -1,7 +1,7 @@
-"""What custom resources may say, as far as ours use them: closed JSON schemas written after the sources named at each.
+"""Closed JSON schemas of the fields of custom resources that ours use, written after the sources named at each.
 
-Kubernetes' own kinds are checked by kubernetes-validate, which has their schemas; what these hold of them (containers,
-volumes, pod templates) is left open here (`POD`) and checked as a Pod by the test.
+kubernetes-validate checks Kubernetes' own kinds, with their schemas; their parts in these schemas (containers,
+volumes, pod templates) are left open here (`POD`), and the test checks them as a Pod.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ DURATION: Schema = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h|d))+$"}
 
 
 def closed(properties: dict[str, Schema], required: Sequence[str] = ()) -> Schema:
-    """An object with these properties and no others."""
+    """Make the schema of an object with these properties and no others."""
     return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
 
 
 def several(items: Schema) -> Schema:
-    """A list of at least one."""
+    """Make the schema of a list of at least one."""
     return {"type": "array", "items": items, "minItems": 1}
 
 
 def resource(version: str, kind: str, spec: Schema) -> Schema:
-    """A whole object of the API server."""
+    """Make the schema of a whole object of the API server."""
     metadata = closed({"name": TEXT, "namespace": TEXT, "labels": STRINGS, "annotations": STRINGS}, ("name",))
     return closed(
         {"apiVersion": {"const": version}, "kind": {"const": kind}, "metadata": metadata, "spec": spec},

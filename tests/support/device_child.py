@@ -1,4 +1,4 @@
-"""Python in a process of its own, over a stub driver or not: PyTorch has room for one accelerator a process."""
+"""Python in a child process, over a stub driver or not: PyTorch has room for one accelerator a process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def npu_python() -> Path:
 def child(
     python: str | Path, variables: Mapping[str, str], *arguments: str, autoload: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """`python` in the repository. `autoload`: whether importing torch imports what vendors have installed."""
+    """Run `python` in the repository. `autoload`: importing torch imports vendors' installed packages."""
     if str(python) == sys.executable and not autoload:
         return warm.completed(ROOT, *arguments, environment=variables)
     environment = {"PYTHONPATH": str(ROOT), **variables}
@@ -53,8 +53,8 @@ def over(stub: str) -> tuple[str | Path, dict[str, str]]:
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
-    """The tests that a child passed, told to report them (-rp); fails unless it passed all that it ran."""
-    # Where the process died, the cause stands before a long stack.
+    """Return the tests that a child passed, if it reports them (-rp); fail unless it passed all that it ran."""
+    # If the process died, the cause stands before a long stack.
     died = re.search(r"^(terminate called|Fatal Python error).{,3000}", done.stderr, re.MULTILINE | re.DOTALL)
     assert done.returncode == 0, done.stdout[-6000:] + (died.group() if died else done.stderr[-3000:])
     found = set(re.findall(r"^PASSED \S+::(\w+)", done.stdout, re.MULTILINE))

@@ -1,7 +1,7 @@
-"""What every backend must do on its devices: one suite for real, simulated and stubbed ones.
+"""Contract of every backend on its devices: one suite for real, simulated and stubbed ones.
 
-Not collected with the others: test_device_contract.py starts it, once for each device under test, in a process of
-its own. DEVICE_UNDER_TEST names the module that brings the device and its knobs, PHOTOGRAPHS a file with images.
+Not collected with the others: test_device_contract.py starts it, once for each device under test, in a child
+process. DEVICE_UNDER_TEST names the module with the device and its knobs, PHOTOGRAPHS a file with images.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ DEVICES = [device.id for device in BACKEND.devices()]
 MB = 2**20
 # The stubs' driver answers with a number: an unspecified launch failure; an abnormal AI core.
 FAULT = {"cuda": 719, "npu": 507015}.get(DUT.DEVICE_TYPE, 1)
-# The drivers' "operation not supported" and "the context is not there": no words that a lost device has.
+# The drivers' "operation not supported" and "the context is not there": no errors of a lost device.
 UNKNOWN = {"cuda": 801, "npu": 107002}.get(DUT.DEVICE_TYPE)
 EXACT = DUT.kernels() is not None
-"""Whether its kernels are the CPU's: answers are equal bit by bit then."""
+"""True if its kernels are the CPU's, so that answers are equal bit by bit."""
 STUB = DUT.__name__ == "tests.support.stubs.plugin"
 
-# torch_npu says so of every tensor, as the adapter has told it to; a test's own filters hide the adapter's.
+# torch_npu warns so at every tensor, because of the adapter's setting; a test's filters hide the adapter's filter.
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot create tensor with internal format")
 computes = pytest.mark.skipif(not BACKEND.facts.computes, reason="it computes nothing")
 SUBJECT = Subject(BACKEND, DEVICES[0], exact=EXACT)
-"""How it computes: eagerly in float32, or where only compiled files do, as they do."""
+"""Device under test: it computes eagerly in float32, or by compiled files if only these run."""
 is_eager = pytest.mark.skipif(not SUBJECT.is_eager, reason="only compiled files run on it")
 has_knobs = pytest.mark.skipif(DUT.kernels() is None, reason="a device without knobs")
 
@@ -91,7 +91,7 @@ def test_what_anychip_verify_checks(name: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", sorted(NEEDS_COMPUTATION - (set() if SUBJECT.is_eager else EAGERLY)))
 def test_what_anychip_verify_checks_where_it_computes(name: str, device: str) -> None:
-    """With slow copies, so that a missing wait shows."""
+    """Run the checks with slow copies, so that a missing wait shows."""
     before = DUT.kernels()
     DUT.set_knob("copy_us", 30_000)
     CHECKS[name](Subject(BACKEND, device, exact=EXACT))
@@ -111,7 +111,7 @@ def same(ours: Any, theirs: Any) -> bool:
 @has_knobs
 @is_eager
 def test_auto_goes_through_the_engines_to_eager_and_says_why() -> None:
-    """Neither simulated devices nor stubs have any other; those that fail must leave a device on which eager runs."""
+    """Check eager: no other engine runs on simulated devices and stubs; their failures must leave the device usable."""
     executable, report = BACKEND.load(SmallNetwork(), DEVICES[0], "auto", "fp32", (1, 2))
     assert report.engine == "eager"
     assert tuple(report.refusals) == BACKEND.facts.engines[:-1]
@@ -184,7 +184,7 @@ def test_a_fault_means_that_the_device_is_lost() -> None:
 @pytest.mark.skipif(not STUB, reason="only a stub's driver fails in the middle of a batch")
 @pytest.mark.skipif(DUT.DEVICE_TYPE == "npu", reason="torch_npu waits without end where a launch failed")
 def test_pinned_memory_of_a_lost_batch_is_never_freed() -> None:
-    """Freeing it records an event. Where that fails, torch_npu ends the process."""
+    """Check that the memory is kept: freeing records an event, and if that fails, torch_npu ends the process."""
     executable: Any = BACKEND.load(SmallNetwork(), DEVICES[0], *SUBJECT.how, (2,))[0]
     pixels = executable.buffer(2)
     DUT.set_knob("copy_us", 20_000)

@@ -1,9 +1,9 @@
-"""In place of workers, decoders and a fleet's processes: objects that do what a test says, and start nothing.
+"""Doubles of workers, decoders and a fleet's processes: objects that do what a test says, and start nothing.
 
     dispatching ─► a fleet without processes, its Submissions ─► Worker, Decoders: what they were given
 
-Owns: these doubles, and what most tests do with them. Doubles that speak the real messages over sockets, in virtual
-time, are in tests/support/virtual_processes.py.
+Owns: these doubles, and the steps that most tests take with them. Doubles that speak the real messages over sockets, in
+virtual time, are in tests/support/virtual_processes.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from models import Options
 
 @dataclass(eq=False, frozen=True)
 class SmallModel:
-    """As much of a model as queues and workers ask for."""
+    """The fields of a model that queues and workers use."""
 
     name: str = "m"
     input_shape: tuple[int, ...] = (4,)
@@ -49,13 +49,13 @@ IMAGE = Frame(np.zeros(4, np.uint8), 2, 2)
 
 
 async def turns(number: int = 10) -> None:
-    """Let the event loop go on so often: what can happen without a wait has happened then."""
+    """Run the event loop so often: everything that needs no wait has happened then."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 class Worker:
-    """Keeps what it is sent; it is ready at once, or with `starts` when the test says so."""
+    """Double that keeps the messages it is sent; it is ready at once, or with `starts` when the test says so."""
 
     def __init__(
         self,
@@ -98,16 +98,16 @@ class Worker:
 
     @property
     def runs(self) -> list[Run]:
-        """The batches that it was sent."""
+        """Batches that it was sent."""
         return [message for message in self.sent if isinstance(message, Run)]
 
     def succeed(self, *, staged: bool = False, loaded: Sequence[Any] | None = None) -> None:
-        """It is ready."""
+        """Become ready."""
         self.ready = SimpleNamespace(staged=staged, loaded=self._ready.loaded if loaded is None else loaded)
         self._started.set_result(None)
 
     def fail(self) -> None:
-        """It cannot start."""
+        """Fail to start."""
         self.ended.set_result("it could not start")
         self._started.set_exception(WorkerStartError("it could not start", self))  # type: ignore[arg-type]
 
@@ -125,16 +125,16 @@ class Worker:
 
 
 class StartedWorkers(list[Worker]):
-    """In place of the class `WorkerProcess`, where a replica makes them: each waits for the test to be ready."""
+    """Double of the class `WorkerProcess`, for a replica: each worker waits for the test to make it ready."""
 
     def __call__(self, device: str, plan: Any, *_: object) -> Worker:
-        """Make one."""
+        """Make a worker."""
         self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan))
         return self[-1]
 
 
 class Decoders:
-    """In place of app.decoding.pool.Decoders: `given` are images that it has, `again` those that came once more."""
+    """Double of app.decoding.pool.Decoders: `given` are its images, `again` those that came once more."""
 
     seconds_an_image = 0.0
 
@@ -156,14 +156,14 @@ class Decoders:
         self.dropped.append(image)
 
     def end(self, outcome: Outcome) -> None:
-        """Everything that was given ends so."""
+        """End all given images with this outcome."""
         given, self.given = self.given, []
         for image in given:
             image.ended(image, outcome)
 
 
 class Decoder(DecoderProcess):
-    """Keeps the jobs that it is sent."""
+    """Double that keeps the jobs it is sent."""
 
     pid = 1
 
@@ -188,7 +188,7 @@ PLAN = SimpleNamespace(has=lambda index: True)
 
 
 def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
-    """A fleet that starts nothing; inside a running event loop. Its arena is the caller's to close."""
+    """Make a fleet that starts nothing, inside a running event loop. The caller closes its arena."""
     choice = SimpleNamespace(devices=("null:0",), vendor="null")
     given = {"models": "m", "batch_sizes": "1,8", "queue_size": SLOTS - 32, **settings}
     fleet = Fleet(Settings(**given), choice, models, Metrics(), None)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
 
 
 def tables_of(fleet: Fleet, administration: Any = None) -> Tables:
-    """What the fleet serves."""
+    """Make tables of the fleet's models."""
     return Tables(fleet._settings, fleet.models, {}, {}, fleet._metrics, None, False, administration)
 
 
@@ -209,7 +209,7 @@ async def dispatching(
     decoders: Decoders | None = None,
     models: Sequence[Any] = (MODEL,),
 ) -> AsyncIterator[Any]:
-    """A fleet with these workers, its `link` and its `replies`; at the end nothing is under way. `replicas`: states."""
+    """Run a fleet with these workers, its `link` and `replies`; at the end nothing is in flight. `replicas`: states."""
     fleet: Any = fleet_of(models)
     fleet.replicas[:] = [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
     for worker in workers:
@@ -227,7 +227,7 @@ async def dispatching(
 def ask(
     fleet: Any, images: int = 1, lasts_s: float = 60.0, content: Content = IMAGE, **terms: Any
 ) -> list[asyncio.Task[Result]]:
-    """Submit so many requests of one image; tasks of their results."""
+    """Submit so many requests of one image; return tasks of their results."""
     tasks = []
     for _ in range(images):
         room = fleet.link.reserve(fleet.models["m"], 1, Terms(clock.monotonic() + lasts_s, **terms))
@@ -238,7 +238,7 @@ def ask(
 def submit(
     fleet: Any, room: Any, position: int, *, is_last: bool = True, content: Content = IMAGE
 ) -> asyncio.Task[Result]:
-    """A task of the result of an item, whose slot is filled."""
+    """Submit an item whose slot is filled; return a task of its result."""
     [(token, reply)] = fleet.replies.submit(room, content, Options(), position)
 
     async def result() -> Result:
@@ -253,12 +253,12 @@ def submit(
 
 
 def done(run: Run, results: Sequence[Any] | None = None, **more: Any) -> tuple[Done, list[Any]]:
-    """What a worker says of a batch, and what it has computed."""
+    """Make a worker's message on a batch, and the batch's results."""
     return Done(run.batch_id, (), 0.001, **more), [()] * len(run.slots) if results is None else list(results)
 
 
 def hear(fleet: Any, worker: Worker, message: Any) -> None:
-    """The fleet hears this of a worker."""
+    """Give the fleet this message of a worker."""
     if isinstance(message, tuple):
         fleet.dispatcher.computed(worker, *message)
     else:
@@ -266,7 +266,7 @@ def hear(fleet: Any, worker: Worker, message: Any) -> None:
 
 
 def free_slots(fleet: Any) -> int:
-    """How many slots can be taken; all of them are given back."""
+    """Count the free slots: take all of them, and give them back."""
     slots = fleet.models["m"].slots
     taken: list[int] = []
     with contextlib.suppress(IndexError):
@@ -278,8 +278,8 @@ def free_slots(fleet: Any) -> int:
 
 
 def counting(metrics: Metrics) -> Callable[[], Mapping[str, float]]:
-    """Return a function that says what was counted since: of each of anychip's counters, and of each histogram's number
-    of samples, that has moved, by how much. `"wasted m"`: the name and the labels.
+    """Return a function that returns the changes since this call, of each of anychip's counters, and of each
+    histogram's number of samples; unchanged ones are left out. `"wasted m"`: the name and the labels.
     """
 
     def counts() -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""What a process that reads untrusted bytes must not be able to do, each tried for real: run in the process itself.
+"""Actions that a process which reads untrusted bytes must be unable to do, each tried for real in that process.
 
-Imports nothing of this repository: `program` puts this file into a .pt2, as somebody would who has found a way in.
+Imports nothing of this repository: `program` puts this file into a .pt2, like an attacker who has found a way in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 MARK = "escape-secret-"
-"""How the secrets begin that tests put into environments; put together where it is used, else it would find itself."""
+"""Beginning of the secrets that tests put into environments; its uses put it together, else it would find itself."""
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine(), 0)
 _NUMBERS = {
     "tgkill": (234, 131),
@@ -60,7 +60,7 @@ _NUMBERS = {
     "clone": (56, 220),
     "clone3": (435, 435),
 }
-# With the parent's process id as the first argument; what these would do is nothing, but they may.
+# Calls with the parent's process id as the first argument; they would change nothing, but must be refused.
 _OF_PROCESSES = [
     "rt_sigqueueinfo",
     "rt_tgsigqueueinfo",
@@ -94,7 +94,7 @@ _OF_NOBODY = [
 
 
 def called(name: str, *arguments: object) -> int:
-    """A system call by its number. Raises OSError."""
+    """Make a system call by its number. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     found: int = libc.syscall(_NUMBERS[name][_COLUMN], *arguments)
@@ -104,7 +104,7 @@ def called(name: str, *arguments: object) -> int:
 
 
 def attempts(secret: str, target: str) -> dict[str, Callable[[], object]]:
-    """By name. `secret`: a file that it must not read; `target`: one that it must not write."""
+    """Return the attempts by name. `secret`: a file that it must not read; `target`: one that it must not write."""
     parent = os.getppid()
 
     def ptrace() -> None:
@@ -154,7 +154,7 @@ def attempts(secret: str, target: str) -> dict[str, Callable[[], object]]:
 
 
 def tried(secret: str, target: str, others: dict[str, Callable[[], object]] | None = None) -> dict[str, str]:
-    """How each ended: "refused", or what it did instead."""
+    """Try each and return its result: "refused", or the actual effect."""
     found = {}
     for name, attempt in {**attempts(secret, target), **(others or {})}.items():
         try:
@@ -169,7 +169,7 @@ def tried(secret: str, target: str, others: dict[str, Callable[[], object]] | No
 
 
 def thread() -> str:
-    """Whether a thread can be started."""
+    """Try to start a thread; return "refused" or "done"."""
     try:
         started = threading.Thread(target=int)
         started.start()
@@ -180,7 +180,7 @@ def thread() -> str:
 
 
 def marks() -> list[str]:
-    """The secrets that lie anywhere in this process's memory or environment, but for those that it has put together."""
+    """Find the secrets anywhere in this process's memory or environment, except those that it has put together."""
     wanted = re.compile(b"escape-" + b"secret-" + rb"\w+")
     found = {each.decode() for each in wanted.findall(Path("/proc/self/environ").read_bytes())}
     with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
@@ -199,7 +199,7 @@ def marks() -> list[str]:
 
 
 def memories() -> list[int]:
-    """The sizes of the arena's memories that this process has, mapped or by descriptor."""
+    """Return the sizes of the arena's memories that this process has, mapped or by descriptor."""
     found = {}
     for each in os.listdir("/proc/self/fd"):
         try:
@@ -216,7 +216,7 @@ def memories() -> list[int]:
 
 
 def descriptors() -> list[str]:
-    """What this process has open."""
+    """Return the names of this process's open files."""
     found = []
     for each in os.listdir("/proc/self/fd"):
         try:
@@ -227,7 +227,7 @@ def descriptors() -> list[str]:
 
 
 def serve_escape(secret: str, target: str, files: dict[str, str], way: str = "program") -> None:
-    """What `program` runs: in the process that serves, it says on stderr what it could do, once for each `way` in."""
+    """Try everything in the process that serves, for `program`; write the results to stderr, once for each `way`."""
     ways: set[str] = sys.__dict__.setdefault("escapes_tried", set())
     if "#" not in multiprocessing.current_process().name or way in ways:
         return
@@ -246,7 +246,7 @@ def serve_escape(secret: str, target: str, files: dict[str, str], way: str = "pr
 
 
 def program(plain: Path, file: Path, secret: Path, target: Path, files: dict[str, str]) -> None:
-    """Write `file`: what is in `plain`, a .pt2 with a batch of any size, and an expression that runs all of this."""
+    """Write `file`: the content of `plain`, a .pt2 with a batch of any size, and an expression that runs this file."""
     source = Path(__file__).read_text(encoding="utf-8")
     source += f"\nserve_escape({str(secret)!r}, {str(target)!r}, {files!r})\n"
     code = base64.b64encode(f"exec({source!r}, {{'__name__': 'escapes', '__file__': ''}})".encode()).decode()
@@ -262,7 +262,7 @@ def program(plain: Path, file: Path, secret: Path, target: Path, files: dict[str
 
 
 def _replaced(content: object, ran: str) -> bool:
-    """Put it before the first expression."""
+    """Put `ran` before the first expression; return True if there is one."""
     if isinstance(content, dict):
         if "expr_str" in content:
             content["expr_str"] = f"[{ran}, {content['expr_str']}][1]"
@@ -271,11 +271,11 @@ def _replaced(content: object, ran: str) -> bool:
     return isinstance(content, list) and any(_replaced(each, ran) for each in content)
 
 
-# Of decoders: memory that no limit of theirs counts, and the service's streams.
+# For decoders: memory that none of their limits counts, and the service's streams.
 
 
 def grown() -> list[int]:
-    """Descriptors of memory that this process could make larger."""
+    """Return the descriptors of memory that this process could make larger."""
     found = []
     for descriptor in range(3, 64):
         try:
@@ -289,7 +289,7 @@ def grown() -> list[int]:
 
 
 def forge_lines(lines: int) -> None:
-    """Write what could be lines of the audit, to the streams and through logging."""
+    """Write lines that look like the audit's, to the streams and through logging."""
     for stream in (1, 2):
         os.write(stream, FORGED.encode() + b"\n")
     for _ in range(lines):

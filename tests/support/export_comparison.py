@@ -1,9 +1,9 @@
-"""Exported files beside Ultralytics' own predictions from them: images, exports, differences, and a table of these.
+"""Compare exported files with Ultralytics' own predictions from them: images, exports, differences, and a table.
 
     python -m tests.support.export_comparison --side 640 --images 50 v8-detect v8-segment
 
 prints a row of docs/reports/ultralytics-exports.md for each of the networks (all without a name; one takes about a
-minute). Owns: the images, what counts as the same instance, and the row. Ultralytics runs in a process of its own,
+minute). Owns: the images, the definition of the same instance, and the row. Ultralytics runs in a child process,
 from the same file.
 """
 
@@ -37,7 +37,7 @@ SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720),
 
 
 def written_images(folder: Path, count: int) -> Path:
-    """JPEGs of mixed sizes, a third of them turned by EXIF."""
+    """Write JPEGs of mixed sizes, a third of them turned by EXIF."""
     for index in range(count):
         rgb, _, _ = detection_image(77, index, SIZES[index % len(SIZES)])
         exif = Image.Exif()
@@ -67,10 +67,10 @@ def file_of(folder: Path, tag: str) -> Path:
 
 
 def by_the_reference_runtime(model: Any, file: Path) -> Any:
-    """The file computed by what computes it for Ultralytics, on our pixels; outputs as our network has them.
+    """Compute the file with Ultralytics' runtime, on our pixels; outputs have our network's form.
 
-    What is left between the two answers is ours: pixels, suppression, masks, coordinates. Where PyTorch computes the
-    file, another order of adding moves a box by some hundredths of a pixel, and a mask is cut at the next row.
+    The remaining difference of the two answers is ours: pixels, suppression, masks, coordinates. If PyTorch computes
+    the file, another order of adding moves a box by some hundredths of a pixel, and a mask is cut at the next row.
     """
     if file.suffix == ".onnx":
         session = importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -96,7 +96,7 @@ def by_the_reference_runtime(model: Any, file: Path) -> Any:
 
 
 def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
-    """What the worker returns, the placement and the answer, for a JPEG."""
+    """Return the worker's result, the placement and the answer, for a JPEG."""
     header = read_header(encoded)
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     pixels = decode(encoded, header, model.decode_size(header.width, header.height))
@@ -108,7 +108,7 @@ def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
 
 
 def resized_by_torchvision(model: Any, encoded: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a classifier of ours sees of a JPEG, and what torchvision's transforms make of it by Pillow."""
+    """Return the input of a classifier of ours for a JPEG, and that of torchvision's transforms by Pillow."""
     header = read_header(encoded)
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     pixels = decode(encoded, header, model.decode_size(header.width, header.height))
@@ -118,7 +118,7 @@ def resized_by_torchvision(model: Any, encoded: bytes) -> tuple[torch.Tensor, to
 
 
 def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) -> dict[str, float]:
-    """Compare with what Ultralytics predicts; the largest differences. By PyTorch, or by what computed for it."""
+    """Compare with Ultralytics' predictions, by PyTorch or by its own runtime; return the largest differences."""
     model = opened(folder, tag)
     network = by_the_reference_runtime(model, file_of(folder, tag)) if same_runtime else model.network()
     expected = json.loads((folder / f"{tag}.expected.json").read_text())
@@ -149,7 +149,7 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
         free = set(range(len(found)))
         for number, (score, class_id) in enumerate(zip(theirs["scores"], theirs["classes"], strict=True)):
             place = np.array(theirs["corners" if "corners" in theirs else "boxes"][number])
-            if place.ndim == 1:  # Of RT-DETR it leaves boxes that reach beyond the image; ours never do.
+            if place.ndim == 1:  # It leaves RT-DETR's boxes beyond the image; ours never reach there.
                 place = place.clip(0, [placement.width, placement.height] * 2)
             alike = [
                 row
@@ -167,7 +167,7 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
             if "keypoints" in theirs:
                 points = np.array([[point["x"], point["y"]] for point in found[best]["keypoints"]])
                 note("keypoint", np.abs(points - np.array(theirs["keypoints"][number])[:, :2]).max())
-            if file.name in masks and number < 20:  # The best of an image: whole masks take their time.
+            if file.name in masks and number < 20:  # The best of an image: whole masks are slow.
                 size = (placement.height, placement.width)
                 theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
                 one = slice(rows[best], rows[best] + 1)
@@ -184,7 +184,7 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
 
 
 def _apart(where: Any, inner: dict[str, Any], one: slice, box: Any, reference: np.ndarray[Any, Any]) -> float:
-    """One less the IoU of an instance's mask, cut at this box, with a mask of the whole image."""
+    """Return one less the IoU of an instance's mask, cut at this box, with a mask of the whole image."""
     [(mask, x, y)] = where.masks(inner["coefficients"][one], inner["prototypes"], box)
     whole = np.zeros_like(reference)
     whole[y : y + mask.shape[0], x : x + mask.shape[1]] = mask[: whole.shape[0] - y, : whole.shape[1] - x]
@@ -195,12 +195,12 @@ def _apart(where: Any, inner: dict[str, Any], one: slice, box: Any, reference: n
 def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
     if place.ndim == 1:
         return float(np.abs(np.array([*found["box"].values()]) - place).max())
-    corners = np.array(found["corners"])  # The order around the box is a matter of taste.
+    corners = np.array(found["corners"])  # Any order around the box will do.
     return float(max(np.abs(corners - corner).max(axis=1).min() for corner in place))
 
 
 def row(tag: str, worst: dict[str, float]) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     if "probability" in worst:
         levels = f"pixels {worst['levels']:.0f} levels"
         return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.1e}, {levels} |"
@@ -217,7 +217,7 @@ def row(tag: str, worst: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("networks", nargs="*", choices=[[], *NETWORKS, *COARSE], help="all of them where none is named")
     parser.add_argument("--side", type=int, default=640)

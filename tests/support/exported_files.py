@@ -1,4 +1,4 @@
-"""A small question-answering transformer, exported as people export theirs: to ONNX, .pt2 and TorchScript."""
+"""Small question-answering transformer, exported as people export theirs: to ONNX, .pt2 and TorchScript."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTPUTS = ("start_logits", "end_logits")
 
 
 class QuestionAnswering(nn.Module):
-    """Where an answer starts and ends, as BERT with such a head says it: one layer, hardly any width."""
+    """BERT with a head for the start and end of an answer: one layer, hardly any width."""
 
     def __init__(self, width=16, heads=2):
         super().__init__()
@@ -34,14 +34,14 @@ class QuestionAnswering(nn.Module):
 
 
 def question_answering():
-    """The same weights at every call."""
+    """Make the network, with the same weights at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return QuestionAnswering().eval().requires_grad_(False)
 
 
 def example(count=3, length=LONGEST, seed=0):
-    """Token ids and a mask whose end is hidden."""
+    """Make token ids and a mask whose end is hidden."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, WORDS, (count, length), generator=generator)
     mask = torch.ones((count, length), dtype=torch.int64)
@@ -50,11 +50,11 @@ def example(count=3, length=LONGEST, seed=0):
 
 
 def exported(folder: Path, suffix: str, *, beside: bool = True) -> Path:
-    """`folder`/qa`suffix`, and beside it what the file does not say."""
+    """Write `folder`/qa`suffix`, and a sidecar with the facts that the file lacks."""
     network, inputs, file = question_answering(), example(), folder / f"qa{suffix}"
     named = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Exporters and PyTorch are not of one version's mind.
+        warnings.simplefilter("ignore")  # Exporters and PyTorch differ in version.
         if suffix == ".onnx":
             axes = {name: {0: "batch", 1: "sequence"} for name in (*INPUTS, *OUTPUTS)}
             torch.onnx.export(
@@ -91,7 +91,7 @@ def exported(folder: Path, suffix: str, *, beside: bool = True) -> Path:
 
 
 def frozen(network: nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, batch: bool = True) -> Path:
-    """Any network as a .pt2, whose first axes are the batch, or fixed."""
+    """Export any network as a .pt2, whose first axes are the batch, or fixed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = tuple({0: torch.export.Dim("batch", min=1, max=64)} for _ in inputs) if batch else None

@@ -1,6 +1,6 @@
-"""A model whose placing of an image fails as a broken decoder library would: by the width of the image.
+"""Model whose placing of an image fails like a broken decoder library: by the width of the image.
 
-Owns: which width does what. It is imported by decoder processes, and never by the product.
+Owns: the effect of each width. Decoder processes import it, the product never.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SLOW_S = 0.05
 
 @dataclass(frozen=True)
 class FaultyGeometry(Classifier):
-    """An image of width 13 ends its decoder, one of width 17 never ends, one of width 19 takes 50 ms.
+    """Classifier with faults: width 13 ends its decoder, 17 never ends, 19 takes 50 ms.
 
-    At one of width 23 its decoder tries to get out, and fails where it succeeds; at 29 it forges a line of the log, and
+    At width 23 its decoder tries to get out, and fails if it succeeds; at 29 it forges a line of the log, and
     at 61 a thousand.
     """
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """As its family does, where nothing is to go wrong."""
+        """Preprocess like its family, after the fault of this width."""
         if width == CRASHES:
             signal.raise_signal(signal.SIGSEGV)
         while width == HANGS:

@@ -1,4 +1,4 @@
-"""A gRPC client of the Open Inference Protocol for the tests, made of the service's own descriptions."""
+"""gRPC client of the Open Inference Protocol for the tests, made of the service's own descriptions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def arrays_of(response):
 
 
 def texts_of(response, name):
-    """The elements of a BYTES output."""
+    """Return the elements of a BYTES output."""
     [content] = [
         content
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)

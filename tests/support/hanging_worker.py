@@ -1,6 +1,6 @@
-"""A plugin for workers (`--plugins`): SIGUSR2 makes one hang, as in a driver call that never returns.
+"""Plugin for workers (`--plugins`): SIGUSR2 makes one hang, as in a driver call that never returns.
 
-The thread that owns the device waits for ever; the one that says that the process lives goes on.
+The thread that owns the device waits for ever; the thread of heartbeats goes on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that does what gRPC's own would not: many streams that stay, answers for which it has no room."""
+"""Client of HTTP/2 that does what gRPC's own would not: many lasting streams, answers without room for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _INITIAL_WINDOW = 4
 
 
 class Http2Client:
-    """A connection from an address. `window`: how much of each answer it takes before it asks for more, which it never
-    does.
+    """Connection from an address. `window`: how much of each answer it takes before it must ask for more; it
+    never asks.
     """
 
     def __init__(self, port: int, source: str = "127.0.0.1", window: int = 65535) -> None:
@@ -45,13 +45,13 @@ class Http2Client:
         )
 
     def frames(self) -> Iterator[tuple[int, int, int, bytes]]:
-        """What the server sends: kind, flags, stream and payload of each frame, until it closes the connection."""
+        """Yield kind, flags, stream and payload of each frame, until the server closes the connection."""
         while head := self._exactly(9):
             size, kind, flags, stream = int.from_bytes(head[:3], "big"), head[3], head[4], head[5:]
             yield kind, flags, int.from_bytes(stream, "big"), self._exactly(size)
 
     def begun(self, count: int) -> tuple[int, int]:
-        """Wait for the heads of so many answers: how many of these have begun, and how many were only refused."""
+        """Wait for the heads of so many answers; return how many have begun, and how many were only refused."""
         begun = refused = 0
         while begun + refused < count:
             kind, flags, _, _ = next(self.frames())
@@ -61,7 +61,7 @@ class Http2Client:
         return begun, refused
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self.socket.close()
 
     def _exactly(self, size: int) -> bytes:

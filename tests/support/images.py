@@ -6,18 +6,18 @@ import io
 
 from PIL import Image
 
-JPEG = {"Content-Type": "image/jpeg"}  # What is in the body is seen from its first bytes: these are PNG.
+JPEG = {"Content-Type": "image/jpeg"}  # The service looks at a body's first bytes: these are PNG.
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
-    """An image as a file."""
+    """Encode an image as a file."""
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
 
 
 def png(colour: str = "#808080", size: tuple[int, int] = (64, 64)) -> bytes:
-    """A PNG of one colour."""
+    """Make a PNG of one colour."""
     return encoded(Image.new("RGB", size, colour))
 
 

@@ -1,6 +1,6 @@
-"""Folders as timm and transformers write them: small networks of many architectures, alive as trained ones are.
+"""Folders in timm's and transformers' form: small networks of many architectures, alive like trained ones.
 
-Weights are drawn so that each layer keeps the spread of what it is given, and heads so that scores differ: no two
+Weights are drawn so that each layer keeps the spread of its input, and heads so that scores differ: no two
 answers are nearly equal by construction.
 """
 
@@ -21,15 +21,15 @@ from torch import nn
 CLASSES = 5
 LABELS = {number: f"thing {number}" for number in range(CLASSES)}
 SIZE = (500, 375)
-"""Width and height of the image."""
+"""Width and height of the photograph."""
 
 
 _HEADS = {"class_labels_classifier": 3.0, "classifier": 12.0, "head": 6.0, "fc": 6.0}
-"""How much larger layers of classes are drawn, by the ends of their names."""
+"""Gain of layers of classes, by the ends of their names."""
 
 
 def photograph() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Coloured blocks with soft edges, uint8 [h, w, 3]."""
+    """Make coloured blocks with soft edges, uint8 [h, w, 3]."""
     blocks = np.random.default_rng(0).integers(0, 256, (12, 16, 3)).astype(np.uint8)
     return np.array(Image.fromarray(blocks).resize(SIZE, Image.Resampling.BICUBIC), np.uint8)
 
@@ -59,7 +59,7 @@ def enliven(network: nn.Module, seed: int = 0) -> Any:
     return network.eval()
 
 
-# timm: architecture -> what differs from its published configuration, so that crops and interpolations are of all kinds
+# timm: architecture -> changes of its published configuration, so that all kinds of crops and interpolations occur
 
 TIMM: dict[str, dict[str, Any]] = {
     "resnet18": {},
@@ -79,7 +79,7 @@ TIMM: dict[str, dict[str, Any]] = {
 
 
 def timm_folder(name: str, folder: Path, *, classes: int = CLASSES) -> Any:
-    """The network, after it was saved into the folder as timm's hub folders are."""
+    """Save a network into the folder like timm's hub folders; return it."""
     import timm
 
     network = enliven(timm.create_model(name, pretrained=False, num_classes=classes))
@@ -301,7 +301,7 @@ EMBEDDERS = ("dinov2", "clip-vision", "siglip")
 
 
 def transformers_folder(name: str, folder: Path) -> tuple[Any, Any]:
-    """The network and the image processor that transformers itself reads from the folder, after both were saved."""
+    """Save a network and its processor; return both as transformers itself reads them from the folder."""
     import transformers
 
     network, processor = _networks()[name]()
@@ -322,7 +322,7 @@ class _Named(nn.Module):
 
 
 def optimum_export(network: Any, pixels: torch.Tensor, file: Path) -> list[str]:
-    """An .onnx with the names that optimum-onnx gives inputs and outputs, which are returned."""
+    """Write an .onnx with optimum-onnx's names of inputs and outputs; return the outputs' names."""
     with torch.no_grad():
         found = network(pixel_values=pixels)
     known = ("logits", "pred_boxes", "predicted_depth", "last_hidden_state", "pooler_output")

@@ -1,11 +1,11 @@
-"""Whether a service answers all the while, and whether something holds its event loop up, as long as a block lasts.
+"""Check that a service answers all through a block, and that nothing holds its event loop up.
 
     with answering(service):  # The service was started with `guarded=True`.
         service.worker().kill()
 
-A thread asks /v2/health/live again and again: every request gets a 200, however long that takes on this machine. What
-holds the loop up the guard in the server's process says (tests/support/loop_guard.py). Once the server is to end, as
-`ends` says, it may refuse to be asked.
+A thread asks /v2/health/live again and again: every request gets a 200, however long that takes on this machine. The
+guard in the server's process (tests/support/loop_guard.py) reports what holds the loop up. If the server is to end, as
+`ends` says, it may stop to answer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ _SLOW_S = 0.01
 
 @dataclass
 class Answering:
-    """How many requests were sent, what was wrong with those that got no 200, and, once the block has ended, what held
-    the event loop up.
+    """Number of requests, the failures among them, and, once the block has ended, what held the event loop up.
 
-    `slow`: when an answer was asked for that took some time, by time.monotonic(), and how long it took: for reports.
+    `slow`: time of each slow answer's request, by time.monotonic(), and how long the answer took: for reports.
     """
 
     asked: int = 0
@@ -41,7 +40,7 @@ class Answering:
 
     @property
     def slowest_s(self) -> float:
-        """0 where every answer came at once."""
+        """Seconds of the slowest answer; 0 if every answer came at once."""
         return max((taken_s for _, taken_s in self.slow), default=0.0)
 
 
@@ -88,7 +87,7 @@ class _Prober:
         if taken_s > _SLOW_S:
             self.answers.slow.append((asked_s, taken_s))
         if wrong and self._ends:
-            self.until_s = asked_s  # One clock with perf_counter, here.
+            self.until_s = asked_s  # The same clock as perf_counter, here.
         elif wrong:
             self.answers.failed.append(wrong)
 
@@ -97,8 +96,8 @@ class _Prober:
 def observed(service: Any, *, ends: bool = False, at_admin: bool = False) -> Iterator[Answering]:
     """Ask a ServiceProcess for the length of the block.
 
-    `ends`: the service comes to its end in the block; from the first time it cannot be asked any more, nobody asks, and
-    its loop may take its time. `at_admin`: its administration's port is asked.
+    `ends`: the service ends in the block; from the first time it cannot be asked any more, nobody asks, and
+    its loop may take its time. `at_admin`: ask its administration's port.
     """
     assert service.guard is not None, "the service was started without a guard"
     began_s = time.perf_counter()
@@ -111,7 +110,7 @@ def observed(service: Any, *, ends: bool = False, at_admin: bool = False) -> Ite
 
 @contextlib.contextmanager
 def answering(service: Any, *, ends: bool = False, at_admin: bool = False) -> Iterator[Answering]:
-    """As `observed`, and assert that the service answered, and that nothing held its loop up."""
+    """Ask like `observed`, and assert that the service answered, and that nothing held its loop up."""
     with observed(service, ends=ends, at_admin=at_admin) as answers:
         yield answers
     assert answers.failed == [], f"of {answers.asked} requests {len(answers.failed)} got no answer"

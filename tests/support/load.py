@@ -13,9 +13,9 @@ WAIT_S = 240
 
 
 class Load:
-    """So many clients in a loop of their own requests, from `start` until `stop`; `outcomes` by (status, code).
+    """Clients in a loop of requests, from `start` until `stop`; `outcomes` by (status, code).
 
-    `retry_s`: how long each waits before it asks again where it got no answer, but was refused.
+    `retry_s`: wait of each client before it asks again after a refusal.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class Load:
         retry_s: float = 0.0,
     ) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
-        # Whose clients never close a connection for having been idle: httpcore 1.0 may close one that it has just given
-        # to a request, where this process was busy in between.
+        # Never close an idle connection: httpcore 1.0 may close one that it has just given to a request, if this
+        # process was busy in between.
         limits = httpx.Limits(max_connections=clients, keepalive_expiry=None)
         self._client = httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False)
         self._ask = lambda: self._client.post(
@@ -46,7 +46,7 @@ class Load:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Every client gets its last answer."""
+        """Let every client get its last answer."""
         self._stopping = True
         try:
             await asyncio.wait_for(asyncio.gather(*self._tasks), WAIT_S)
@@ -57,7 +57,7 @@ class Load:
             await self._client.aclose()
 
     async def answers(self, more: int) -> None:
-        """Until so many more requests have been answered."""
+        """Wait until so many more requests have been answered."""
         wanted = self.outcomes.total() + more
         async with self._answered:
             await asyncio.wait_for(self._answered.wait_for(lambda: self.outcomes.total() >= wanted), WAIT_S)
@@ -80,7 +80,7 @@ class Load:
 
 
 async def until(condition: Callable[[], object], *, blocks: bool = True) -> None:
-    """Poll for a state that nothing tells of, rarely where it takes long. `blocks`: asking does, as of a service."""
+    """Poll for a state that nothing signals, more and more rarely. `blocks`: the condition blocks, like a request."""
     waited_s, pause_s = 0.0, 0.001
     while waited_s < WAIT_S:
         with contextlib.suppress(httpx.TransportError):

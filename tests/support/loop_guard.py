@@ -1,23 +1,23 @@
-"""Whether something holds an event loop up: what each of its callbacks computes, and whether it waits in a call.
+"""Guard of an event loop: it finds callbacks that compute for too long, or wait in a call.
 
     with guarded() as guard:    # The running loop, asyncio's own.
-        ...                     # Fails at the end where a callback held the loop up.
+        ...                     # Fails at the end if a callback held the loop up.
 
-In a service it is the runner of tests/support/constants.py that sets the guard, of uvloop's loop too, and a line of a
-file for each callback that held it (`answering` in tests/support/liveness.py reads them).
+In a service the runner of tests/support/constants.py sets the guard, on uvloop's loop too. It writes one line of a
+file for each callback that held the loop up (`answering` in tests/support/liveness.py reads them).
 
-Owns: what counts as holding up. Neither is time by the clock, so that a busy machine changes neither:
+Owns: the two measures of holding up. Neither is time by the clock, so that a busy machine changes neither:
 
-- What a callback computes is the processor's time of its thread (`time.thread_time`), counted in turns of an empty loop
-  of Python, which the same thread takes right after it: a slow processor, or a busy sibling, makes both slow.
-- A callback that waits in a call gives its processor up of its own accord: the system counts that (`ru_nvcsw`). How
-  long is what is left of the time by the clock without what it computed and what it waited for a processor. Who
-  waits for the interpreter's lock gives the processor up once in each switch interval: so much a time counts not, as
-  its holder may be without a processor. A witness, a thread that only sleeps, says in which of that time anybody could
+- Computation is the processor's time of the callback's thread (`time.thread_time`), counted in turns of an empty loop
+  of Python, which the same thread runs right after it: a slow processor, or a busy sibling, makes both slow.
+- A callback that waits in a call gives its processor up by itself: the system counts that (`ru_nvcsw`). The wait
+  is the time by the clock without the computation and without the wait for a processor. A thread that waits for the
+  interpreter's lock gives the processor up once in each switch interval: that much does not count, as the lock's
+  holder may have no processor. A witness, a thread that only sleeps, tells when any thread could
   run at all: a hypervisor takes the processors from all.
 
-Limits: a loop of many short waits is not seen, nor a thread that keeps the interpreter's lock for long without letting
-go, nor a protocol that a transport of uvloop is given later. Where the kernel has no schedstat, only what is computed
+Limits: a loop of many short waits is not seen, nor a thread that holds the interpreter's lock for long,
+nor a protocol that a transport of uvloop gets later. Without schedstat in the kernel only computation
 counts (`BLOCKED_IS_SEEN`).
 """
 
@@ -44,19 +44,19 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 COMPUTED_TURNS = 5_000_000
-"""Half a second where ten million turns take one, 90 ms on a server's processor of 2024. What a service does by itself
-takes up to a sixth of that (`NOTED` shows it); what a request can make long, like a document of 19 MB that is read in
-the loop, takes several times as much.
+"""Limit of turns: half a second if ten million turns take one, 90 ms on a server's processor of 2024. A service's own
+work takes up to a sixth of that (`NOTED` shows it); work that grows with a request, like a document of 19 MB that is
+read in the loop, takes several times as much.
 """
 GRPC_TURNS = 20_000_000
-"""Of a callback of gRPC's library, which copies each message in the loop: 18 MB take up to 6,200,000."""
+"""Limit of turns of a callback of gRPC's library, which copies each message in the loop: 18 MB take up to 6,200,000."""
 _OF_GRPC = "grpc/_cython/_cygrpc/aio/"
 BLOCKED_S = 1.0
-"""A disk keeps a callback waiting, and so does a thread that has the interpreter's lock and no processor itself: for
-0.13 to 0.24 s beside programs that hog them. What a client or a worker can make wait has no such end.
+"""Limit of a wait. A callback waits for a disk, and for a thread that holds the interpreter's lock without a processor:
+for 0.13 to 0.24 s beside programs that hog the processors. A wait for a client or a worker has no such bound.
 """
 NOTED = 0.2
-"""Of the limits: what a guard in a service writes down from there on, for who wants to know what comes near."""
+"""Share of the limits from which a guard in a service writes a callback down, to show what comes near."""
 _TURNS = 5_000
 _THREAD = resource.RUSAGE_THREAD
 _WITNESS_S = 0.01
@@ -70,7 +70,7 @@ BLOCKED_IS_SEEN = os.path.exists(_stat_path())
 
 
 class Held(NamedTuple):
-    """A callback that held its loop up, from when to when (`time.perf_counter`, the same in all processes)."""
+    """Callback that held its loop up, with begin and end (`time.perf_counter`, the same in all processes)."""
 
     name: str
     turns: int
@@ -85,7 +85,7 @@ class Held(NamedTuple):
 
 
 class CallbackGuard:
-    """Looks at each callback that runs in it. `note` hears of those beyond the limits."""
+    """Guard that measures each callback that runs in it. `note` gets those beyond the limits."""
 
     def __init__(
         self, note: Callable[[Held], None], computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
@@ -94,7 +94,7 @@ class CallbackGuard:
         self._note = note
         self._limits = computed_turns, blocked_s
         self._turn_s = turn_s()
-        # From there on a callback is looked at more closely, which itself takes a millisecond.
+        # Longer callbacks get a closer look, which itself takes a millisecond.
         self._look_s = computed_turns * self._turn_s / 3, blocked_s / 3
         self._continued_s = 0.0
         self._switch_s = sys.getswitchinterval()
@@ -102,13 +102,13 @@ class CallbackGuard:
         os.register_at_fork(after_in_child=self._forget)
 
     def hear_of_stops(self) -> None:
-        """Call it in the main thread. What a process is stopped for (SIGSTOP) is nobody's fault in it."""
+        """Discount stops (SIGSTOP), which are no fault of the process; call it in the main thread."""
         signal.signal(signal.SIGCONT, self._continued)
 
     def run(self, callback: Any, function: Callable[..., Any], *given: Any) -> Any:
-        """Call the function, and look at what it costs. `callback`: what it is named by."""
+        """Call the function and measure its cost. `callback`: gives the name."""
         self.callbacks += 1
-        place = _place(callback)  # Before it runs: a task is where it waits.
+        place = _place(callback)  # Before it runs: a task's place is the line where it waits.
         switches = resource.getrusage(_THREAD).ru_nvcsw
         (idle_s, began_s), computed_s = self._idle_s(), time.thread_time()
         try:
@@ -121,7 +121,7 @@ class CallbackGuard:
                 self._look(callback, place, computed_s, rest_s, began_s, ended_s, idle_s, switches)
 
     def close(self) -> None:
-        """In the thread of the loop that was watched."""
+        """Close the guard, in the thread of the loop that it watched."""
         if self._stat is not None:
             os.close(self._stat)
             self._stat = None
@@ -140,7 +140,7 @@ class CallbackGuard:
         blocked_s = 0.0
         if rest_s > self._look_s[1] and BLOCKED_IS_SEEN and self._continued_s < began_s:
             switches = resource.getrusage(_THREAD).ru_nvcsw - switches
-            if switches:  # Else the time was a hypervisor's, or another process's.
+            if switches:  # Else a hypervisor or another process took the time.
                 blocked_s = self._idle_s()[0] - idle_s - computed_s - (switches - 1) * self._switch_s
         turns = int(computed_s / max(self._turn_s, turn_s()))
         if turns > self._limits[0] or blocked_s > self._limits[1]:
@@ -153,7 +153,7 @@ class CallbackGuard:
         self._stat = None
 
     def _idle_s(self) -> tuple[float, float]:
-        """The time, less what this thread has waited for a processor so far; and the time. Both of one moment."""
+        """Return the time, less this thread's waits for a processor so far; and the time. Both of one moment."""
         after = self._waited()
         while True:
             before, now_s, after = after, time.perf_counter(), self._waited()
@@ -169,8 +169,8 @@ class CallbackGuard:
 
 
 def turn_s() -> float:
-    """What a turn of an empty loop costs this thread, in seconds of a processor: the least of several looks, as
-    another thread of the same core makes some of them twice as long.
+    """Return the cost of a turn of an empty loop in this thread, in seconds of a processor: the least of several
+    looks, as another thread of the same core makes some of them twice as long.
     """
     taken_s = []
     for _ in range(7):
@@ -182,7 +182,7 @@ def turn_s() -> float:
 
 
 def _places(callback: Any) -> Iterator[tuple[CodeType, int]]:
-    """Of a task, where each of its coroutines waits for the next one."""
+    """Yield, for a task, where each of its coroutines waits for the next one."""
     task = getattr(callback, "__self__", None)
     waiting = task.get_coro() if isinstance(task, asyncio.Task) else None
     while waiting is not None:
@@ -194,7 +194,7 @@ def _places(callback: Any) -> Iterator[tuple[CodeType, int]]:
 
 
 def _place(callback: Any) -> tuple[CodeType, int] | None:
-    """Of a task, the line where it waits."""
+    """Return, for a task, the line where it waits."""
     place = None
     for place in _places(callback):  # noqa: B007
         pass
@@ -202,7 +202,7 @@ def _place(callback: Any) -> tuple[CodeType, int] | None:
 
 
 def _named(callback: Any, place: tuple[CodeType, int] | None) -> str:
-    """Of a task, its coroutine, from where it ran, and through what to where it waits now."""
+    """Name a callback; a task by its coroutine, the line where it ran from, and the lines where it waits now."""
     task = getattr(callback, "__self__", None)
     if isinstance(task, asyncio.Task):
         coroutine, now = task.get_coro(), list(_places(callback))
@@ -220,7 +220,7 @@ def _line(code: CodeType, number: int) -> str:
 
 
 class Witness:
-    """A thread that sleeps and wakes: a clock that stands still where nobody can run. A context."""
+    """Thread that sleeps and wakes: a clock that stands still if no thread can run. A context manager."""
 
     def __init__(self) -> None:
         self._woke_s: list[float] = []
@@ -236,7 +236,7 @@ class Witness:
         self._thread.join()
 
     def passed_s(self, began_s: float, ended_s: float) -> float:
-        """How much of this time has passed for it."""
+        """Return how much of this time has passed for it."""
         first = max(bisect.bisect_left(self._woke_s, began_s) - 1, 0)
         woke_s = self._woke_s[first : bisect.bisect_right(self._woke_s, ended_s) + 1]
         gaps_s = (min(after, ended_s) - max(before, began_s) for before, after in itertools.pairwise(woke_s))
@@ -245,7 +245,7 @@ class Witness:
     def confirmed(
         self, held: Iterable[Held], computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
     ) -> list[Held]:
-        """Those that computed too long, or waited too long while time passed for the witness."""
+        """Return those that computed too long, or waited too long while time passed for the witness."""
         found = []
         for each in held:
             limit = GRPC_TURNS if _OF_GRPC in each.name else computed_turns
@@ -262,16 +262,16 @@ class Witness:
 
 
 def told(held: Iterable[Held]) -> str:
-    """For the message of an assertion."""
+    """Format them for the message of an assertion."""
     return "the event loop was held up:\n" + "\n".join(map(str, held))
 
 
 @contextlib.contextmanager
 def looked_at(computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S) -> Iterator[list[Held]]:
-    """Look at every callback of asyncio's own loops; the list has, at the end of the block, what held one up."""
+    """Watch every callback of asyncio's own loops; at the end the list holds those that held one up."""
     found: list[Held] = []
     guard, run = CallbackGuard(found.append, computed_turns, blocked_s), events.Handle._run
-    # As the service does once it is ready: a collection that walks over all of PyTorch is no fault of what is measured.
+    # Like the ready service: a collection that walks over all of PyTorch is no fault of the code under test.
     gc.collect()
     gc.freeze()
     try:
@@ -287,14 +287,14 @@ def looked_at(computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Fail at the end of the block where a callback of asyncio's own loops held its loop up."""
+    """Fail at the end of the block if a callback of asyncio's own loops held its loop up."""
     with looked_at() as held:
         yield
     assert not held, told(held)
 
 
 def guarded_loop(base: type[Any], guard: CallbackGuard) -> type[Any]:
-    """A class of loops, such as uvloop's, whose handles cannot be looked at: what they are given is."""
+    """Make a class of loops, such as uvloop's, whose handles cannot be watched: it watches their callbacks."""
 
     def watched(callback: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(guard.run, callback, callback)
@@ -334,9 +334,9 @@ def guarded_loop(base: type[Any], guard: CallbackGuard) -> type[Any]:
 
 
 def install(file: Path) -> None:
-    """Guard every loop of this process, and of those it forks, that asyncio or uvloop runs. `file`: for `written`.
+    """Guard every loop that asyncio or uvloop runs in this process and its forks. `file`: for `written`.
 
-    Each line is written when the callback ends: a process that is killed has said all.
+    Each line is written when the callback ends: a process that is killed has written all.
     """
 
     def write(*found: Held) -> None:
@@ -354,5 +354,5 @@ def install(file: Path) -> None:
 
 
 def written(file: Path) -> list[Held]:
-    """What the guards have written so far. Raises FileNotFoundError where there is none."""
+    """Read the guards' records so far. Raises FileNotFoundError if there is no guard."""
     return [Held(*json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -1,6 +1,6 @@
-"""Compose files and the chart, read and rendered as users would, and checked against schemas.
+"""Compose files and the chart, read and rendered like a user does, and checked against schemas.
 
-Owns: where they lie and what every test of them needs.
+Owns: their places, and the helpers that every test of them needs.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ EVERYTHING = {
 
 
 def read(path):
-    """The documents of a file."""
+    """Return the documents of a file."""
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
 def checked(document):
-    """Validate one object: Kubernetes' own kinds and everything that is a pod by their schemas, others by ours."""
+    """Validate one object: Kubernetes' own kinds and every pod by their schemas, others by ours."""
     import jsonschema
     import kubernetes_validate
 
@@ -43,7 +43,7 @@ def checked(document):
 
 
 def pod_specs(document):
-    """Each pod that an object of somebody else's kind describes."""
+    """Yield each pod that an object of a foreign kind describes."""
     spec = document["spec"]
     if document["kind"] == "ClusterServingRuntime":
         yield {name: spec[name] for name in ("containers", "volumes", "nodeSelector", "tolerations") if name in spec}
@@ -58,7 +58,7 @@ def pod_specs(document):
 
 
 def rendered(chart, flavour, values=None, name="demo"):
-    """The chart's objects by their kind, with a flavour's values and these."""
+    """Return the chart's objects by their kind, rendered with a flavour's values and these."""
     import helm_python
 
     given = {
@@ -80,12 +80,12 @@ def rendered(chart, flavour, values=None, name="demo"):
 
 
 def settings_of(objects):
-    """The service's settings in a deployment, by their names in the environment."""
+    """Return the service's settings in a deployment, by their names in the environment."""
     [container] = objects["Deployment"]["spec"]["template"]["spec"]["containers"]
     return {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("ANYCHIP_")}
 
 
 def compose():
-    """What every accelerator's Compose file builds on."""
+    """Return the Compose file that every accelerator's file builds on."""
     [document] = read(DEPLOY / "compose" / "compose.yaml")
     return document

@@ -3,7 +3,7 @@
     python -m tests.support.mutations [NUMBER …]
 
 Owns: the list, and a run of it in copies of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
-test says whether each fault can still be planted. Add one where code moves that others' answers hang on.
+test checks that each fault can still be planted. Add one when you move code on which others' answers depend.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 _NO_PARTS = ("build", "*.egg-info", "__pycache__", ".*")
 _AT_A_TIME = 2
 _TEST_LIMIT_S, _LIMIT_S = 120, 600
-"""Of one test, which without the fault takes seconds; of all that one fault runs."""
+"""Time limits: of one test, which without the fault takes seconds; of all tests of one fault."""
 
 
 class Mutation(NamedTuple):
-    """In `file`, `was`, which stands there once, becomes `becomes`; `test` fails then: a file of tests/unit, or one
-    test of it (`test_budget.py::test_name`).
+    """Fault: in `file`, `was`, which occurs there once, becomes `becomes`; `test` fails then: a file of tests/unit, or
+    one test of it (`test_budget.py::test_name`).
     """
 
     fault: str
@@ -555,7 +555,7 @@ MUTATIONS = (
 
 
 def planted(mutation: Mutation, root: Path) -> str:
-    """The file's text with the fault. Raises ValueError where what it changes does not stand there once."""
+    """Return the file's text with the fault. Raises ValueError unless the text to change occurs there once."""
     text = (root / mutation.file).read_text()
     if text.count(mutation.was) != 1:
         raise ValueError(f"{mutation.file} has {mutation.was!r} {text.count(mutation.was)} times")
@@ -563,21 +563,20 @@ def planted(mutation: Mutation, root: Path) -> str:
 
 
 def _copy(folder: Path) -> None:
-    """Make a folder a copy of the tree."""
     shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*_NO_PARTS), dirs_exist_ok=True)
 
 
 def _path(copy: Path, test: str) -> str:
-    """Where a test lies, of whichever room it is."""
+    """Find the path of a test, in any of the rooms."""
     file, *names = test.split("::")
     path = next(path for room in ("unit", "virtual") if (path := copy / "tests" / room / file).exists())
     return "::".join([str(path.relative_to(copy)), *names])
 
 
 def _first_failure(copy: Path, tests: Sequence[str]) -> str:
-    """The first of these tests that fails in a copy of the tree; empty where all pass.
+    """Return the first of these tests that fails in a copy of the tree; empty if all pass.
 
-    Raises RuntimeError where they cannot be run, TimeoutExpired.
+    Raises RuntimeError if they cannot be run, TimeoutExpired.
     """
     paths = [_path(copy, each) for each in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=no", "-p", "no:cacheprovider", *paths]
@@ -597,10 +596,10 @@ def _first_failure(copy: Path, tests: Sequence[str]) -> str:
 
 
 def _found_by(mutation: Mutation, copy: Path) -> str:
-    """The test that fails with the fault, which is taken out again; empty where none does."""
+    """Plant the fault, return the test that fails, or "" if none does, and remove the fault."""
     path = copy / mutation.file
     before, text = path.read_text(), planted(mutation, copy)
-    path.write_text(text)  # What was compiled of it is known by its time of change, which is another then.
+    path.write_text(text)  # Its new time of change makes Python compile it again.
     try:
         return _first_failure(copy, [mutation.test])
     finally:
@@ -608,9 +607,9 @@ def _found_by(mutation: Mutation, copy: Path) -> str:
 
 
 def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
-    """By which test each fault is found, in order, two at a time; empty: by none of those that it names.
+    """Yield the test that finds each fault, in order, two at a time; empty: none of those that it names.
 
-    Raises RuntimeError where a test fails without a fault: it finds nothing then.
+    Raises RuntimeError if a test fails without a fault: it proves nothing then.
     """
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_A_TIME) as threads:
         copies: SimpleQueue[Path] = SimpleQueue()
@@ -632,7 +631,7 @@ def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Plant each, or those of these numbers; exit with how many no test has found."""
+    """Plant each, or those of these numbers; exit with the number of faults that no test has found."""
     numbers = [int(each) for each in sys.argv[1:]] or range(1, len(MUTATIONS) + 1)
     chosen = [MUTATIONS[number - 1] for number in numbers]
     missed = 0

@@ -14,7 +14,7 @@ from models.yolo.model import YOLO
 
 
 class Brightness(nn.Module):
-    """Mean and brightest byte of an image; `fault` is raised at the call after `sound_calls`."""
+    """Mean and brightest byte of an image; the call after `sound_calls` raises `fault`."""
 
     input_shape = (8, 6, 3)
 
@@ -36,7 +36,7 @@ class Brightness(nn.Module):
 
 
 def images(count: int, shape: tuple[int, int, int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Coloured blocks under noise, no two images alike; height and width are multiples of 4."""
+    """Draw coloured blocks under noise, no two images alike; height and width are multiples of 4."""
     generator = np.random.default_rng(count)
     blocks = generator.integers(0, 220, (count, 4, 4, 3)).repeat(shape[0] // 4, axis=1).repeat(shape[1] // 4, axis=2)
     return (blocks + generator.integers(0, 36, (count, *shape))).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Stops whatever starts a process while it is armed: tests/unit/conftest.py arms it for the tests of its room."""
+"""Guard that stops every start of a process while it is armed: tests/unit/conftest.py arms it for its tests."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ EVENTS = {
     "subprocess.Popen",
 }
 LINKERS = {"/sbin/ldconfig", "/usr/sbin/ldconfig"}
-"""What ctypes.util.find_library asks, as packages do when they are imported: which test imports one first is chance."""
+"""Programs of ctypes.util.find_library, which packages call in their import: chance decides which test comes first."""
 
 
 class ProcessStartedError(BaseException):
-    """Something has started a process. Code that catches every Exception does not catch it."""
+    """Start of a process. Code that catches every Exception does not catch it."""
 
 
 class Guard:
-    """`tried`: what was stopped while armed; None while it is not, when everything is allowed."""
+    """Guard on starts of processes. `tried`: starts stopped while armed; None while not armed: all are allowed."""
 
     def __init__(self) -> None:
         self.tried: list[str] | None = None
         self._fork_exec: Callable[..., int] = _posixsubprocess.fork_exec
-        # multiprocessing and its resource tracker call it directly, without an audit event.
+        # multiprocessing and its resource tracker call this function directly, without an audit event.
         _posixsubprocess.fork_exec = self._guarded_fork_exec
         sys.addaudithook(self._hook)
 

@@ -1,8 +1,8 @@
-"""A service on the null device (docs/null.md), which fails where a test tells it to, and what tests ask it.
+"""Service on the null device (docs/null.md), which fails on a test's demand, and the tests' requests to it.
 
-A test of faults takes the fixture `serve`, and nothing else, to start its service: it brings the null device as real
-devices are, and asserts that the service answered all the while and that nothing held its event loop up.
-tests/unit/test_rooms.py sees to that.
+A test of faults starts its service with the fixture `serve` and nothing else: it makes the null device like real
+devices, and asserts that the service answered all the while and that nothing held its event loop up.
+tests/unit/test_rooms.py enforces this.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tests.support.service_process import ServiceProcess, running
 
 MODEL = "resnet18"
 PREDICT = f"/v1/models/{MODEL}:predict?top_k=17"
-"""So many classes that a worker sends all it has computed: of a device as real ones are, 2 MB an image."""
+"""Route with so many classes that a worker sends all its outputs: 2 MB an image if the device is like real ones."""
 AS_REAL_ONES = "as real ones"
 DEVICES = {"plain": "", AS_REAL_ONES: "depth=2,probes_mb=11,output_mb=2,import_ms=500"}
-"""What `serve` makes the null device, beside what the test wants of it."""
+"""Behaviours that `serve` adds to the test's own for the null device."""
 
 Serve: TypeAlias = Callable[..., contextlib.AbstractContextManager[ServiceProcess]]
 
 
 @pytest.fixture(params=[AS_REAL_ONES, pytest.param("plain", marks=pytest.mark.nightly)])
 def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
-    """`with serve("delay_ms=20", "--batch-sizes", "1,2") as service:` a service on the null device.
+    """Return the function to start a service: `with serve("delay_ms=20", "--batch-sizes", "1,2") as service:`.
 
-    The null device has the probes, the outputs, the batches under way and the import of a real one (at night also
-    none of these, and the service is started from nothing); a test may say otherwise. At the end of the block it is
+    The null device has the probes, the outputs, the batches in flight and the import of a real one (at night also
+    none of these, and the service starts from nothing); a test may say otherwise. At the end of the block it is
     asserted that /v2/health/live always answered, and that nothing held the event loop up
-    (tests/support/liveness.py). `ends`: the test ends the service itself; `at_admin`: the administration's port is
-    asked, as connections to the public one may end. `constants`: as in tests/support/constants.py.
+    (tests/support/liveness.py). `ends`: the test ends the service itself; `at_admin`: ask the administration's port,
+    as connections to the public one may end. `constants`: as in tests/support/constants.py.
     """
 
     @contextlib.contextmanager
@@ -65,7 +65,7 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
 
 
 def _with_defaults(null: str, defaults: str) -> str:
-    """The null device's behaviour, with the defaults that it does not set itself."""
+    """Add the defaults that the null device's behaviour does not set itself."""
     given = {part.partition("=")[0] for part in null.split(",")}
     return ",".join(
         filter(None, [null, *(part for part in defaults.split(",") if part.partition("=")[0] not in given)])
@@ -73,7 +73,7 @@ def _with_defaults(null: str, defaults: str) -> str:
 
 
 def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False, guarded=False, planted=""):
-    """A service on the null device; what comes later among the options counts."""
+    """Run a service on the null device; later options win."""
     return running(
         folder,
         "--models",
@@ -104,7 +104,7 @@ def post(service, body=GREY, **headers):
 
 
 def metric(service, name, **labels):
-    """The sum of a metric's series that have these labels."""
+    """Return the sum of a metric's series that have these labels."""
     total, found = 0.0, name.endswith("_sum")  # A histogram has no series before it has seen anything.
     for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text.splitlines():
         if match := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):
@@ -129,7 +129,7 @@ def assert_nothing_left(service):
 
 
 async def gathered(service, bodies, **headers):
-    """All at once, each on a connection of its own; outcomes in order."""
+    """Send all at once, each on its own connection; return outcomes in order."""
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, limits=limits) as client:
         asked = (client.post(PREDICT, content=body, headers={**JPEG, **headers}) for body in bodies)

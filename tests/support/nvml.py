@@ -1,4 +1,4 @@
-"""NVML as nvidia-ml-py offers it, as far as it is called; a test compares names and constants with the real one's."""
+"""NVML with nvidia-ml-py's interface, as far as it is called; a test compares names and constants with the real one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 
 class FakeNvml:
-    """Two boards: the first says everything but its power, the second is lost."""
+    """Two boards: the first reports everything but its power, the second is lost."""
 
     NVML_SUCCESS = 0
     NVML_VOLATILE_ECC = 0
@@ -21,7 +21,7 @@ class FakeNvml:
     nvmlEventTypeXidCriticalError = 0x8
 
     class NVMLError(Exception):
-        """What all of NVML's errors are."""
+        """Base of all of NVML's errors."""
 
     def __init__(self) -> None:
         self.__open = 0
@@ -30,13 +30,13 @@ class FakeNvml:
         self.__refuses_events = False
 
     def __call__(self, *xids: int, refuses_events: bool = False) -> FakeNvml:
-        """These XIDs happen to the first board. Returns itself."""
+        """Let these XIDs happen to the first board. Return itself."""
         self.__events += [(0, xid) for xid in xids]
         self.__refuses_events = refuses_events
         return self
 
     def __len__(self) -> int:
-        """How often it is open."""
+        """Return how often it is open."""
         return self.__open
 
     def nvmlInit(self) -> None:

@@ -1,8 +1,8 @@
-"""An older processor for the tests: `ANYCHIP_TEST_CPU=avx2 make test ARGS=tests/cpu`, or avx512, or bf16.
+"""Older processor for the tests: `ANYCHIP_TEST_CPU=avx2 make test ARGS=tests/cpu`, or avx512, or bf16.
 
-PyTorch and oneDNN obey variables. OpenVINO obeys none: it is made to say that it has no bf16 kernels, as it does on
+PyTorch and oneDNN obey variables. OpenVINO obeys none: a patch makes it report no bf16 kernels, like on
 such a processor, and Linux's list of the processor's flags is read without the newer ones. Kernels of OpenVINO are
-still the newest that this processor has: what a test proves here is who refuses and what is chosen instead.
+still the newest that this processor has: a test here proves only which engine refuses and which is chosen instead.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-# PyTorch's kernels, oneDNN's, and the flags that such a processor lacks, by how they begin.
+# PyTorch's kernels, oneDNN's, and the beginnings of the flags that such a processor lacks.
 LEVELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "avx2": ("avx2", "AVX2", ("avx512", "avx_vnni", "amx")),
     "avx512": ("avx512", "AVX512_CORE", ("avx512_bf16", "avx512_fp16", "avx512_vnni", "avx_vnni", "amx")),
@@ -21,12 +21,12 @@ LEVELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def set_variables(level: str) -> None:
-    """Before torch is imported."""
+    """Set the variables; call it before torch is imported."""
     os.environ["ATEN_CPU_CAPABILITY"], os.environ["ONEDNN_MAX_CPU_ISA"], _ = LEVELS[level]
 
 
 def hide_kernels(level: str) -> None:
-    """From this process: those it starts have the variables alone."""
+    """Hide the kernels from this process; its children have only the variables."""
     from backends import host
 
     lacking = LEVELS[level][2]

@@ -1,4 +1,4 @@
-"""A small network of OpenVINO, as text. Owns: that text and its weights."""
+"""Small network of OpenVINO, as text. Owns: that text and its weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS = np.array([1, -2, 0.5], np.float32)
 
 
 def written(folder: Path, text: str, weights: bytes = WEIGHTS.tobytes()) -> Path:
-    """`best.xml` and `best.bin` in a folder; the former."""
+    """Write `best.xml` and `best.bin` into a folder; return the former."""
     (folder / "best.bin").write_bytes(weights)
     (folder / "best.xml").write_text(text)
     return folder / "best.xml"

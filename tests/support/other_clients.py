@@ -1,4 +1,4 @@
-"""Asks a running service with one of other people's clients, and prints what worked and what was found, as JSON.
+"""Client runner: it asks a running service with one of other people's clients, and prints the results as JSON.
 
 Runs in the environment that tests/environments/clients_environment.py makes, without anything of anychip: one client a
 process, since several describe the same messages to protobuf. tests/service/test_other_clients.py starts it:
@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 
 def kserve(url, address, image, _):
-    """KServe's SDK: its clients of v1 and v2 over REST, and of v2 over gRPC."""
+    """Ask with KServe's SDK: its clients of v1 and v2 over REST, and of v2 over gRPC."""
     import numpy as np
     from kserve import InferInput, InferRequest
     from kserve.inference_client import InferenceGRPCClient, InferenceRESTClient, RESTConfig
@@ -52,7 +52,7 @@ def kserve(url, address, image, _):
 
 
 def open_inference_rest(url, _, image, __):
-    """The client of the protocol's working group, made of its OpenAPI description."""
+    """Ask with the client of the protocol's working group, made of its OpenAPI description."""
     from open_inference.openapi.client import OpenInferenceClient
     from open_inference.openapi.types.inference_request import InferenceRequest
     from open_inference.openapi.types.request_input import RequestInput
@@ -77,7 +77,7 @@ def open_inference_rest(url, _, image, __):
 
 
 def open_inference_grpc(_, address, image, __):
-    """The same group's gRPC client."""
+    """Ask with the same group's gRPC client."""
     import grpc
     from open_inference.grpc import protocol, service
 
@@ -97,7 +97,7 @@ def open_inference_grpc(_, address, image, __):
 
 
 def deepstack_python(url, _, image, __):
-    """The client of Home Assistant's integration."""
+    """Ask with the client of Home Assistant's integration."""
     from deepstack.core import DeepstackObject, DeepstackScene
 
     host, _, port = url.removeprefix("http://").partition(":")
@@ -110,7 +110,7 @@ def deepstack_python(url, _, image, __):
 
 
 def deepstack_sdk(url, _, image, __):
-    """DeepStack's own SDK."""
+    """Ask with DeepStack's own SDK."""
     from deepstack_sdk import Detection, SceneRecognition, ServerConfig
 
     config = ServerConfig(url)
@@ -123,7 +123,7 @@ def deepstack_sdk(url, _, image, __):
 
 
 def cvat(_, __, image, example):
-    """The function that docs/protocols.md prints, as CVAT's driver calls it and checks its answer."""
+    """Call the function that docs/protocols.md prints, like CVAT's driver, and check its answer with it."""
     import io
     import logging
 
@@ -146,7 +146,7 @@ def cvat(_, __, image, example):
 
 
 def label_studio(url, _, __, example):
-    """The backend that docs/protocols.md prints, asked over HTTP as Label Studio asks it."""
+    """Ask the backend that docs/protocols.md prints over HTTP, like Label Studio."""
     import tempfile
 
     from label_studio_ml.api import init_app
@@ -165,7 +165,7 @@ def label_studio(url, _, __, example):
 
 
 def x_anylabeling(url, _, image, __):
-    """X-AnyLabeling's class for remote servers, as its window calls it: a model and classes are chosen."""
+    """Call X-AnyLabeling's class for remote servers, like its window: choose a model and classes."""
     import os
     import tempfile
 
@@ -179,7 +179,7 @@ def x_anylabeling(url, _, image, __):
         config.set_work_directory(folder)
         settings = Path(folder, ".xanylabelingrc")
         settings.write_text(f"remote_server_settings: {{server_url: '{url}', api_key: ''}}\n")
-        config.current_config_file = str(settings)  # As its program does.
+        config.current_config_file = str(settings)  # Like its program.
         file = Path(folder, "image.jpg")
         file.write_bytes(image)
         server = RemoteServer({"type": "remote_server", "display_name": "anychip"}, said.append)

@@ -1,7 +1,7 @@
-"""Parts of a service that stand still for a while, and go on; and how much each model answers clients in a hurry.
+"""Pauses of parts of a service, and the goodput of each model for clients in a hurry.
 
-Owns: the pauses, and clients that ask again at once with a short deadline and may be refused. Must not know what is
-asserted.
+Owns: the pauses, and clients that ask again at once with a short deadline and may be refused. Must not know the
+assertions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def part_paused(service: ServiceProcess, part: str, seconds: float) -> Non
 async def hurried(
     service: ServiceProcess, images: dict[str, bytes], clients: int, timeout_ms: int
 ) -> AsyncIterator[dict[str, Load]]:
-    """So many clients for each model, by its name, each with the model's image."""
+    """Run so many clients for each model, by its name, each with the model's image."""
     async with contextlib.AsyncExitStack() as stack:
         loads = {}
         for model, image in images.items():
@@ -47,7 +47,7 @@ async def hurried(
 
 
 async def goodput(loads: dict[str, Load], seconds: float) -> dict[str, float]:
-    """Requests that each model answers a second, from now on for so long; others are none."""
+    """Return the good answers of each model a second, from now on for so long."""
     before, began_s = {model: load.outcomes[200, "OK"] for model, load in loads.items()}, time.monotonic()
     await asyncio.sleep(seconds)
     lasted_s = time.monotonic() - began_s

@@ -14,7 +14,7 @@ Photograph = npt.NDArray[np.uint8]
 
 
 def _file(package: str, inside: str) -> Path:
-    # The packages themselves are not imported: one of them changes torch when it is.
+    # The packages themselves are not imported: the import of one of them changes torch.
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations

@@ -1,4 +1,4 @@
-"""In a server's process (`planted` of `running`): what holds its event loop up in the path of a request, when told to.
+"""Stall planted in a server's process (`planted` of `running`): on demand it holds the event loop up in a request.
 
 A file called `stall` in the service's folder says what the next request meets: `computes` or `blocks`.
 """

@@ -1,4 +1,4 @@
-"""A real Prometheus for the tests, with the rules that are shipped: `apt-get install prometheus` on Debian."""
+"""Real Prometheus for the tests, with the shipped rules: `apt-get install prometheus` on Debian."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INTERVAL_S = 2
 
 
 def alerts() -> dict[str, str]:
-    """The expression of every alert, by name."""
+    """Return the expression of every alert, by name."""
     groups = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
 class Prometheus:
-    """A running one; `targets` are services by job."""
+    """Running Prometheus; `targets` are services by job."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
@@ -43,7 +43,7 @@ class Prometheus:
         self._write()
 
     def forget(self, job: str) -> None:
-        """Scrape it no more; what is known of it stays."""
+        """Stop to scrape it; its past series stay."""
         self._targets.pop(job, None)
         self._write()
 
@@ -54,27 +54,27 @@ class Prometheus:
         written.replace(self._folder / "targets.json")
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The data of an answer of the HTTP API."""
+        """Return the data of an answer of the HTTP API."""
         answer = self._client.get(f"/api/v1/{path}", params=parameters).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
     def now(self, expression: str) -> list[dict[str, str]]:
-        """Labels of what an expression returns now."""
+        """Return the labels of an expression's results now."""
         return [each["metric"] for each in self.get("query", query=expression)["result"]]
 
     def values(self, expression: str) -> list[float]:
-        """All values it has had since the start, those that are numbers."""
+        """Return all values of an expression since the start, without NaN."""
         span = {"start": self.started_s, "end": time.time(), "step": INTERVAL_S}
         series = self.get("query_range", query=expression, **span)["result"]
         return [float(value) for each in series for _, value in each["values"] if value != "NaN"]
 
     def firing(self, job: str) -> set[str]:
-        """The alerts whose expressions hold for a job now."""
+        """Return the alerts whose expressions hold for a job now."""
         return {name for name, expr in alerts().items() if any(each.get("job") == job for each in self.now(expr))}
 
     def close(self) -> None:
-        """Its client's connections."""
+        """Close its client's connections."""
         self._client.close()
 
 

@@ -1,4 +1,4 @@
-"""Images in front of a scheduler, for tests: each its own reservation's, with whatever a test puts into it.
+"""Images in front of a scheduler, for tests: each has its own reservation, with any payload of a test.
 
 Owns: nothing but this shorthand.
 """
@@ -13,28 +13,28 @@ from app.scheduling.scheduler import Scheduler
 
 @dataclass(eq=False, slots=True)
 class Image(Item):
-    """An item with a test's own `payload`."""
+    """Item with a test's own `payload`."""
 
     payload: object
 
     @property
     def model(self) -> str:
-        """Whose queue it is in."""
+        """Model in whose queue it is."""
         return self.reservation.model
 
     @property
     def deadline_s(self) -> float:
-        """Of its request."""
+        """Deadline of its request."""
         return self.reservation.deadline_s
 
     @property
     def priority(self) -> int:
-        """Of its request."""
+        """Priority of its request."""
         return self.reservation.priority
 
     @property
     def alone(self) -> bool:
-        """Whether it must be its batch's only one."""
+        """True if it must be alone in its batch."""
         return self.attempt is Attempt.ALONE
 
 
@@ -49,7 +49,7 @@ def reserve(
     client: str = "",
     checked: Checked | None = None,
 ) -> Reservation:
-    """Room for so many images, as `Scheduler.reserve` gives it or refuses it."""
+    """Reserve room for so many images, if `Scheduler.reserve` admits them."""
     reservation = Reservation(model, images, priority, deadline_s, client)
     scheduler.reserve(reservation, now, checked)
     return reservation
@@ -58,14 +58,14 @@ def reserve(
 def enqueue(
     scheduler: Scheduler[Image], reservation: Reservation, payload: object, now: float, position: int = 0
 ) -> Image:
-    """An image of a reservation that waits from now on. Raises ValueError."""
+    """Enqueue an image of a reservation, to wait from now on. Raises ValueError."""
     image = Image(reservation, position, payload)
     scheduler.enqueue(image, now)
     return image
 
 
 def requeue(scheduler: Scheduler[Image], image: Image, *, alone: bool) -> None:
-    """Let an image of a lost batch wait again; `alone`: it may have been the reason."""
+    """Requeue an image of a lost batch; `alone`: it may have been the reason."""
     if alone:
         image.attempt = Attempt.ALONE
     scheduler.requeue(image)

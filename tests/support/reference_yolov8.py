@@ -1,6 +1,6 @@
-"""ultralytics as a black box, in a process of its own: importing it changes torch, and it writes settings files.
+"""ultralytics as a black box, in a child process: importing it changes torch, and it writes settings files.
 
-`networks(...)` and `predictions(...)` are called by the tests; the same file is the script that they start.
+Tests call `networks(...)` and `predictions(...)`; the same file is the script that they start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 
 
 def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Random weights and BatchNorm statistics that depend on names and shapes only: the same in every process.
+    """Make random weights and BatchNorm statistics that depend on names and shapes only: the same in every process.
 
     Meta tensors do for `state`.
     """
@@ -52,14 +52,14 @@ def perturbed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def image_batch(side: int) -> Tensor:
-    """float64 [2, 3, side, side + 32] in 0..1, the same in every process."""
+    """Make float64 [2, 3, side, side + 32] in 0..1, the same in every process."""
     return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1)).double()
 
 
 def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
-    """For (size, class count, side): `names`, `boxes` and `classes` a level, and `decoded`, under "size/count/what".
+    """Compute `names`, `boxes` and `classes` a level, and `decoded`, for (size, class count, side).
 
-    Computed in float64: how float32 is rounded differs between processors.
+    Their keys are "size/count/what". Computed in float64: the rounding of float32 differs between processors.
     """
     _run(out, {"networks": [list(case) for case in cases]})
     return dict(np.load(out))
@@ -68,7 +68,7 @@ def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Arra
 def predictions(
     out: Path, weights: Path, class_count: int, images: Sequence[Array], thresholds: Sequence[float]
 ) -> list[tuple[Array, Array, Array]]:
-    """Per RGB image and score threshold: boxes [k, 4], scores [k], classes [k] of `predict(rect=False)`."""
+    """Return boxes [k, 4], scores [k], classes [k] of `predict(rect=False)`, per RGB image and score threshold."""
     files = []
     for index, image in enumerate(images):
         files.append(str(out.with_name(f"{out.stem}-{index}.npy")))

@@ -1,7 +1,7 @@
-"""A plugin (`--plugins`) with which a worker says to the server what one that was taken over might.
+"""Plugin (`--plugins`) that lets a worker send to the server what a captured worker might.
 
-It begins when a file called `rogue` appears in the service's folder, which says what: `beats` without end, `names` that
-are invented, or so many that no message may hold them, `crowds`.
+It begins when a file called `rogue` appears in the service's folder, which says what: `beats` without end, invented
+`names`, or `crowds`: more names than a message may hold.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _behave(end: channel.Channel) -> None:
         time.sleep(0.02)
     order = _ORDERS.read_text()
     _ORDERS.unlink()
-    _rogue.set()  # Nothing honest may come in between: the frames would be torn.
+    _rogue.set()  # No honest frame may come in between: the frames would be torn.
     for data in _said(order):
         rest = memoryview(data)
         while rest:

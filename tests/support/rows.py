@@ -1,4 +1,4 @@
-"""Rows of vendors that tests make up, for engines."""
+"""Rows of made-up vendors, for engines."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from backends.vendors.table import Facts
 
 
 def row(*precisions: str, device_type: str = "cpu", **facts: Any) -> Facts:
-    """A vendor whose devices compute in these precisions."""
+    """Make a vendor whose devices compute in these precisions."""
     return Facts(vendor="test", device_type=device_type, engines=(), precisions=precisions, **facts)

@@ -1,4 +1,4 @@
-"""A real `anychip serve` for the tests: its own process, its own worker, a free port."""
+"""Real `anychip serve` for the tests: its own process, its own worker, a free port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.warm import WarmProcess
 
 @dataclass
 class ServiceProcess:
-    """A running service; `url` has no slash at its end. `guard`: the file of the guard of its event loop, if any."""
+    """Running service; `url` has no slash at its end. `guard`: the file of the guard of its event loop, if any."""
 
     process: subprocess.Popen[str] | WarmProcess
     url: str
@@ -35,26 +35,26 @@ class ServiceProcess:
 
     @property
     def admin_url(self) -> str:
-        """The administration's, as the log has it."""
+        """Address of the administration, from the log."""
         found = re.findall(r"administration at (http://[\w.:]+)", self.log.read_text())
         assert found, "the service has no administration"
         return str(found[-1])
 
     def admin_client(self) -> httpx.Client:
-        """As `client`, of the administration's port."""
+        """Make a client like `client`, of the administration's port."""
         return httpx.Client(base_url=self.admin_url, timeout=240)
 
     def client(self) -> httpx.Client:
-        """A client that waits long enough for a busy machine."""
+        """Make a client that waits long enough for a busy machine."""
         return httpx.Client(base_url=self.url, timeout=60)
 
     def children(self) -> list[psutil.Process]:
-        """Everything the service has started."""
+        """Return every process that the service has started."""
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """The worker processes."""
+        """Return the worker processes."""
         workers = []
         for child in self.children():
             with contextlib.suppress(psutil.Error):  # It has just ended.
@@ -63,18 +63,18 @@ class ServiceProcess:
         return workers
 
     def worker(self) -> psutil.Process:
-        """The one worker process."""
+        """Return the one worker process."""
         [worker] = self.workers()
         return worker
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
-    """SIGTERM, and the end of what does not listen."""
+    """Send SIGTERM, and kill the process if it does not end."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -85,7 +85,7 @@ def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listened on just now."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -93,8 +93,8 @@ def free_port() -> int:
 
 
 def cache_in(folder: Path) -> str:
-    """For --cache-dir: a cache of its own in which the simulated device is not compiled once more, as that takes
-    longer than most tests.
+    """Make a cache for --cache-dir that shares the compiled simulated device, as compiling takes longer than most
+    tests.
     """
     compiled = Path("~/.cache/anychip/simulated").expanduser()
     compiled.mkdir(parents=True, exist_ok=True)
@@ -122,8 +122,8 @@ def running(
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
-    `environment` is what its environment has besides ours, `constants` are as in tests/support/constants.py. Where that
-    is nothing that libraries read, the service is forked from a process that has imported them; with `fresh` never.
+    `environment`: variables beside ours; `constants`: as in tests/support/constants.py. Unless libraries read these
+    variables, the service is forked from a process that has imported the libraries; with `fresh` never.
     `guarded`: its event loop has a guard, for `answering` (tests/support/liveness.py). `planted`: a module of
     tests that its process imports before it begins.
     """
@@ -138,7 +138,7 @@ def running(
         "eager",
         "--precision",
         "fp32",
-        "--batch-sizes",  # As measured they would differ from run to run.
+        "--batch-sizes",  # Measured sizes would differ from run to run.
         "1,4",
         *options,
     ]
@@ -167,6 +167,6 @@ def running(
 
 @contextlib.contextmanager
 def watched(folder: Path, *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
-    """`running`, and the assertion that it answered all the while (tests/support/liveness.py); `ends`: as there."""
+    """Run a service like `running`, and assert that it answered all the while. `ends`: as in tests/support/liveness."""
     with running(folder, *options, guarded=True) as service, answering(service, ends=ends):
         yield service

@@ -1,4 +1,4 @@
-"""Connections that say nothing, many of them, from an address of their own."""
+"""Silent connections, many of them, from another address."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import httpx
 
 ATTACKER, OTHER = "127.0.0.3", "127.0.0.2"
-"""Addresses of this machine that are not the tests' own."""
+"""Addresses of this machine other than the tests' own."""
 
 
 @contextlib.contextmanager
 def connections(port: int, count: int, source: str = ATTACKER) -> Iterator[list[socket.socket]]:
-    """So many connections that are begun at once, and not waited for."""
+    """Open so many connections at once, without waiting for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count + 1000), hard))
     begun: list[socket.socket] = []
@@ -35,7 +35,7 @@ def connections(port: int, count: int, source: str = ATTACKER) -> Iterator[list[
 
 
 def until_ended(begun: Sequence[socket.socket], count: int, within_s: float) -> list[bytes]:
-    """What those say that the server ends first, as soon as there are so many; "" where it said nothing."""
+    """Return the last words of connections that the server ends, as soon as there are so many; "" for none."""
     said: list[bytes] = []
     with selectors.DefaultSelector() as selector:
         for each in begun:
@@ -53,7 +53,7 @@ def until_ended(begun: Sequence[socket.socket], count: int, within_s: float) -> 
 
 
 def client_elsewhere(url: str, **options: object) -> httpx.Client:
-    """A client at another address than the tests' own, each of whose requests is a connection of its own."""
+    """Make a client at another address than the tests' own, with a new connection for each request."""
     verify = options.pop("verify", True)
     transport = httpx.HTTPTransport(
         local_address=OTHER,

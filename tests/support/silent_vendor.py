@@ -1,4 +1,4 @@
-"""A plugin for workers: the null device's queries fail, as vendors' do when their driver is busy."""
+"""Plugin for workers: the null device's queries fail, like vendors' with a busy driver."""
 
 from anychip_tools.null.backend import NullBackend
 

@@ -1,4 +1,4 @@
-"""The smallest image classifier that is served: for tests of what a device does, whatever the network."""
+"""Smallest image classifier that is served: for tests of a device's behaviour with any network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREDICT = "/v1/models/small:predict"
 
 
 def written(folder: Path, name: str = "small", seed: int = 0) -> str:
-    """What `--models` takes: a TorchScript file with two layers of fixed weights, 32 x 32, three classes."""
+    """Write a TorchScript file with two layers of fixed weights, 32 x 32, three classes; return it for `--models`."""
     features, classes = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
     generator = torch.Generator().manual_seed(seed)
     for parameter in (*features.parameters(), *classes.parameters()):
@@ -25,7 +25,7 @@ def written(folder: Path, name: str = "small", seed: int = 0) -> str:
 
 
 def by_colour(folder: Path, name: str, file: str, blind: int | None = None) -> str:
-    """The same of a network that tells red, green and blue apart; one of them, `blind`, it never sees."""
+    """Write a network that tells red, green and blue apart; it never sees `blind`, one of them. Return as `written`."""
     classes = nn.Linear(3, 3)
     classes.weight.data.copy_(10 * torch.eye(3))
     classes.bias.data.zero_()
@@ -35,7 +35,7 @@ def by_colour(folder: Path, name: str, file: str, blind: int | None = None) -> s
 
 
 def saved(folder: Path, name: str, network: nn.Module) -> str:
-    """What `--models` takes for a network of 32 x 32 pixels and three classes."""
+    """Save a network of 32 x 32 pixels and three classes; return it for `--models`."""
     network.eval()
     file = folder / f"{name}.torchscript"
     with warnings.catch_warnings():
@@ -47,5 +47,5 @@ def saved(folder: Path, name: str, network: nn.Module) -> str:
 
 
 def digest_of(file: Path) -> str:
-    """What pins a file that carries its own graph, with all that is read beside it."""
+    """Return the digest that pins a file with its own graph, and all files read beside it."""
     return looked_at(file, names_beside(file, is_graph=True), names_within).sha256

@@ -1,4 +1,4 @@
-"""A fork server whose children only wait for a word, and whose forks fail as a test wants it."""
+"""Fork server whose children only wait for a word, and whose forks fail on a test's demand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from app.processes.forking import fork_on_request
 
 FAILS = "ANYCHIP_TEST_FORK_FAILS"
-"""A file: while it is there, `os.fork` fails as it does at a limit on processes. It holds which of the two forks."""
+"""File: while it exists, `os.fork` fails as at a limit on processes. Its content says which of the two forks."""
 
 
 def main(control: socket.socket, server: int) -> None:
-    """As app.worker.main.fork_server."""
+    """Run like app.worker.main.fork_server."""
     fork, here = os.fork, os.getpid()
 
     def forked() -> int:
@@ -30,6 +30,6 @@ def main(control: socket.socket, server: int) -> None:
 
 
 def _child(_: int, descriptors: Sequence[int]) -> None:
-    """Ends with the status that it is told, or with the other end of its socket."""
+    """End with the status that it is told, or with the other end of its socket."""
     word = socket.socket(fileno=descriptors[0]).recv(1)
     raise SystemExit(word[0] if word else 0)

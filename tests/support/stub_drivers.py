@@ -1,7 +1,7 @@
-"""Builds the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware.
+"""Build of the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware.
 
-Owns: the compiler's commands, the cache of what was built, the variables that a child process needs. A build serves one
-version of torch: its headers are compiled in. It is whole or not there, also when several processes build at once.
+Owns: the compiler's commands, the cache of builds, the variables that a child process needs. A build serves one
+version of torch: its headers are compiled in. It is whole or missing, also if several processes build at once.
 
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
     cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/npu_environment.py)
@@ -31,7 +31,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychi
 _CANN_LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _FLAGS = ("-O1", "-w", "-fPIC")
 
-# Asks without importing torch, which a vendor's package may stop.
+# Asks without importing torch, as a vendor's package may make that fail.
 _ASK = """
 import importlib.util as u, json, pathlib, runpy
 folder = pathlib.Path(u.find_spec("torch").origin).parent
@@ -42,7 +42,7 @@ print(json.dumps([str(folder), version["__version__"], version["cuda"], u.find_s
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch of some Python, and whether torch_npu is beside it. `cuda` is None for a CPU build."""
+    """PyTorch build of some Python; `npu`: torch_npu is beside it. `cuda` is None for a CPU build."""
 
     folder: Path
     version: str
@@ -51,7 +51,7 @@ class Torch:
 
 
 def cudart(python: str | Path) -> dict[str, str]:
-    """What the environment of a child of `python` needs besides, so that torch.cuda runs over the stub.
+    """Return the variables that a child of `python` needs to run torch.cuda over the stub.
 
     Skips the test where that cannot be.
     """
@@ -66,7 +66,7 @@ def cudart(python: str | Path) -> dict[str, str]:
 
 
 def cann(python: str | Path) -> dict[str, str]:
-    """As `cudart`, for torch_npu."""
+    """Return the same for torch_npu."""
     torch = _torch(python)
     if torch.cuda is not None:
         pytest.skip(f"torch_npu ends the process beside a CUDA build of torch, which torch {torch.version} is")
@@ -88,7 +88,7 @@ def _cuda_headers(torch: Torch) -> Path:
 
 @functools.cache
 def _built(kind: str, torch: Torch) -> Path:
-    """The folder with the stub of `kind`, built now unless the cache has it."""
+    """Return the folder with the stub of `kind`, built now unless the cache has it."""
     if missing := [tool for tool in ("g++", "nm") if shutil.which(tool) is None]:
         pytest.skip(f"the stub drivers are compiled with g++ and nm; missing: {', '.join(missing)}")
     digest = hashlib.sha256()
@@ -114,7 +114,7 @@ def _built(kind: str, torch: Torch) -> Path:
 def _build_cann(folder: Path, torch: Torch) -> None:
     main = folder / "libascendcl.so"
     _compile("-std=c++17", "-shared", STUBS / "cann.cpp", "-o", main)
-    # torch_npu links these too; all it calls is in the first.
+    # torch_npu links these too; all its calls are in the first.
     link = ("-Wl,--no-as-needed", f"-L{folder}", "-lascendcl", "-Wl,-rpath,$ORIGIN")
     for name in _CANN_LIBRARIES:
         _compile("-x", "c++", "-shared", "/dev/null", "-o", folder / f"{name}.so", *link)
@@ -125,7 +125,7 @@ def _build_cudart(folder: Path, torch: Torch) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         ours, rest, version = (Path(scratch, name) for name in ("cudart.o", "rest.c", "version"))
         _compile("-std=c++17", f"-I{STUBS}", f"-I{_cuda_headers(torch)}", "-c", STUBS / "cudart.cpp", "-o", ours)
-        # What torch links and cudart.cpp lacks says "not supported".
+        # Functions that torch links and cudart.cpp lacks answer "not supported".
         wanted = {name for name in _wanted(torch.folder / "lib", "lib*.so") if re.match("(__)?cuda", name)}
         lacking = sorted(wanted - _symbols("--defined-only", ours))
         rest.write_text(
@@ -137,7 +137,7 @@ def _build_cudart(folder: Path, torch: Torch) -> None:
         objects = (ours, rest.with_suffix(".o"), "-o", folder / "libcudart.so.13")
         _compile("-shared", *objects, "-Wl,-soname,libcudart.so.13", f"-Wl,--version-script={version}")
 
-        # Of the driver library PyTorch asks only whether a context is active.
+        # PyTorch asks the driver library only whether a context is active.
         active = "cuDevicePrimaryCtxGetState"
         wanted = {name for name in _wanted(torch.folder / "lib", "libcaffe2_nvrtc.so") if re.match("cu[A-Z]", name)}
         rest.write_text(
@@ -168,7 +168,7 @@ def _compile(*arguments: str | Path) -> None:
 
 
 def _run(command: list[str]) -> str:
-    # A compiler must not run over a stub driver, whatever its caller was started with.
+    # A compiler must not run over a stub driver, even if its caller does.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
     if done.returncode:

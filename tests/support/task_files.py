@@ -1,4 +1,4 @@
-"""Small exported files of each task whose answers are known: one instance in the middle of the network's input."""
+"""Small exported files of each task with known answers: one instance in the middle of the network's input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXTRAS: dict[str, list[float]] = {
 
 
 class Known(nn.Module):
-    """Answers every image with the same instance, of the class `thing`."""
+    """Network that answers every image with the same instance, of the class `thing`."""
 
     def __init__(self, task: str) -> None:
         super().__init__()
@@ -35,26 +35,26 @@ class Known(nn.Module):
         self.masks = nn.Parameter(torch.ones(1, 32, side, side)) if task == "segment" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """float [n, 3, 64, 64] -> what Ultralytics' raw exports of the task answer with."""
+        """Compute float [n, 3, 64, 64] -> answers in the form of Ultralytics' raw exports of the task."""
         nothing = x.mean((1, 2, 3)) * 1e-7
         rows: torch.Tensor = self.rows + nothing.reshape(-1, 1, 1)
         return rows if self.masks is None else (rows, self.masks + nothing.reshape(-1, 1, 1, 1))
 
 
 class KnownClass(nn.Module):
-    """Finds the class `thing` in every image."""
+    """Network that finds the class `thing` in every image."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.tensor([[0.0, 3.0]]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float [n, 3, 64, 64] -> [n, 2]."""
+        """Compute float [n, 3, 64, 64] -> [n, 2]."""
         return self.logits + x.mean((1, 2, 3)).reshape(-1, 1) * 1e-7
 
 
 def answers(task: str) -> torch.Tensor:
-    """What the network of a task without instances answers with to one image."""
+    """Return the answer of a task without instances to one image."""
     if task == "embed":
         return torch.tensor([3.0, 4.0])
     if task == "regress":
@@ -70,26 +70,26 @@ OF_IMAGES = ("embed", "segment_semantic", "depth", "regress")
 
 
 class KnownAnswer(nn.Module):
-    """Answers every image with the same numbers."""
+    """Network that answers every image with the same numbers."""
 
     def __init__(self, task: str) -> None:
         super().__init__()
         self.answer = nn.Parameter(answers(task)[None])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """float [n, 3, 64, 64] -> [n, …]."""
+        """Compute float [n, 3, 64, 64] -> [n, …]."""
         return self.answer + x.mean((1, 2, 3)).reshape(-1, *[1] * (self.answer.dim() - 1)) * 1e-7
 
 
 def network_of(task: str) -> nn.Module:
-    """The network of a task, in eval mode."""
+    """Make the network of a task, in eval mode."""
     if task in OF_IMAGES:
         return KnownAnswer(task).eval()
     return (KnownClass() if task == "classify" else Known(task)).eval()
 
 
 def written(folder: Path, task: str) -> Path:
-    """`folder`/TASK.onnx and what it does not say beside it."""
+    """Write `folder`/TASK.onnx, and a sidecar with the facts that the file lacks."""
     path = folder / f"{task}.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

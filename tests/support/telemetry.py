@@ -1,4 +1,4 @@
-"""What vendors' tools print, and how the tests of telemetry compare it."""
+"""Output of vendors' tools, and the comparison of telemetry in the tests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAP = """\
 
 
 def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
-    """What a tool's first run says, in `text`."""
+    """Parse `text`, the output of a tool's first run."""
     return TOOLS[tool][0].parse(text)
 
 
 def read(tool: str, runner: Tool) -> Mapping[int, Telemetry]:
-    """What a tool says, run by `runner`."""
+    """Read a tool's telemetry, run by `runner`."""
     return reader(tool)(runner)
 
 

@@ -16,7 +16,7 @@ HEADS = ("class_logits", "cls_score", "cls_logits", "classification_head.module_
 
 
 def alive(name: str, images: list[Tensor]) -> Any:
-    """The network, whose BatchNorm has seen the images, and whose last layers tell boxes and classes apart."""
+    """Make the network; its BatchNorm has seen the images, and its last layers tell boxes and classes apart."""
     torch.manual_seed(0)
     network = getattr(detection, name)(weights=None, weights_backbone=None, num_classes=CLASSES)
     for module in network.modules():
@@ -33,7 +33,7 @@ def alive(name: str, images: list[Tensor]) -> Any:
             for key, module in network.named_modules()
             if isinstance(module, nn.Conv2d | nn.Linear) and any(head in key for head in HEADS)
         }
-        # Of several in a row the last.
+        # The last of several in a row.
         last = {re.sub(r"(module_list\.\d+).*", r"\1", key): module for key, module in layers.items()}
         spread: dict[nn.Module, float] = {}
         hooks = [
@@ -51,7 +51,7 @@ def alive(name: str, images: list[Tensor]) -> Any:
 
 
 def export(file: Path, name: str, images: list[Tensor]) -> Any:
-    """Write the file; the network that was written."""
+    """Write the file; return the network that was written."""
     network = alive(name, images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""What test_tritonclient.py has tritonclient do, in that client's own environment: no part of anychip here.
+"""Session of tritonclient for test_tritonclient.py, in that client's own environment: no part of anychip here.
 
 python tritonclient_session.py (http|grpc) HOST:PORT FILE.npz   # arrays in, a JSON report on stdout
 """
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Run a session as a user would write it; the report says what came back."""
+    """Run a session as a user would write it; report what came back."""
     transport, url, file = sys.argv[1:4]
     if transport == "http":
         import tritonclient.http as triton
@@ -21,7 +21,7 @@ def main() -> None:
 
     given = np.load(file)
     encoded = [given["first"].tobytes(), given["second"].tobytes()]
-    # Loading and unloading answer when every worker has been replaced.
+    # Loading and unloading answer only when every worker has been replaced.
     patient = {"connection_timeout": 240, "network_timeout": 240} if transport == "http" else {}
     client = triton.InferenceServerClient(url, **patient)
     report = {"version": version("tritonclient"), "live": client.is_server_live(), "ready": client.is_server_ready()}

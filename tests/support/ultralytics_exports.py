@@ -1,7 +1,7 @@
-"""Exports networks with Ultralytics and predicts with it from the same files: `FOLDER IMAGES TAG…`, in its own process.
+"""Exporter that writes networks with Ultralytics and predicts with it from these files: `FOLDER IMAGES TAG…`.
 
-AGPL: only tests run it. Networks are untrained but alive: BatchNorm is measured on images, and the heads are scaled so
-that some anchors pass the threshold and boxes, masks, key points and angles differ from each other.
+It runs in its own process. AGPL: only tests run it. Networks are untrained but alive: BatchNorm is measured on images,
+the heads are scaled so that some anchors pass the threshold and boxes, masks, key points and angles differ.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "26-obb": ("yolo26n-obb.yaml", {"nms": False}),
 }
 
-# Computed in halves or int8 for the reference, and from the same weights in float32 here: near, and not alike.
+# The reference computes in half precision or int8, we from the same weights in float32: near, and not equal.
 COARSE: dict[str, tuple[str, dict[str, Any]]] = {
     "v8-half": ("yolov8n.yaml", {"half": True}),
     "v8-openvino-int8": ("yolov8n.yaml", {"format": "openvino", "int8": True}),
@@ -74,7 +74,7 @@ def enliven(network: Any, images: torch.Tensor) -> None:
                     lambda _, __, output, branch=branch: seen.__setitem__(branch, output.detach())
                 )
                 hooks.append(hook)
-        network(images)  # Sets what BatchNorm has seen.
+        network(images)  # Sets BatchNorm's statistics.
         network.eval()
         network(images)
         for hook in hooks:
@@ -109,7 +109,7 @@ def enliven(network: Any, images: torch.Tensor) -> None:
 
 
 def _enliven_scores(layer: Any, output: torch.Tensor) -> None:
-    """One query in ten passes the threshold; `output`: what the layer has answered, [n, queries, classes]."""
+    """Let one query in ten pass the threshold. `output`: answer of the layer, [n, queries, classes]."""
     gain = 1 / (output - layer.bias).std()
     best = ((output - layer.bias) * gain).amax(dim=2).quantile(0.9, dim=1).median()
     layer.weight.mul_(gain)
@@ -117,7 +117,7 @@ def _enliven_scores(layer: Any, output: torch.Tensor) -> None:
 
 
 def described(result: Any) -> dict[str, Any]:
-    """One result as numbers."""
+    """Return one result as numbers."""
     found: dict[str, Any] = {}
     if result.probs is not None:
         return {"probabilities": result.probs.data.tolist()}
@@ -137,7 +137,7 @@ def described(result: Any) -> dict[str, Any]:
 
 
 def use_float32() -> None:
-    """Let OpenVINO compute in float32, which it does not by itself where the processor has bfloat16."""
+    """Let OpenVINO compute in float32, even if the processor has bfloat16."""
     core = importlib.import_module("openvino").Core
     compile_model = core.compile_model
 
@@ -148,7 +148,7 @@ def use_float32() -> None:
 
 
 def main(folder: Path, images: Path, tags: list[str]) -> None:
-    """Write `TAG.onnx`, `TAG.json` (what Ultralytics predicts) and `TAG.npz` (its masks) for each tag."""
+    """Write the export, `TAG.expected.json` (Ultralytics' predictions) and `TAG.masks.npz` (its masks) for each tag."""
     from PIL import Image
 
     ultralytics: Any = importlib.import_module("ultralytics")
@@ -158,7 +158,7 @@ def main(folder: Path, images: Path, tags: list[str]) -> None:
         pixels = np.asarray(Image.open(file).convert("RGB").resize((SIZE, SIZE)))
         batch.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255)
     os.chdir(folder)
-    # What int8 is calibrated on; JSON is YAML, too.
+    # Data to calibrate int8 on; JSON is YAML, too.
     about = {"path": str(images), "train": ".", "val": ".", "names": {number: str(number) for number in range(80)}}
     Path("data.yaml").write_text(json.dumps(about))
     for tag in tags:

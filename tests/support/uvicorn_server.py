@@ -12,7 +12,7 @@ import uvicorn
 
 @contextlib.asynccontextmanager
 async def listening(app: Any, protocol: type[Any], **settings: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
-    """The port of a server, and the server; uvloop's loop where that is installed, as in service."""
+    """Run a server; yield its port, and the server; uvloop's loop if that is installed, as in service."""
     config = uvicorn.Config(app, http=protocol, port=0, log_config=None, lifespan="off", **settings)
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]

@@ -1,11 +1,11 @@
-"""What our code asks of a device's module (`torch.npu`, `torch.mlu` and so on), read from its sources.
+"""Calls of our code to a device's module (`torch.npu`, `torch.mlu` and so on), read from its sources.
 
-Followed are variables, attributes and parameters that hold `torch.get_device_module(…)`, also from one function into
-another. Where the module goes to a place that is not followed, that place is an escape, and a test refuses it: else a
+It follows variables, attributes and parameters that hold `torch.get_device_module(…)`, also from one function into
+another. If the module goes to a place that is not followed, that place is an escape, and a test refuses it: else a
 call could hide there.
 
-What a vendor's devices need: `of(row)`. Read are backends/ and plugins/ascend, but neither other vendors' files nor the
-engines that the row does not offer.
+`of(row)` gives the needs of a vendor's devices. It reads backends/ and plugins/ascend, but neither other vendors' files
+nor the engines that the row does not offer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from backends.vendors.torch_device import TorchBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "backends", ROOT / "plugins" / "ascend" / "anychip_ascend")
-_NOT_CALLERS = ("simulated", "tables")  # What stands in for a device's module, and tables.
+_NOT_CALLERS = ("simulated", "tables")  # Stand-ins for a device's module, and tables.
 _GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
 _SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
@@ -31,7 +31,7 @@ _LOOKS = ("getattr", "hasattr", "inspect.signature")
 
 @dataclass(frozen=True)
 class Call:
-    """`name`: dotted, below the device's module. `keywords`, `positional`: what is given, where it is called.
+    """Call to a device's module. `name`: dotted, below it. `keywords`, `positional`: arguments, if it is called.
 
     `guarded`: the file asks first whether the module has it.
     """
@@ -43,7 +43,7 @@ class Call:
 
 
 def of(row: Facts) -> dict[str, Call]:
-    """By name, what code for the row's devices asks of their module; keywords of all its calls together."""
+    """Return by name the calls to a device's module by code for the row's devices; calls of one name are joined."""
     found: dict[str, Call] = {}
     switches = [Call(name) for name in row.switches if not name.startswith("torch.")]
     for each in (*read(sources_for(row))[0], *switches):
@@ -59,7 +59,7 @@ def _both(one: Call, other: Call) -> Call:
 
 
 def sources_for(row: Facts) -> dict[str, str]:
-    """The files of backends/ that run for the row's devices, by their path."""
+    """Return the files of backends/ that run for the row's devices, by their path."""
     others = {file_of(type(each)) for each in BACKENDS if isinstance(each, TorchBackend) and each.facts is not row}
     others -= {file_of(kind) for each in BACKENDS if each.facts is row for kind in type(each).__mro__}
     offered = (*row.engines, *row.by_name)
@@ -69,14 +69,14 @@ def sources_for(row: Facts) -> dict[str, str]:
 
 
 def engines_by_name() -> dict[str, type[Engine]]:
-    """Ours, and those that backends bring."""
+    """Return our engines, and those that backends bring."""
     brought = [kind for each in BACKENDS if isinstance(each, TorchBackend) for kind in each._engines]
     return {**ENGINES, **{kind.name: kind for kind in brought}}
 
 
 @functools.cache
 def all_sources() -> Mapping[str, str]:
-    """Every file of the folders that may call."""
+    """Return every file of the folders that may call."""
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
@@ -86,18 +86,18 @@ def all_sources() -> Mapping[str, str]:
 
 
 def file_of(kind: type) -> str:
-    """The file of a folder that a class is in."""
+    """Return the file of a class, relative to its folder."""
     return kind.__module__.partition(".")[2].replace(".", "/") + ".py"
 
 
 @functools.cache
 def parsed(text: str) -> ast.Module:
-    """The syntax tree of a source; nobody changes it."""
+    """Parse a source; callers must not change the tree."""
     return ast.parse(text)
 
 
 def read(sources: Mapping[str, str]) -> tuple[list[Call], list[str]]:
-    """The calls, and the escapes as `file:line what`."""
+    """Return the calls, and the escapes as `file:line what`."""
     files = {path: parsed(text) for path, text in sources.items()}
     functions: dict[str, list[ast.FunctionDef]] = {}
     within: dict[str, set[int]] = {}
@@ -109,7 +109,7 @@ def read(sources: Mapping[str, str]) -> tuple[list[Call], list[str]]:
     given: dict[int, set[str]] = {}  # Function -> its parameters that hold the module.
     while True:
         before = sum(map(len, given.values()))
-        # Others neither ask for the module nor are given it.
+        # Other files neither ask for the module nor get it.
         chosen = [path for path, text in sources.items() if "_module" in text or within[path] & set(given)]
         readers = [_Reader(path, files[path], functions, given) for path in chosen]
         if sum(map(len, given.values())) == before:
@@ -117,7 +117,7 @@ def read(sources: Mapping[str, str]) -> tuple[list[Call], list[str]]:
 
 
 class _Reader:
-    """One file; adds to `given` what it passes on."""
+    """Reader of one file; it adds to `given` what the file passes on."""
 
     def __init__(
         self, path: str, tree: ast.Module, functions: Mapping[str, list[ast.FunctionDef]], given: dict[int, set[str]]
@@ -145,7 +145,7 @@ class _Reader:
         self.calls = [replace(call, guarded=call.guarded or call.name in asked) for call in self.calls]
 
     def _scope(self, node: ast.AST) -> ast.AST:
-        """The outermost function around a node: those within it see its variables."""
+        """Return the outermost function around a node: functions within it see its variables."""
         scope = node
         while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
             if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.Module) and not _is_function(scope)):
@@ -207,7 +207,7 @@ class _Reader:
             self.calls.append(Call(".".join(names)))
 
     def _keys(self, node: ast.expr) -> set[str]:
-        """The keys of a dictionary that is unpacked into a call."""
+        """Return the keys of a dictionary that is unpacked into a call."""
         values = [
             value for target, value in _assignments(self._scope(node)) if ast.unparse(target) == ast.unparse(node)
         ]
@@ -229,7 +229,7 @@ class _Reader:
             self._escape(node, "is asked for a name that is not known")
 
     def _one_of(self, name: ast.expr) -> list[str]:
-        """The constants that a variable of a comprehension or a loop takes."""
+        """Return the constants that a variable of a comprehension or a loop takes."""
         loops = [node for node in ast.walk(self._scope(name)) if isinstance(node, ast.comprehension | ast.For)]
         over = [node.iter for node in loops if ast.unparse(node.target) == ast.unparse(name)]
         values = [each for one in over for each in getattr(one, "elts", [one])]
@@ -257,7 +257,7 @@ class _Reader:
 
 
 def switches(row: Facts) -> set[str]:
-    """What the row sets below `torch.backends`, dotted."""
+    """Return the names that the row sets below `torch.backends`, dotted."""
     start = "torch.backends."
     return {name.removeprefix(start) for name in row.switches if name.startswith(start)}
 

@@ -1,8 +1,8 @@
-"""Reads vendors' packages without importing them: where a name is defined, and whether a call of ours fits it.
+"""Reader of vendors' packages without an import: the place where a name is defined, and the fit of our calls to it.
 
-The tables are vendor_api/*.json: of a package on the registry what an adapter calls and why, of others the public
-names. For packages on the registry the newest wheel is downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt 2.14.0:
-4 MB) into the user's cache directory, once a version, and read as a zip file.
+The tables are vendor_api/*.json: for a package on the registry the adapter's calls and their reasons, for others the
+public names. For packages on the registry the newest wheel is downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt
+2.14.0: 4 MB) into the user's cache directory, once a version, and read as a zip file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 class Sources:
-    """Modules of a package by dotted name, as text; finds where a name is defined without running anything."""
+    """Modules of a package by dotted name, as text; finds the definition of a name without running anything."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = texts
@@ -50,7 +50,7 @@ class Sources:
         return self._trees.get(module)
 
     def find(self, module: str, path: str, depth: int = 8) -> Definition | None:
-        """The definition that `module.path` leads to, through imports, aliases and instances made of a class."""
+        """Find the definition that `module.path` leads to, through imports, aliases and instances made of a class."""
         tree = self.tree(module)
         if tree is None or not depth:
             return None
@@ -89,7 +89,7 @@ class Sources:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Statements of a module's top level, also within its `if` and `try`."""
+    """Yield statements of a module's top level, also within its `if` and `try`."""
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
         node = waiting.pop(0)
@@ -99,7 +99,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def has_member(node: ast.ClassDef, name: str) -> bool:
-    """Whether a class defines `name`, or its __setattr__ compares against it, as torch_npu's configuration does."""
+    """Return True if a class defines `name`, or its __setattr__ compares with it, as in torch_npu's configuration."""
     for child in ast.walk(node):
         if isinstance(child, ast.FunctionDef) and child.name == name:
             return True
@@ -109,9 +109,9 @@ def has_member(node: ast.ClassDef, name: str) -> bool:
 
 
 def misfit(node: Definition, positional: int, keywords: list[str]) -> str:
-    """Why a call with that many positional arguments and those keywords does not fit; "" if it does.
+    """Return why a call with that many positional arguments and those keywords does not fit; "" if it does.
 
-    A keyword must be named by a parameter: that `**kwargs` would swallow it proves nothing.
+    A parameter must name each keyword: `**kwargs`, which would take it, proves nothing.
     """
     if isinstance(node, ast.ClassDef):
         makers = [
@@ -141,7 +141,7 @@ def _misfit(arguments: ast.arguments, positional: int, keywords: list[str]) -> s
 
 @functools.cache
 def wheel(package: str) -> Path | str:
-    """The newest wheel in the cache directory, after asking the registry for a newer; or why there is none."""
+    """Return the newest wheel in the cache directory, after asking the registry for a newer; or why there is none."""
     CACHE.mkdir(parents=True, exist_ok=True)
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(17, 40)]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.11"]
@@ -162,7 +162,7 @@ def sources(name: str) -> Sources:
     if isinstance(path, str):
         pytest.skip(path)
     with zipfile.ZipFile(path) as archive:
-        inside = TABLES[name].get("inside", "")  # The folder of the wheel that is put on the path.
+        inside = TABLES[name].get("inside", "")  # The folder of the wheel that goes on the path.
         texts = {
             entry.removeprefix(inside): archive.read(entry).decode("utf-8", "replace")
             for entry in archive.namelist()
@@ -172,12 +172,12 @@ def sources(name: str) -> Sources:
 
 
 def aliases() -> dict[str, str]:
-    """Dotted prefix in our sources -> table."""
+    """Return dotted prefix in our sources -> table."""
     return {alias: name for name, table in TABLES.items() for alias in table["aliases"]}
 
 
 def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(prefix, name) of each attribute of a vendor's module that a source names, and of each import from one.
+    """Yield (prefix, name) of each attribute of a vendor's module that a source names, and of each import from one.
 
     Seen are `torch.npu.X`, `torch_npu.npu.X`, `torch.get_device_module("npu").X`, and as prefix ANY_DEVICE
     `torch.get_device_module(anything else).X`. Not seen: a module kept in a variable, and getattr; for those there is
@@ -210,19 +210,19 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _names(table: Mapping[str, Any]) -> list[str]:
-    """What a table knows of: of a wheel what we call, of a list of public names all of it."""
+    """Return the names of a table: our calls for a wheel, all of a list of public names."""
     return [call["name"] for call in table.get("calls", ())] or list(table.get("public", ()))
 
 
 def unlisted(tree: ast.Module) -> list[str]:
-    """Names of vendors' modules that a source uses and no table lists."""
+    """Return names of vendors' modules that a source uses and no table lists."""
     missing = []
     for prefix, name in uses(tree):
         if prefix == ANY_DEVICE:
             tables = [table for table in TABLES.values() if table["aliases"][0].startswith("torch.")]
         else:
             tables = [TABLES[aliases()[prefix]]] if prefix in aliases() else [{}]
-        # A chain may go on after the name, or stop at what leads to one, as `torch.npu` alone does.
+        # A chain may go on after the name, or stop before one, like `torch.npu` alone.
         if not name or name == aliases().get(prefix):
             continue
         if not all(any(f"{name}.".startswith(f"{each}.") for each in _names(table)) for table in tables):

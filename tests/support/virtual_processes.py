@@ -1,10 +1,10 @@
-"""Decode and compute in the event loop of the service, in place of processes: in so many virtual seconds.
+"""Doubles that decode and compute in the event loop of the service, instead of processes: in virtual seconds.
 
     Decoders ─► Replicas ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
     Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker
 
-Owns: the other ends of these socket pairs, which read and write the real messages. All of the server is as it is: put
-in their place are the two names by which processes are made, `app.fleet.process.spawn` and
+Owns: the other ends of these socket pairs, which read and write the real messages. The rest of the server is unchanged:
+only the two names that make processes are replaced, `app.fleet.process.spawn` and
 `app.decoding.process.ForkServer`. As parameters they would pass through five constructors that have no other use for
 them.
 """
@@ -46,24 +46,24 @@ from app.worker.messages import (
 from app.worker.results import write_results
 
 FIRST_PID = 1 << 30
-"""No process of this system has such a number."""
+"""First process id of the doubles; no process of this system has such a number."""
 
 
 class Child:
-    """Stand for a process: as app.processes.fork_server.Child."""
+    """Stand-in for a process, like app.processes.fork_server.Child."""
 
     def __init__(self, pid: int, killed: Callable[[], None]) -> None:
         self.pid, self.kill = pid, killed
         self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def ends_within(self, limit_s: float) -> bool:
-        """Wait for its end, at most for so long; return whether it has ended."""
+        """Wait for its end, at most for so long; return True if it has ended."""
         await asyncio.wait((self.exited,), timeout=limit_s)
         return self.exited.done()
 
 
 class Process:
-    """Do one thing after the other, each for so long, on a clock of its own: a loop that is late makes it no slower.
+    """Process that does one work after the other, each for so long, on its own clock: a late loop makes it no slower.
 
     `busy_s`: how long it has worked.
     """
@@ -72,24 +72,24 @@ class Process:
         self.loop = asyncio.get_running_loop()
         self.child = Child(pid, self.end)
         self.busy_s = 0.0
-        self._waiting: deque[tuple[float, Any]] = deque()  # Since when.
+        self._waiting: deque[tuple[float, Any]] = deque()  # Begin of the wait, work.
         self._free_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._paused_s = 0.0
 
     def takes_s(self, work: Any) -> float:
-        """Return how long this takes."""
+        """Return how long this work takes."""
         raise NotImplementedError
 
     def begun(self, work: Any) -> None:
         """Note that it begins to work on this."""
 
     def ended(self, work: Any) -> None:
-        """Say that it is done."""
+        """Report that the work is done."""
         raise NotImplementedError
 
     def add(self, work: Any) -> None:
-        """Do this, too."""
+        """Queue this work."""
         self._waiting.append((self.loop.time(), work))
         if self._timer is None:
             self._next()
@@ -110,7 +110,7 @@ class Process:
             self._next()
 
     def pause(self, seconds: float) -> None:
-        """Stand still for so long from now, as when it is stopped."""
+        """Stand still for so long from now, like a stopped process."""
         self._free_s = max(self._free_s, self.loop.time()) + seconds
         if self._timer is not None:
             timer, work = self._timer, self._timer._args[0]
@@ -127,7 +127,7 @@ class Process:
 
 
 class Decoder(Process):
-    """Decode an image in `image_s(job)`; its slot holds what it held."""
+    """Process that decodes an image in `image_s(job)`; the slot's content is unchanged."""
 
     def __init__(self, pid: int, connection: int, inbox: int, image_s: Callable[[Job], float]) -> None:
         super().__init__(pid)
@@ -169,7 +169,7 @@ class Decoder(Process):
 
 
 class Worker(Process):
-    """Compute a batch in `batch_s(run)`; each result is a single zero."""
+    """Process that computes a batch in `batch_s(run)`; each result is a single zero."""
 
     def __init__(self, pid: int, end: socket.socket, batch_s: Callable[[Run], float], latency_s: Mapping[int, float]):
         super().__init__(pid)
@@ -233,9 +233,9 @@ class Worker(Process):
 
 @dataclass
 class Processes:
-    """Make and keep what there is in place of processes.
+    """Maker and keeper of the doubles of processes.
 
-    `image_s`: of a job; `batch_s`: of a run; `latency_s`: what a worker says of batch sizes when it begins.
+    `image_s`: of a job; `batch_s`: of a run; `latency_s`: latency by batch size that a worker reports at its start.
     """
 
     image_s: Callable[[Job], float]
@@ -260,18 +260,18 @@ class Processes:
         return FIRST_PID + len(self.decoders) + len(self.workers)
 
     async def spawn(self, name: str, *, forks: bool, bare: bool = False) -> Spawned:
-        """Make a worker, as app.fleet.spawn.spawn does."""
+        """Make a worker, like app.fleet.spawn.spawn."""
         ours, theirs = socket_pair()
         worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
         self.workers.append(worker)
         return Spawned(worker.child, ours, {})  # type: ignore[arg-type]
 
     def fork_server(self, begin: object) -> _ForkServer:
-        """Make what stands for app.processes.fork_server.ForkServer."""
+        """Make the stand-in for app.processes.fork_server.ForkServer."""
         return _ForkServer(self)
 
     def parts(self, name: str) -> Sequence[Process]:
-        """Return those of "worker", of "decoders", else all of them."""
+        """Return the processes of "worker" or of "decoders", else all of them."""
         parts: dict[str, Sequence[Process]] = {"worker": self.workers, "decoders": self.decoders}
         return parts.get(name, [*self.workers, *self.decoders])
 
@@ -294,7 +294,7 @@ class _ForkServer:
 
 @contextlib.contextmanager
 def in_place_of_processes(processes: Processes) -> Iterator[None]:
-    """Give these to services that are started in this context."""
+    """Use these doubles in services that start in this context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fleet_process, "spawn", processes.spawn)
         patched.setattr(decoding_process, "ForkServer", processes.fork_server)

@@ -1,9 +1,9 @@
-"""Serve in virtual time, owner and ingress; clients call the ingress as a transport does, without one.
+"""Service in virtual time, owner and ingress; clients call the ingress like a transport, without one.
 
     async with serving(decode_s=0.01, batch_s=0.008) as service:
         outcome = await service.ask(timeout_s=0.25)
 
-Owns: the service, and a transport that has no bytes. Must not know what is asserted.
+Owns: the service, and a transport that has no bytes. Must not know the assertions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tests.support.virtual_processes import Processes, in_place_of_processes
 T = TypeVar("T")
 MODEL = "resnet18"
 IMAGE = bytes(50_000)
-"""Decoders here look at no image."""
+"""Body of an image; decoders here do not read it."""
 _SCOPE = {"method": "POST", "path": "/", "headers": (), "client": ("127.0.0.1", 1)}
 
 
 class Outcome(NamedTuple):
-    """Tell what a request got ("OK" or an error's code), when it was sent and when answered (`clock.monotonic()`)."""
+    """Result of a request ("OK" or an error's code), time of sending and of the answer (`clock.monotonic()`)."""
 
     code: str
     sent_s: float
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return how long the answer took."""
+        """Seconds that the answer took."""
         return self.came_s - self.sent_s
 
 
@@ -72,7 +72,7 @@ OPTIONS = Options()
 
 
 class VirtualService:
-    """Ask a service. `outcomes`: of all that was asked, in the order of the answers."""
+    """Client of a service. `outcomes`: of all requests, in the order of the answers."""
 
     def __init__(self, service: Service, processes: Processes) -> None:
         self.service, self.processes = service, processes
@@ -88,7 +88,7 @@ class VirtualService:
         upload_s: float = 0.0,
         client: str = "127.0.0.1",
     ) -> Outcome:
-        """Ask for one image of a client, whose bytes take `upload_s` to come."""
+        """Ask for one image of a client, whose upload takes `upload_s`."""
         with RequestContext(self.service.link, dict(_SCOPE)) as context:
             context.caller = Caller(client, CallerLimits(priority=HIGHEST_PRIORITY))
             try:
@@ -136,7 +136,7 @@ def _opened(models: tuple[str, ...], folder: str) -> tuple[Settings, Sequence[An
 async def serving(
     folder: Any, *, decode_s: float, batch_s: Mapping[int, float], models: Sequence[str] = (MODEL,), **settings: Any
 ) -> AsyncIterator[VirtualService]:
-    """Start a service. `decode_s`: what an image takes of each of two decoders; `batch_s`: by batch size."""
+    """Start a service. `decode_s`: time of an image on each of two decoders; `batch_s`: time by batch size."""
     processes = Processes(lambda _: decode_s, lambda run: batch_s[run.batch_size], batch_s)
     base, opened, choice = _opened(tuple(models), str(folder))
     with in_place_of_processes(processes):

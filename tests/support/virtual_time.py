@@ -1,10 +1,10 @@
-"""An event loop in virtual time: where nothing is ready, its clock jumps to the next timer.
+"""Event loop in virtual time: if nothing is ready, its clock jumps to the next timer.
 
     loop = VirtualLoop(); with as_clock(loop): loop.run_until_complete(main())
 
-Owns: time. Sixty seconds take as long as what happens in them takes to compute, and no machine is too busy for that.
-What threads are given runs in the loop at once and takes no time. Descriptors are real: what is ready comes before any
-jump, in the order of their numbers, so that a socket pair whose both ends are in the loop says the same every time.
+Owns: time. Sixty seconds take as long as their events take to compute, and no machine is too busy for that.
+Work given to threads runs in the loop at once and takes no time. Descriptors are real: ready ones come before any
+jump, in the order of their numbers, so that a socket pair with both ends in the loop acts the same every time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import pytest
 from app import clock
 
 BEGINS_S = 1000.0
-"""Not 0: there are fields in which 0 is "not yet"."""
+"""Start of virtual time; not 0, because 0 means "not yet" in some fields."""
 _STUCK_S = 5.0
 _PATIENCE_S = 0.02
 
 
 class StuckError(Exception):
-    """Nothing is ready, no timer runs, and nothing came from outside: what is awaited never comes."""
+    """Deadlock: nothing is ready, no timer runs, and nothing came from outside."""
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Wait for no timer, and say how long it would have been."""
+    """Selector that waits for no timer, and reports how long the wait would have been."""
 
     jumped: Callable[[float], None]
     patience_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; where nothing is, jump to the next timer."""
+        """Return what is ready; if nothing is, jump to the next timer."""
         ready = super().select(0)
         if not ready and timeout and self.patience_s:
             ready = super().select(self.patience_s)
@@ -49,7 +49,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Run callbacks as asyncio's own loop does, without waiting for their times."""
+    """Loop that runs callbacks like asyncio's own, without waiting for their times."""
 
     def __init__(self, begins_s: float = BEGINS_S) -> None:
         self._jumping = selector = _Jumping()
@@ -63,15 +63,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now_s
 
     def hear_the_network(self) -> None:
-        """Look for so much real time before each jump: what is sent through the network may take a moment to come."""
+        """Wait a moment of real time before each jump: network messages may take a moment to arrive."""
         self._jumping.patience_s = _PATIENCE_S
 
     def stand_still(self, seconds: float) -> None:
-        """Let so much time pass in which nothing runs: as if the process were stopped."""
+        """Let so much time pass without running anything, as if the process were stopped."""
         self._now_s += max(0.0, seconds)
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *given: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        """Run it here, at once: no thread says when it is done."""
+        """Run the function here, at once: no thread reports its end."""
         done = self.create_future()
         try:
             done.set_result(function(*given))
@@ -82,7 +82,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextlib.contextmanager
 def as_clock(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Put the loop's clock in the place of the app's as long as the context lasts."""
+    """Put the loop's clock in the place of the app's in the context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(clock, "monotonic", loop.time)
         yield

@@ -1,8 +1,8 @@
-"""Services and commands forked from a process that has imported what they need: a start costs no seconds of imports.
+"""Services and commands forked from a process that has imported their modules: a start costs no seconds of imports.
 
-They import the same modules that they would import by themselves, compute nothing meanwhile, and then run as anybody
-else. What depends on the environment that libraries read when they load has to be started from nothing (`running` in
-tests/support/service_process.py and `completed` do so where they are given such variables).
+They import the same modules as by themselves, compute nothing meanwhile, and then run like any other
+process. A process that depends on variables which libraries read when they load has to start from nothing (`running` in
+tests/support/service_process.py and `completed` do so if they get such variables).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.warm_imports"])
 
 STARTED_WITH: dict[str, str] = {}
-"""The environment that services get, as it was before the tests' process loaded libraries that change it."""
+"""Environment for services, from before the tests' process loaded libraries that change it."""
 
 ROOT = Path(__file__).parents[2]
 _OF_TESTS = {"DEVICE_UNDER_TEST", "DEVICE_TYPE", "PHOTOGRAPHS"}
 
 
 def fits(environment: Mapping[str, str]) -> bool:
-    """Whether a process with this beside our environment may be forked: nothing that it has imported reads it."""
+    """Return True if a process with these variables beside ours may be forked: no imported module reads them."""
     return all(
         name.startswith(("ANYCHIP_", "YOLO_")) or name in _OF_TESTS or (name, text) == ("PYTHONPATH", str(ROOT))
         for name, text in environment.items()
@@ -44,11 +44,11 @@ def fits(environment: Mapping[str, str]) -> bool:
 
 
 _forked = False
-"""Whether this process was forked from the warm one, and asks that for processes of its own."""
+"""True if this process was forked from the warm one, and asks that one for its children."""
 
 
 def _start_server() -> None:
-    """Start the process that forks, where there is none, in the environment of a service."""
+    """Start the process that forks, if there is none, in the environment of a service."""
     if _forked:
         return
     changed = dict(os.environ)
@@ -62,7 +62,7 @@ def _start_server() -> None:
 
 
 class _Forked:
-    """A process forked from the warm one, as subprocess.Popen has it."""
+    """Process forked from the warm one, with subprocess.Popen's interface."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         self._process = _context.Process(target=target, args=arguments)
@@ -73,15 +73,15 @@ class _Forked:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, minus the signal that ended it; None while it lives."""
+        """Exit status, minus the signal that ended it; None while it lives."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """As `returncode`."""
+        """Return `returncode`."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status. Raises subprocess.TimeoutExpired."""
+        """Wait for the end; return the exit status. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             assert timeout is not None
@@ -89,17 +89,17 @@ class _Forked:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Nothing for a process that has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -115,7 +115,7 @@ class WarmProcess(_Forked):
 
 
 class WarmScript(_Forked):
-    """What `python_command` made of a file, in a session of its own, which prints into open files: a child of
+    """Result of `python_command` for a file, in its own session, printing into open files: a child of
     models/exports/exported.py or backends/detect.py.
     """
 
@@ -127,14 +127,14 @@ class WarmScript(_Forked):
 
 
 class WarmCommand(WarmScript):
-    """What it made of `-m module …`, in a session: a child of plugins/tools/anychip_tools/verify/command.py."""
+    """Result of it for `-m module …`, in a session: a child of plugins/tools/anychip_tools/verify/command.py."""
 
     def __init__(self, command: Sequence[str], **_: object) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         super().__init__(command, stdout=self._said, stderr=self._said, env=dict(os.environ))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """What it has printed, once it has ended. Raises subprocess.TimeoutExpired."""
+        """Return its output, once it has ended. Raises subprocess.TimeoutExpired."""
         self.wait(timeout)
         self._said.seek(0)
         return self._said.read().decode(errors="replace"), None
@@ -146,7 +146,7 @@ def _in_place_of_subprocess(process: type[WarmScript]) -> Any:
 
 
 SUBPROCESS = _in_place_of_subprocess(WarmScript)
-"""What models.exports.exported and backends.detect have in place of the module: their children need not import
+"""Stand-in for the module subprocess in models.exports.exported and backends.detect: their children need not import
 PyTorch.
 """
 
@@ -157,7 +157,7 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
         os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update(environment)
-    place = words.index(interpreter._FILE)  # As `python_command` has it, after options of the interpreter.
+    place = words.index(interpreter._FILE)  # In the words of `python_command` it follows the interpreter's options.
     sys.path[:] = words[place + 1].split("\n")
     del words[: place + 2]
     if words[0] == "-m":
@@ -174,8 +174,8 @@ def _run_module(words: list[str]) -> None:
 
 
 def _warm_children(words: Sequence[str]) -> None:
-    """Processes that this one starts to look at files and devices are forked from the warm one, too, and so is a
-    worker that would be a fresh interpreter. Not one of the null device: that has one where its import is to be slow.
+    """Fork children of this process, which look at files and devices, from the warm one, too, and so a
+    worker that would be a fresh interpreter. Leave out workers of the null device: a test may want their slow import.
     """
     from anychip_tools.verify import command
     from app.worker import main
@@ -185,7 +185,7 @@ def _warm_children(words: Sequence[str]) -> None:
     forked = main._forked
 
     def worker(parent: int, descriptors: Sequence[int]) -> None:
-        """A process of its own in all else: it has not even the descriptors by which the warm one is asked."""
+        """Separate the worker from the warm process: it loses the descriptors by which that one is asked."""
         for module in (exported, detect, command):
             vars(module)["subprocess"] = subprocess
         del vars(forkserver._forkserver)["ensure_running"]
@@ -202,7 +202,7 @@ def _warm_children(words: Sequence[str]) -> None:
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
-    """The process, from its first line."""
+    """Run the process, from its first line."""
     os.dup2(output.fileno(), 1)
     output.close()
     with open(errors, "w") as log:
@@ -225,7 +225,7 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
 def completed(
     folder: Path, *words: str, environment: Mapping[str, str] | None = None, timeout_s: float = 280
 ) -> subprocess.CompletedProcess[str]:
-    """Python with these words in `folder`, when it has ended: forked where its environment allows that.
+    """Run Python with these words in `folder` to its end; fork it if its environment allows that.
 
     Raises subprocess.TimeoutExpired, and ends it then.
     """

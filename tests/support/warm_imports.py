@@ -1,4 +1,4 @@
-"""What a service imports until it is ready, before any thread is started (tests/support/warm.py)."""
+"""Imports of a service until it is ready, before any thread is started (tests/support/warm.py)."""
 
 import gc
 import importlib
@@ -18,4 +18,4 @@ for name in (
 ):
     importlib.import_module(name)
 gc.enable()
-gc.freeze()  # A collection in a service would copy what is shared.
+gc.freeze()  # A collection in a service would copy shared pages.

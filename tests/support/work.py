@@ -1,4 +1,4 @@
-"""How much work something is, where a clock would say how fast and how busy the machine is."""
+"""Measures of work, instead of a clock, which also measures how fast and how busy the machine is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.loop_guard import turn_s
 
 
 def calls(function: Callable[[], object]) -> int:
-    """How many functions are called in this thread, of Python and of C, until this one is done."""
+    """Count the functions called in this thread, of Python and of C, until this one is done."""
     count = 0
 
     def seen(_frame: FrameType, event: str, _argument: Any) -> None:
@@ -32,9 +32,9 @@ def calls(function: Callable[[], object]) -> int:
 
 
 def turns(function: Callable[[], object]) -> float:
-    """What this process computes until the function is done, in turns of an empty loop of Python.
+    """Return what this process computes until the function is done, in turns of an empty loop of Python.
 
-    57 million are a second of a server's processor of 2024, and one of a slow one's takes ten times as long.
+    57 million are a second of a server's processor of 2024; a slow processor takes ten times as long.
     """
     before_s, began_s = turn_s(), time.process_time()
     function()
@@ -42,7 +42,7 @@ def turns(function: Callable[[], object]) -> float:
 
 
 def of_one_thread(function: Callable[[], object]) -> float:
-    """The part of this process's work that the busiest of its threads does until the function is done."""
+    """Return the part of this process's work that its busiest thread does until the function is done."""
     process = psutil.Process()
     before = {each.id: each.user_time + each.system_time for each in process.threads()}
     function()
@@ -51,7 +51,7 @@ def of_one_thread(function: Callable[[], object]) -> float:
 
 
 def until(condition: Callable[[], object], within_s: float = 240) -> None:
-    """Poll for a state that nothing else tells of. Raises AssertionError where it never comes about."""
+    """Poll for a state that nothing else signals. Raises AssertionError if it never comes."""
     wait = threading.Event()
     for _ in range(int(within_s / 0.02)):
         if condition():

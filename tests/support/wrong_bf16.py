@@ -1,5 +1,5 @@
-"""A plugin for workers (`--plugins`): convolutions in bfloat16 are wrong by a fifth, as if a device's kernels were not
-right in that type. The precision gate must refuse it.
+"""Plugin for workers (`--plugins`): convolutions in bfloat16 are wrong by a fifth, as if a device's kernels were wrong
+in that type. The precision gate must refuse it.
 """
 
 from __future__ import annotations

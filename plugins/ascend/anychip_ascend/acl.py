@@ -1,8 +1,8 @@
 """Huawei's pyACL, which comes with CANN: a card, its memory and its copies, without torch_npu.
 
-Owns: the one initialisation of a process, ACL's codes, and how much is taken on the card. Must not know networks.
+Owns: the one initialisation of a process, ACL's codes, and the count of memory taken there. Must not know networks.
 
-Functions, their parameters and what they return are those of pyACL's source as Huawei publishes it (2026, model.cpp,
+Functions, their parameters and results are those of pyACL's source as Huawei publishes it (2026, model.cpp,
 rt_memory.cpp, rt_synchronize.cpp, media_jpeg.cpp); constants and codes those of CANN's headers (Ascend/pytorch,
 third_party/acl/inc/acl: acl_base.h, acl_rt.h, error_codes/*.h). Unverified on hardware.
 """
@@ -24,18 +24,18 @@ from backends.engines.compiled import imported
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2  # aclrtMemcpyKind
 _HUGE_FIRST = 0  # aclrtMemMallocPolicy
-_HBM_MEM = 1  # aclrtMemAttr; of a card without HBM, ACL answers for its DDR.
+_HBM_MEM = 1  # aclrtMemAttr; on a card without HBM, ACL answers for its DDR.
 _REPEAT_INITIALIZE = 100002  # torch_npu has done it.
 
 
 class AclCard:
-    """The card of this process. It stands in for `torch.npu`, as far as TorchBackend and detection ask of it.
+    """Card of this process. It stands in for `torch.npu` in the calls of TorchBackend and detection.
 
-    `soc`: its kind, as atc wants it. `acl`: pyACL itself, for what returns no code.
+    `soc`: its kind, as atc takes it. `acl`: pyACL itself, for functions that return no code.
     """
 
     def __init__(self) -> None:
-        """Raises EngineRefusedError without pyACL, RuntimeError where it cannot be initialised."""
+        """Initialise pyACL. Raises EngineRefusedError without pyACL, RuntimeError if it cannot be initialised."""
         self.acl = imported("acl", "source CANN's set_env.sh")
         code = self.acl.init()
         if code not in (0, _REPEAT_INITIALIZE):
@@ -44,7 +44,7 @@ class AclCard:
         self._pinned: dict[int, int] = {}  # pointer -> bytes
 
     def call(self, name: str, *arguments: object) -> Any:
-        """What a function of pyACL's returns beside its code. Raises RuntimeError, worded as torch_npu's."""
+        """Call a function of pyACL; return its results without the code. Raises RuntimeError, worded as torch_npu's."""
         answer = attrgetter(name)(self.acl)(*arguments)
         *values, code = answer if isinstance(answer, tuple) else (answer,)
         if code:
@@ -56,28 +56,28 @@ class AclCard:
         return f"acl.{name}, error code is {code}" + (f": {said[0]}" if said else "")
 
     def set_device(self, target: str) -> None:
-        """Open the card, in this thread; `target` as torch_npu would call it, such as `npu:0`."""
+        """Open the card in this thread; `target`: its name in torch_npu, such as `npu:0`."""
         self.call("rt.set_device", int(target.partition(":")[2] or 0))
         self._context = self.call("rt.get_context")
         self.soc = self.acl.get_soc_name()
 
     def enter(self, target: str) -> None:
-        """Work on the card in this thread; opens it where nothing has."""
+        """Use the card in this thread; open it if no thread has."""
         if self._context:
             self.call("rt.set_context", self._context)
         else:
             self.set_device(target)
 
     def is_available(self) -> bool:
-        """As far as pyACL is here."""
+        """Return True: pyACL is here."""
         return True
 
     def device_count(self) -> int:
-        """Those that this process may use."""
+        """Return the number of cards that this process may use."""
         return int(self.call("rt.get_device_count"))
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
-        """Opens the card and leaves it again. Raises RuntimeError."""
+        """Return a card's name and memory; open and reset the card for it. Raises RuntimeError."""
         self.call("rt.set_device", index)
         _, total = self.call("rt.get_mem_info", _HBM_MEM)
         name = self.acl.get_soc_name()
@@ -85,37 +85,37 @@ class AclCard:
         return SimpleNamespace(name=name, total_memory=total)
 
     def memory_allocated(self, _: str) -> int:
-        """Bytes that networks and buffers of this process take."""
+        """Return the bytes that networks and buffers of this process take."""
         return self._taken_bytes
 
     memory_reserved = memory_allocated
 
     def mem_get_info(self, target: str) -> tuple[int, int]:
-        """Free and all bytes of the card, in any thread."""
+        """Return the free and the total bytes of the card; any thread may call it."""
         self.enter(target)
         free, total = self.call("rt.get_mem_info", _HBM_MEM)
         return int(free), int(total)
 
     def empty_cache(self) -> None:
-        """Nothing is kept that is not used."""
+        """Do nothing: unused memory is never kept."""
 
     def count(self, size_bytes: int) -> None:
-        """Memory that ACL takes by itself, or gives back (less than 0)."""
+        """Count memory that ACL takes by itself, or gives back (less than 0)."""
         self._taken_bytes += size_bytes
 
     def take(self, size_bytes: int) -> int:
-        """Memory of the card."""
+        """Allocate memory of the card."""
         pointer: int = self.call("rt.malloc", size_bytes, _HUGE_FIRST)
         self.count(size_bytes)
         return pointer
 
     def give_back(self, pointer: int, size_bytes: int) -> None:
-        """What `take` has returned."""
+        """Free memory from `take`."""
         self.count(-size_bytes)
         self.call("rt.free", pointer)
 
     def pinned(self, size_bytes: int) -> Pixels:
-        """Zeros uint8 [size_bytes] from which the card copies while it computes; freed with its last view."""
+        """Allocate zeros uint8 [size_bytes] from which the card copies while it computes; freed with the last view."""
         pointer = self.call("rt.malloc_host", size_bytes)
         memory = (ctypes.c_uint8 * size_bytes).from_address(pointer)
         self._pinned[pointer] = size_bytes
@@ -140,7 +140,7 @@ class AclCard:
         self.call("rt.memcpy_async", target, size_bytes, source, size_bytes, kind, stream)
 
     def silence(self) -> str:
-        """What the card says to the smallest copy there and back; empty when it comes out right."""
+        """Return why the smallest copy to the card and back fails; empty if it succeeds."""
         array: Array = np.array([2], np.int32)
         answer = np.zeros_like(array)
         try:
@@ -157,7 +157,7 @@ class AclCard:
 
 
 def released(*steps: Callable[[], object]) -> None:
-    """Do all of these, though some fail: a lost card refuses to give anything back."""
+    """Run all steps, even if some fail: a lost card refuses to free anything."""
     for step in steps:
         try:
             step()
@@ -167,5 +167,5 @@ def released(*steps: Callable[[], object]) -> None:
 
 @functools.cache
 def card() -> AclCard:
-    """The one of this process."""
+    """Return the one card of this process."""
     return AclCard()

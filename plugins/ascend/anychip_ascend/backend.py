@@ -1,7 +1,7 @@
-"""Huawei Ascend through torch_npu, which wants a CPU build of torch; without it through CANN's pyACL alone.
+"""Huawei Ascend through torch_npu, which needs a CPU build of torch; without it through CANN's pyACL alone.
 
-Owns: the two rows and which of them it is, and the one switch that is a call (torch_npu 2.14.0, its name as in the
-wheel). It takes the place of anychip's own `npu`, which has torch_npu alone. Unverified on hardware.
+Owns: the two rows and the choice between them, and the one switch that is a call (torch_npu 2.14.0, its name as in the
+wheel). It replaces anychip's own `npu`, which has torch_npu alone. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BY_TORCH_NPU = replace(
     by_name=("onnxruntime", "om"),  # onnxruntime-cann; CANN's own models, through pyACL
     remedies={
         **vendors.ASCEND.remedies,
-        # What ACL says of a model's input (acl_base.h, ge_error_codes.h).
+        # ACL's codes for a model's input (acl_base.h, ge_error_codes.h).
         **{f"error code is {code}": _WRONG_INPUT for code in (100017, 145006, 145011, 145012)},
         _IN_CAPTURE: f"{vendors.ASCEND.remedies[_IN_CAPTURE]} or torchair",
         "error code is 145013": "the model was compiled for other sizes of batches: compile it with --batch-sizes",
@@ -54,13 +54,13 @@ BY_PYACL = replace(
 
 
 class AscendBackend(TorchBackend):
-    """`npu`: Ascend NPUs."""
+    """Backend `npu`: Ascend NPUs."""
 
     facts = BY_TORCH_NPU
     _engines = (OmEngine, TorchairEngine)
 
     def __init__(self) -> None:
-        """The row is that of what is installed."""
+        """Choose the row of the installed package."""
         alone = detect.installed("acl") and not detect.installed("torch_npu")
         super().__init__(BY_PYACL if alone else BY_TORCH_NPU)
 
@@ -77,7 +77,7 @@ class AscendBackend(TorchBackend):
             return card()
 
     def release_cache(self, device: str) -> int:
-        """Also pinned memory of the host, of which torch_npu keeps what it does not use."""
+        """Release the cache, and pinned memory of the host that torch_npu keeps unused."""
         returned = super().release_cache(device)
         module = self._module()
         if hasattr(module, "host_empty_cache"):
@@ -86,7 +86,7 @@ class AscendBackend(TorchBackend):
         return returned
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
-        """DVPP's, without torch_npu."""
+        """Return DVPP's decoder if torch_npu is missing, else None."""
         if self.facts is BY_TORCH_NPU:
             return None
         with translated_errors(target):
@@ -106,5 +106,5 @@ class AscendBackend(TorchBackend):
             module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
         except AttributeError as error:  # As with switches: a newer package may have renamed it.
             log.warning("operators may be compiled for every new shape: %s", error)
-        # Our own choice, of which torch_npu warns at every tensor that it would have laid out otherwise.
+        # Our own choice; torch_npu warns at every tensor that it would have laid out otherwise.
         warnings.filterwarnings("ignore", message="Cannot create tensor with internal format")

@@ -1,10 +1,10 @@
-"""JPEG files decoded by Ascend's DVPP: JPEGD to YUV, VPC to RGB, both beside the AI cores.
+"""Decoder of JPEG files on Ascend's DVPP: JPEGD to YUV, VPC to RGB, both beside the AI cores.
 
 Owns: its pictures and their strides. Must not know what becomes of the pixels, which come to the host.
 
 Functions, formats and alignments are those of pyACL's source (media_jpeg.cpp), acl/ops/acl_dvpp.h (Ascend/pytorch,
-third_party/acl/inc) and Ascend/samples (JpegDHelper; acllite's dvpp): JPEGD's rows are aligned to 128 bytes where a
-card wants 64 or 16 alone, its columns to 16; colours are BT.601 of the full range, which is what JPEG has, by default.
+third_party/acl/inc) and Ascend/samples (JpegDHelper; acllite's dvpp): JPEGD's rows are aligned to 128 bytes even if a
+card needs only 64 or 16, its columns to 16; colours are BT.601 of the full range, like JPEG, by default.
 Chroma is kept for every fourth pixel, whatever the file has. Unverified on hardware.
 """
 
@@ -24,12 +24,12 @@ _YUV_SEMIPLANAR_420, _RGB_888 = 1, 12  # acldvppPixelFormat
 
 
 class DvppDecoder(ImageDecoder):
-    """One channel of a card's. Pixels are the host's: without torch_npu, PyTorch has no other place for them."""
+    """Decoder on one channel of a card. Pixels go to the host: without torch_npu, PyTorch has no other place."""
 
     name = "DVPP"
 
     def __init__(self, target: str, card: AclCard) -> None:
-        """`target`: the card as torch_npu would call it. Raises BackendError."""
+        """Open a channel. `target`: the card's name in torch_npu. Raises BackendError."""
         super().__init__("cpu")
         self._target, self._card = target, card
         with translated_errors(target):
@@ -38,7 +38,7 @@ class DvppDecoder(ImageDecoder):
             self._stream = card.call("rt.create_stream")
 
     def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """All are under way before the first is waited for."""
+        """Decode the files; submit all before waiting for the first."""
         undo: list[Callable[[], object]] = []
         try:
             with translated_errors(self._target):
@@ -49,7 +49,7 @@ class DvppDecoder(ImageDecoder):
             released(*reversed(undo))
 
     def _begin(self, file: Tensor, undo: list[Callable[[], object]]) -> tuple[int, int, int, int]:
-        """Width, height, bytes of a row, and where its pixels will be. `undo`: gets what gives the memory back."""
+        """Start a file; return width, height, bytes of a row, address. `undo`: gets steps that free the memory."""
         call, size_bytes = self._card.call, file.numel()
         width, height, _ = call("media.dvpp_jpeg_get_image_info", file.data_ptr(), size_bytes)
         source = self._memory(size_bytes, undo)
@@ -70,7 +70,7 @@ class DvppDecoder(ImageDecoder):
         size_bytes: int,
         undo: list[Callable[[], object]],
     ) -> tuple[int, int]:
-        """A picture's description, and its memory. `size`, `strides`: width and height."""
+        """Make a picture's description and its memory. `size`, `strides`: width and height."""
         call, memory = self._card.call, self._memory(size_bytes, undo)
         picture = self._card.acl.media.dvpp_create_pic_desc()
         undo.append(partial(call, "media.dvpp_destroy_pic_desc", picture))
@@ -86,7 +86,7 @@ class DvppDecoder(ImageDecoder):
         return pointer
 
     def _pixels(self, width: int, height: int, row: int, place: int) -> Tensor:
-        """uint8 [3, height, width]."""
+        """Copy a picture to the host as uint8 [3, height, width]."""
         rows = torch.empty((height, row), dtype=torch.uint8)
         self._card.call("rt.memcpy", rows.data_ptr(), rows.numel(), place, rows.numel(), DEVICE_TO_HOST)
         return rows[:, : 3 * width].reshape(height, width, 3).permute(2, 0, 1)

@@ -1,15 +1,15 @@
 """Huawei's offline models (.om): networks compiled by CANN's `atc`, or finished files, run through pyACL.
 
-    network ─► ONNX ─► atc (one model for all batch sizes, AIPP for bytes) ─► cache ─► card ─► two batches under way
+    network ─► ONNX ─► atc (one model for all batch sizes, AIPP for bytes) ─► cache ─► card ─► two batches in flight
 
     copy stream      copy n+1 ────────┐ event
     compute stream   model n ─► outputs n ─► model n+1 ─► outputs n+1 ─► event, for which the host waits
 
-Owns: atc's options, and models on a card. Must not know images. For 310P and 310B, which torch_npu supports in part;
-other cards take it by its name.
+Owns: atc's options, and models on a card. Must not know images. It serves 310P and 310B, which torch_npu supports in
+part; other cards use it by its name.
 
-The options are those of Huawei's page on atc and of the commands in Ascend/samples; that convolutions of these cards
-want float16 is what Ultralytics' export to .om says (ultralytics/utils/export/ascend.py). The graph states its types
+The options are those of Huawei's page on atc and of the commands in Ascend/samples. Ultralytics' export to .om
+(ultralytics/utils/export/ascend.py) says that convolutions of these cards need float16. The graph states its types
 itself (`must_keep_origin_dtype`), so that normalisation and decoding keep float32. Unverified on hardware.
 """
 
@@ -48,10 +48,10 @@ from backends.engines.programs import Port, Program, ProgramExecutable
 from backends.vendors.drivers import driver_version
 
 _NAME = "pixels"
-_BATCH_INPUT = "ascend_mbatch_shape_data"  # What atc calls the input by which a batch's size is chosen.
+_BATCH_INPUT = "ascend_mbatch_shape_data"  # atc's name of the input that sets a batch's size.
 # aclDataType
 _DTYPES = dict(enumerate(("f4", "f2", "i1", "i4", "u1", "", "i2", "u2", "u4", "i8", "u8", "f8", "?")))
-# RGB bytes [n, height, width, 3] become numbers as they are: means and deviations are the network's own.
+# RGB bytes [n, height, width, 3] become numbers unchanged: the network itself normalises them.
 _AIPP = """aipp_op {{
     aipp_mode: static
     input_format: RGB888_U8
@@ -61,7 +61,7 @@ _AIPP = """aipp_op {{
     rbuv_swap_switch: false
 }}
 """
-_TROUBLE = re.compile(r"^E[0-9A-Z]\d{4}\b")  # Lines of atc that say what is wrong, such as E10010.
+_TROUBLE = re.compile(r"^E[0-9A-Z]\d{4}\b")  # Error lines of atc, such as E10010.
 
 
 class OmEngine(Engine):
@@ -101,7 +101,7 @@ class OmEngine(Engine):
         return ProgramExecutable(device, batch_sizes, network, program)
 
     def version(self, precision: str) -> str:
-        """CANN's."""
+        """Return CANN's version."""
         return driver_version("cann")
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
@@ -109,7 +109,7 @@ class OmEngine(Engine):
 
 
 def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str) -> bytes:
-    """The model that atc makes of a network. Raises EngineRefusedError."""
+    """Compile a network with atc and return the model. Raises EngineRefusedError."""
     atc = shutil.which("atc")
     if atc is None:
         raise EngineRefusedError("atc is not here: install the CANN toolkit, and source its set_env.sh")
@@ -120,7 +120,7 @@ def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str
         if gears:
             options.append(f"--dynamic_batch_size={','.join(map(str, sizes))}")
         command = [atc, "--framework=5", f"--output={folder / 'network'}", f"--soc_version={soc}", *options]
-        # It leaves files where it runs.
+        # atc leaves files in its working directory.
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
         )
@@ -133,14 +133,14 @@ def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str
 
 
 def _of_images(network: Network, precision: str, sizes: tuple[int, ...], folder: Path) -> tuple[list[str], bool]:
-    """atc's options for a network of ours, and whether the batch is left open."""
+    """Return atc's options for a network of ours, and True if the batch size stays open."""
     height, width, _ = network.input_shape
     gears = len(sizes) > 1
     network.cast(DTYPES[precision])
     example = torch.zeros((2 if gears else sizes[0], 3, height, width))
     try:
         exported = exported_by_tracing(_Planes(network), (example,), _NAME, axes={0: "batch"} if gears else {})
-    except Exception as error:  # Whatever a network's Python does to the tracer.
+    except Exception as error:  # A network's Python may fail in the tracer in any way.
         raise EngineRefusedError(f"PyTorch cannot export the network to ONNX: {error}") from error
     (folder / "network.onnx").write_bytes(exported)
     (folder / "aipp.cfg").write_text(_AIPP.format(height=height, width=width), encoding="ascii")
@@ -154,7 +154,7 @@ def _of_images(network: Network, precision: str, sizes: tuple[int, ...], folder:
 
 
 def _of_tensors(network: Network, precision: str, sizes: tuple[int, ...], folder: Path) -> tuple[list[str], bool]:
-    """The same for an ONNX file as it is: in fp16, what cannot be computed in float32 is not."""
+    """Return the same for an unchanged ONNX file; in fp16, float32 is kept only if the card computes it."""
     packed = cast(TensorNetwork, network)
     gears = packed.batched and len(sizes) > 1
     first = [] if not packed.batched else [-1 if gears else sizes[0]]
@@ -169,7 +169,7 @@ def _of_tensors(network: Network, precision: str, sizes: tuple[int, ...], folder
 
 
 class _Planes(nn.Module):
-    """A network over float32 [n, 3, height, width], which is what AIPP makes of bytes."""
+    """Network over float32 [n, 3, height, width], the form into which AIPP turns bytes."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class _Planes(nn.Module):
 
 @dataclass
 class _Slot:
-    """What one batch has on the card: a data set of inputs and one of outputs, with a buffer each."""
+    """Memory of one batch on the card: a data set of inputs and one of outputs, with a buffer each."""
 
     given: int
     outputs: int
@@ -193,10 +193,10 @@ class _Slot:
 
 
 class OmProgram(Program):
-    """A model on a card."""
+    """Model on a card."""
 
     def __init__(self, own: AclCard, model: bytes) -> None:
-        """Raises RuntimeError with ACL's code."""
+        """Load a model. Raises RuntimeError with ACL's code."""
         self._card, self._slots, self._streams = own, list[_Slot](), list[int]()
         data = np.frombuffer(model, np.uint8)
         place = data.ctypes.data, data.nbytes
@@ -233,14 +233,14 @@ class OmProgram(Program):
             dims = call("mdl.get_output_dims", self._desc, index)
             dtype = np.dtype(_DTYPES[mdl.get_output_data_type(self._desc, index)])
             shape = tuple(dims["dims"])
-            # Of gears, ACL may state the largest one.
+            # ACL may state the largest gear.
             outputs.append(Port(str(dims["name"]), dtype, (-1, *shape[1:]) if self._gear is not None else shape))
         self.outputs = tuple(outputs)
 
     def _add_slot(self) -> None:
         mdl = self._card.acl.mdl
         slot = _Slot(mdl.create_dataset(), mdl.create_dataset())
-        self._slots.append(slot)  # Where the next steps fail, `close` gives back what there is.
+        self._slots.append(slot)  # If a later step fails, `close` frees what there is.
         for count, size_of, dataset in (
             (mdl.get_num_inputs, mdl.get_input_size_by_index, slot.given),
             (mdl.get_num_outputs, mdl.get_output_size_by_index, slot.outputs),
@@ -254,13 +254,13 @@ class OmProgram(Program):
                     slot.hosts.append(self._card.pinned(size_bytes))
 
     def host_memory(self, size_bytes: int) -> Pixels:
-        """Pinned."""
+        """Allocate pinned memory."""
         return self._card.pinned(size_bytes)
 
     def start(self, size: int, arrays: Sequence[Array]) -> Callable[[], tuple[Array, ...]]:
         own, (copies, compute) = self._card, self._streams
         self._slots.append(self._slots.pop(0))
-        slot = self._slots[-1]  # That of the batch before the last, which is done.
+        slot = self._slots[-1]  # The slot of the batch before the last, which is done.
         self._forget_events(slot)
         places = [place for index, place in enumerate(slot.memory) if index != self._gear]
         for array, (pointer, size_bytes) in zip(arrays, places, strict=False):
@@ -293,7 +293,7 @@ class OmProgram(Program):
         return staged
 
     def _marked(self, slot: _Slot, stream: int) -> int:
-        """An event after what the stream has to do now. One for each use: used again, ACL wants it reset in between."""
+        """Record an event behind the stream's work. A new event each time: ACL wants a used one reset first."""
         slot.events.append(self._card.call("rt.create_event"))
         self._card.call("rt.record_event", slot.events[-1], stream)
         return slot.events[-1]

@@ -1,4 +1,4 @@
-"""The child process that loads a finished model (.om) on the first card and says what it takes, as JSON: `FILE`.
+"""Child process that loads a finished model (.om) on the first card and prints its inputs as JSON: `FILE`.
 
 Owns: the way out. A file that ends the process which loads it ends this one.
 """
@@ -14,12 +14,12 @@ from anychip_ascend.om import OmProgram
 
 
 def main(file: str) -> None:
-    """Shapes of inputs and outputs, and batch sizes; else an `error`."""
+    """Print the shapes of inputs and outputs, and the batch sizes; else an `error`."""
     try:
         own = card()
         own.set_device("npu:0")
         program = OmProgram(own, Path(file).read_bytes())
-    except Exception as error:  # pyACL is not here, or refuses.
+    except Exception as error:  # pyACL is missing, or refuses.
         print(json.dumps({"error": str(error)}))
         return
     ports = {name: [port.shape for port in getattr(program, name)] for name in ("inputs", "outputs")}

@@ -1,6 +1,6 @@
 """Ascend's telemetry through npu-smi.
 
-Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text, health, memory and ECC
+Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text; health, memory and ECC
 as in the vendor's npu-smi reference. In a container without privileges some of those are refused, and stay unknown.
 """
 
@@ -28,7 +28,7 @@ _CARE = {
 
 
 def parse(text: str) -> dict[int, Telemetry]:
-    """`npu-smi info -t common -i N`: lines `key : value`, where a `Chip ID` ends a chip's -> Telemetry by chip."""
+    """Parse `npu-smi info -t common -i N`, lines `key : value`, a `Chip ID` ending a chip's -> Telemetry by chip."""
     chips: dict[int, Telemetry] = {}
     members: dict[str, str] = {}
     for cells in rows(text, ":"):
@@ -45,7 +45,7 @@ def parse(text: str) -> dict[int, Telemetry]:
 
 
 def parse_map(text: str) -> list[tuple[int, int, int]]:
-    """`npu-smi info -m` -> (NPU, chip, logic id) of each chip; rows of a Mcu have no logic id and are left out."""
+    """Parse `npu-smi info -m` -> (NPU, chip, logic id) of each chip; rows of a Mcu, without logic id, are left out."""
     chips = []
     for line in text.splitlines():
         npu, chip, logic = (index(cell) for cell in (line.split() + [""] * 3)[:3])
@@ -55,18 +55,18 @@ def parse_map(text: str) -> list[tuple[int, int, int]]:
 
 
 def parse_care(*texts: str) -> Telemetry:
-    """`npu-smi info -t health`, `-t memory` and `-t ecc` of one chip -> its health, memory temperature and errors."""
+    """Parse `npu-smi info -t health`, `-t memory`, `-t ecc` of one chip -> health, memory temperature and errors."""
     said = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
     status = first(said, ("Health Status", "Health")).upper()
     return replace(telemetry(said, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))
 
 
 def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
-    """By logic id, as the driver numbers devices where ASCEND_RT_VISIBLE_DEVICES is not set. Raises ToolError.
+    """Read telemetry by logic id, the driver's number without ASCEND_RT_VISIBLE_DEVICES. Raises ToolError.
 
-    `wanted`: the logic ids to ask for, empty: all. npu-smi takes a run for each NPU, and each worker has a reader.
+    `wanted`: the logic ids to ask for, empty: all. npu-smi needs one run for each NPU, and each worker has a reader.
     """
-    if not tool.kept:  # Which chips there are does not change while a process lives.
+    if not tool.kept:  # The chips stay the same while a process lives.
         tool.kept = parse_map(tool.run("npu-smi", "info", "-m"))
     chips = [(npu, chip, logic) for npu, chip, logic in tool.kept if not wanted or logic in wanted]
     if not chips:

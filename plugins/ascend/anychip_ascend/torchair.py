@@ -2,11 +2,11 @@
 
 Owns: torchair's options and its cache. Must not know models or images.
 
-The string "npu" as a backend of torch.compile is never used: without torchair it stands for eager, in silence. Names
-are those of torch_npu's wheels from 2.5.1 to 2.14.0. What torchair keeps (`cache_compile`) it names by the layers of a
-network and its own options: not by weights, shapes, chip or version. So each network, precision, chip and version has
-a folder of its own, and each batch size a function of its own: where PyTorch compiles one function twice, torchair
-throws away what it has kept of it. Unverified on hardware.
+The string "npu" as a backend of torch.compile is never used: without torchair it means eager, in silence. Names
+are those of torch_npu's wheels from 2.5.1 to 2.14.0. torchair names an entry of its cache (`cache_compile`) by the
+network's layers and its own options: not by weights, shapes, chip or version. So each network, precision, chip and
+version has its own folder, and each batch size its own function: if PyTorch compiles one function twice, torchair
+deletes its entry. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from backends.engines.streamed import StreamedExecutable
 
 
 class TorchairEngine(Engine):
-    """The whole network as one graph of GE, for each batch size."""
+    """Engine that makes the whole network one graph of GE, for each batch size."""
 
     name = "torchair"
-    takes = "minutes"  # Reading what is kept counts as slow, too: it was never timed on a card.
+    takes = "minutes"  # Reading the cache counts as slow, too: it was never timed on a card.
     package = "torchair"
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        # torch_npu, which makes it findable, is imported before any engine is asked.
+        # torch_npu, which makes it importable, is imported before any engine.
         torchair = imported(self.package, "this torch_npu was built without it")
         with compiling("torchair", device):
             config = torchair.CompilerConfig()
-            config.mode = "max-autotune"  # GE, the default; "reduce-overhead" is what the graph engine does.
-            # Weights stay where they are: else their addresses are set anew for each batch.
+            config.mode = "max-autotune"  # GE, the default; the graph engine uses "reduce-overhead".
+            # Weights keep their addresses: else each batch sets them again.
             config.experimental_config.frozen_parameter = True
             placed(network, device, precision, self._facts.channels_last)
 
@@ -64,7 +64,7 @@ class TorchairEngine(Engine):
                     config=config,
                     dynamic=False,
                     cache_dir=str(own),
-                    ge_cache=True,  # GE's own result is kept, too, and not only the graph that PyTorch has traced.
+                    ge_cache=True,  # Keeps GE's own result, too, not only PyTorch's traced graph.
                 )
                 return _by_cache(network, device, batch_sizes, compile_cached)
 
@@ -81,7 +81,7 @@ def _by_cache(
     batch_sizes: tuple[int, ...],
     compile_cached: Callable[..., Callable[[Tensor], Any]],
 ) -> dict[int, Call]:
-    """The network ready for every batch size, of what is kept, or compiled and kept now."""
+    """Prepare the network for every batch size: from the cache, or compiled and cached now."""
     by_size: dict[int, Call] = {}
     with torch.inference_mode():
         for size in reversed(batch_sizes):
@@ -97,13 +97,13 @@ def _forward(self: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 
 def _own_function(size: int) -> FunctionType:
-    """`_forward` by another name: equal code would be the same to PyTorch, and the name is torchair's of the folder."""
+    """Rename `_forward`: PyTorch takes equal code for the same function, and torchair names its folder by it."""
     name = f"batch_of_{size}"
     return FunctionType(_forward.__code__.replace(co_name=name), _forward.__globals__, name)
 
 
 def _versions() -> str:
-    """Of PyTorch, torch_npu (torchair is part of it) and CANN."""
+    """Return the versions of PyTorch, torch_npu (torchair is part of it) and CANN."""
     npu = sys.modules.get("torch_npu")
     toolkit = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
     # The folder is called after the version; `latest` is a link to it.

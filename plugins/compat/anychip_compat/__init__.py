@@ -1,7 +1,7 @@
-"""What other servers' clients ask: DeepStack's and X-AnyLabeling's routes, Triton's metrics; OpenVINO's files; and
+"""Interfaces of other servers: routes of DeepStack and X-AnyLabeling, Triton's metrics; files of OpenVINO; and
 networks of timm and transformers.
 
-Each is found through an entry point: of the group `anychip.clients`, with a router, and what its routes need, of
+Each is found through an entry point: of the group `anychip.clients`, with a router and the needs of its routes, of
 `anychip.graphs`, or of `anychip.libraries`. Must not be imported by anychip, nor decide anything that its own routes
 decide.
 """

@@ -1,4 +1,4 @@
-"""`/v1/vision/…` and `/v1/status/…`: as cameras' software asks DeepStack and CodeProject.AI. `--compat deepstack`.
+"""Routes `/v1/vision/…` and `/v1/status/…` of DeepStack and CodeProject.AI for cameras' software. `--compat deepstack`.
 
 Owns: their form of requests, answers and errors. The first detector of `--models` answers `detection`, the first
 classifier `scene`, and `custom/NAME` is the model NAME. Boxes come by descending score and at most 20: Frigate has room
@@ -46,14 +46,14 @@ _LEAST_CONFIDENCE = 0.4
 
 
 class DeepStackCall(PredictCall):
-    """A form with a file `image` and a field `min_confidence`."""
+    """Form with a file `image` and a field `min_confidence`."""
 
     def terms(self, settings: Settings) -> Terms:
-        """As headers say; a query means nothing here."""
+        """Read the terms from the headers only; a query means nothing here."""
         return super(PredictCall, self).terms(settings)
 
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """The file called `image`, else the only one. Raises INVALID_REQUEST."""
+        """Take the file called `image`, else the first one. Raises INVALID_REQUEST."""
         fields, files = await read_form(self.headers, self.body)
         image = files.get("image") or next(iter(files.values()), None)
         if not image:
@@ -68,7 +68,7 @@ class DeepStackCall(PredictCall):
 @router.get("/v1/status/version")
 @router.get("/v1/server/status/version")
 async def status() -> dict[str, Any]:
-    """CodeProject.AI's: the server answers, and which one it is."""
+    """Report that the server answers, and its version, in CodeProject.AI's form."""
     version = signatures.server_metadata()["version"]
     major, minor, patch, *_ = (*re.findall(r"\d+", version), "0", "0", "0")
     numbers = {"major": int(major), "minor": int(minor), "patch": int(patch)}
@@ -77,20 +77,20 @@ async def status() -> dict[str, Any]:
 
 @router.post("/v1/vision/detection")
 async def detection(request: Request) -> Response:
-    """Boxes by the first model that finds objects."""
+    """Find boxes with the first model that finds objects."""
     return await _answered(request, _first(request, "objects"))
 
 
 @router.post("/v1/vision/scene")
 async def scene(request: Request) -> Response:
-    """The best class, by the first classifier."""
+    """Return the best class of the first classifier."""
     return await _answered(request, _first(request, "classes"))
 
 
 @router.post("/v1/vision/custom/list")
 @router.post("/v1/vision/listmodels")
 async def list_models(request: Request) -> dict[str, Any]:
-    """What `custom` may be asked for."""
+    """List the models that `custom` takes."""
     link: Link = request.app.state.link
     names = [name for name, served in link.models.items() if isinstance(served.model, PixelModel)]
     return {"success": True, "models": names}
@@ -98,7 +98,7 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 @router.post("/v1/vision/custom/{model}")
 async def custom(request: Request, model: str) -> Response:
-    """Boxes, or the best class, by a model that is named."""
+    """Find boxes, or the best class, with the named model."""
     return await _answered(request, model)
 
 

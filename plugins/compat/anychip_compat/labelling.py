@@ -1,7 +1,7 @@
-"""X-AnyLabeling's remote server: people who label images have this service draw first. `--compat x-anylabeling`.
+"""X-AnyLabeling's remote server: this service draws first for people who label images. `--compat x-anylabeling`.
 
-Owns: its form of requests, shapes and errors. Its list of models has the path of ours, so that the list says both. The
-program always sends thresholds, at first 0: these mean the usual ones. A request names its model within its JSON, which
+Owns: its form of requests, shapes and errors. Its list of models has the path of ours, so one answer holds both lists.
+The program always sends thresholds, at first 0: 0 means the default. A request names its model within its JSON, which
 a child process reads; until then it counts as one for the first model of images.
 """
 
@@ -39,12 +39,12 @@ _FULL = ("QUEUE_FULL", "DRAINING", "NOT_READY", "MODEL_LOADING", "DEADLINE_UNREA
 
 
 class LabellingCall(HttpCall[Answer]):
-    """A JSON of a model's name, an image and thresholds. `wanted`: the labels that are drawn, none means all."""
+    """JSON of a model's name, an image and thresholds. `wanted`: the labels that are drawn, none means all."""
 
     wanted: frozenset[str] = frozenset()
 
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """The model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
+        """Prepare the model that the JSON names. Raises INVALID_REQUEST, MODEL_NOT_FOUND."""
         packed = await ingress.converter.convert(documents.packed_with_image, 0, self.body)
         lease.take(len(packed))
         document, [image] = documents.unpack(packed)
@@ -69,20 +69,20 @@ class LabellingCall(HttpCall[Answer]):
 
 @router.get("/health")
 async def health() -> dict[str, Any]:
-    """The server answers."""
+    """Report that the server answers."""
     return {"success": True, "data": {"status": "healthy"}}
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, Any]:
-    """Our list, and theirs as `data`."""
+    """Return our list of models, with X-AnyLabeling's as `data`."""
     ours = await our_models(request)
     return {**ours.model_dump(), "success": True, "data": _described(request.app.state.link)}
 
 
 @router.get("/v1/models/{model}/info")
 async def info(request: Request, model: str) -> dict[str, Any]:
-    """A model as the list describes it."""
+    """Describe one model, like the list."""
     described = _described(request.app.state.link)
     if model not in described:
         raise ServiceError("MODEL_NOT_FOUND", f"there is no model {model!r} of images here")
@@ -91,7 +91,7 @@ async def info(request: Request, model: str) -> dict[str, Any]:
 
 @router.post("/v1/predict")
 async def label(request: Request) -> Response:
-    """Shapes of what is found."""
+    """Return the shapes of what is found."""
     ingress: Ingress = request.app.state.ingress
     try:
         first = next(iter(_described(ingress.link)), None)
@@ -132,7 +132,7 @@ def _described(link: Link) -> dict[str, Any]:
 
 
 def _shapes(found: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
-    """A detection as what the program draws: outlines, a turned or an upright box, and its key points."""
+    """Yield the shapes of a detection: outlines, a turned box, or an upright box with its key points."""
     if found.get("segments"):
         for ring in found["segments"]:
             yield _shape(found, "polygon", [*ring, ring[0]])

@@ -1,9 +1,9 @@
-"""Builds a network of timm or transformers from its configuration and local weights.
+"""Networks of timm and transformers, built from their configuration and local weights.
 
-Owns: which class is built, and which of its outputs a task takes. Must not know images, nor what becomes of outputs
-(models.exports.layouts). What runs is the installed library's code: `trust_remote_code` is never set, and a network
-whose code lies beside its weights is refused. Weights are safetensors, of timm's also a checkpoint read as data: both
-are read here, and the library is given tensors.
+Owns: the class to build, and the outputs that a task takes. Must not know images, nor what becomes of outputs
+(models.exports.layouts). The code that runs is the installed library's: `trust_remote_code` is never set, and a network
+whose code lies beside its weights is refused. Weights are safetensors, for timm also a checkpoint read as data: both
+are read here, and the library gets tensors.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from models.weights.checkpoint import read, read_header
 
 TIMM = "timm/"
 _WRAPPED = "timm_model."
-"""What transformers puts before all names of a network that timm builds."""
+"""Prefix that transformers puts before all names of a network that timm builds."""
 _USUAL_CHANNELS = 3
 
 
 def library(name: str) -> Any:
-    """The imported library. Raises WeightsError, with what brings it."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # Nothing is downloaded, whatever a configuration asks for.
+    """Import the library. Raises WeightsError, which says how to install it."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # No configuration can make it download.
     try:
         found = importlib.import_module(name)
     except ImportError as error:
@@ -47,7 +47,7 @@ def library(name: str) -> Any:
 
 
 def implied_by(architecture: str, file: Path) -> dict[str, Any]:
-    """What timm says of a network whose weights have no configuration beside them, in the keys of a sidecar.
+    """Return timm's facts on a network whose weights have no configuration, in the keys of a sidecar.
 
     Raises WeightsError.
     """
@@ -60,7 +60,7 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
 
 
 def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
-    """The names that timm has for as many classes as the weights tell apart, those of ImageNet; else None."""
+    """Return timm's names of ImageNet's classes if the weights have as many classes as a set of them; else None."""
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     config = library_files.config_of(file.parent)
     count = config.get("num_classes") or _class_count(timm, name, read_header(file).state)
@@ -69,10 +69,10 @@ def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
 
 
 def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Module:
-    """The network of an architecture with the weights of a file, on the CPU in float32. Raises WeightsError.
+    """Build an architecture's network with the weights of a file, on the CPU in float32. Raises WeightsError.
 
-    pixels, normalised, float [n, 3, h, w] -> tuple of the tensors that its task takes. `by_itself`: the library reads
-    the files, as it does for everybody; to compare with, and in a confined process only.
+    It computes normalised pixels, float [n, 3, h, w] -> tuple of the task's tensors. `by_itself`: the library reads
+    the files, as usual for it; for comparison, and in a confined process only.
     """
     name = library_files.library_of(architecture)
     found = library(name)
@@ -82,14 +82,14 @@ def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Modul
         core = build(found, file, architecture, config, by_itself)
     except WeightsError:
         raise
-    except Exception as error:  # Whatever a library makes of a configuration or weights that do not fit.
+    except Exception as error:  # A library raises anything on a configuration or weights that do not fit.
         raise WeightsError(f"{name} cannot build {architecture} of {file.name}: {reason_of(error)}.") from error
     return core.float().eval().requires_grad_(False)
 
 
 def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any], by_itself: bool) -> nn.Module:
     name = architecture.removeprefix(TIMM)
-    is_wrapped = config.get("model_type") == library_files.TIMM_WRAPPER  # Whose names timm does not know.
+    is_wrapped = config.get("model_type") == library_files.TIMM_WRAPPER  # timm does not know its names.
     if by_itself and config and not is_wrapped:
         weights = {"file": str(file), "source": "", "hf_hub_id": None, "url": ""}
         return _First(timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights))
@@ -107,19 +107,19 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
 
 
 def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
-    """Classes of a state dict, by the layer that timm calls the classifier; 0 where it has none."""
+    """Return the classes of a state dict, by the layer that timm calls the classifier; 0 if it has none."""
     weight = _weight(timm, name, state, "classifier")
     return 0 if weight is None else len(weight)
 
 
 def _channels(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
-    """Channels of a state dict's images, by the layer that timm calls the first."""
+    """Return the channels of a state dict's images, by the layer that timm calls the first."""
     weight = _weight(timm, name, state, "first_conv")
     return _USUAL_CHANNELS if weight is None or weight.ndim != 4 else weight.shape[1]
 
 
 def _weight(timm: Any, name: str, state: Mapping[str, Tensor], kind: str) -> Tensor | None:
-    """The weight of the layer, or of the first of several, that timm's configuration calls by a name of its own."""
+    """Return the weight of the layer, or of the first of several, under this key of timm's configuration."""
     cfg = timm.get_pretrained_cfg(name)
     layer = (getattr(cfg, kind, "") if cfg is not None else "") or ""
     layer = layer[0] if isinstance(layer, tuple | list) else layer
@@ -138,9 +138,9 @@ def _of_transformers(
         )
     known: Any = kind
     settings = library_settings.of_transformers(transformers, known.config_class, config)
-    # The library is given what was read here, and no folder: it would look for more in it than is known.
+    # The library gets the tensors and no folder: it would read other files of a folder, too.
     if by_itself:
-        # But for the choice of kernels, which may be code of somebody's.
+        # Without the choice of kernels, which may be foreign code.
         config_of_file = known.config_class.from_dict({k: v for k, v in config.items() if "attn_impl" not in k})
         state = importlib.import_module("safetensors.torch").load_file(str(file))
     else:
@@ -158,7 +158,7 @@ def _of_transformers(
         return _Vectors(network)
     sidecar = read_sidecar(file)
     assert sidecar is not None
-    # An image at the upper left is told apart from what fills the rest, by networks that take a mask.
+    # Networks that take a mask get one for an image at the upper left and its padding.
     masked = task == "detect" and "pixel_mask" in inspect.signature(network.forward).parameters
     mean, std = sidecar.mean or (0.0,) * 3, sidecar.std or (1.0,) * 3
     pad: list[float] = []
@@ -168,7 +168,7 @@ def _of_transformers(
 
 
 class _First(nn.Module):
-    """A network of one output."""
+    """Network of one output."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -179,8 +179,8 @@ class _First(nn.Module):
 
 
 class _Vectors(nn.Module):
-    """A vector of each image: projected where the network compares images with texts, else pooled, else the first
-    token.
+    """Network that gives one vector an image: projected if it compares images with texts, else pooled, else the
+    first token.
     """
 
     def __init__(self, network: Any) -> None:
@@ -202,11 +202,11 @@ class _Vectors(nn.Module):
 
 
 class _Outputs(nn.Module):
-    """What a task takes of a network's outputs, in the order of models.exports.layouts.
+    """Network that gives a task's outputs, in the order of models.exports.layouts.
 
-    `pad`: the colour, as the network sees it, of what lies right and below of images at the upper left corner: which
-    pixels are those is then told to the network, and boxes, which it gives as parts of the image, become parts of the
-    input.
+    `pad`: colour, as the network sees it, of the padding right of and below images at the upper left corner. The
+    network is then told which pixels are the image, and its boxes, which are parts of the image, become parts of
+    the input.
     """
 
     pad: Tensor | None
@@ -220,7 +220,7 @@ class _Outputs(nn.Module):
         if self.pad is None:
             found = self.network(pixel_values=pixels)
             return self._wanted(found)
-        # A row or column is of the image up to the last one that has another colour.
+        # Rows and columns up to the last one of another colour belong to the image.
         seen = ((pixels - self.pad).abs() > self.tolerance).any(dim=1)
         rows, columns = (_up_to_last(seen.any(dim=axis)) for axis in (2, 1))
         mask = rows.unsqueeze(2) & columns.unsqueeze(1)
@@ -242,5 +242,5 @@ class _Outputs(nn.Module):
 
 
 def _up_to_last(true: Tensor) -> Tensor:
-    """bool [n, length]: whether this place or a later one is true."""
+    """Return bool [n, length]: true if this place or a later one is true."""
     return true.flip(1).long().cumsum(1).flip(1) > 0

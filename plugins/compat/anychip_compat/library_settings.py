@@ -1,7 +1,7 @@
-"""Which entries of a stranger's configuration come to timm and transformers: those that describe a network.
+"""Filter of foreign configurations for timm and transformers: only entries that describe a network pass.
 
-Owns: the list, made of what the library's own classes take. Must not build anything. An entry by which a library would
-read another file, download, or choose other code is refused by its name; what no class of it takes does not come to it.
+Owns: the list, made of the parameters of the library's own classes. Must not build anything. An entry by which one
+would read another file, download, or choose other code is refused by its name; an unknown entry never reaches it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NEVER = re.compile(
 _ARGUMENTS = {"args", "kwargs", "cfg", "self", "device", "dtype"}
 _NAME = re.compile(r"[\w.-]+")
 _OF_BACKBONES = {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_kwargs"}
-"""As transformers before 5 wrote them, and reads still."""
+"""Keys that transformers before 5 wrote, and still reads."""
 _ALWAYS = {"model_type", "num_labels", "out_features", "out_indices", "stage_names", "torch_dtype"}
 
 
 def of_timm(timm: Any, name: str, given: Any) -> dict[str, Any]:
-    """`model_args` of timm's config.json. Raises WeightsError."""
+    """Check `model_args` of timm's config.json. Raises WeightsError."""
     if not _NAME.fullmatch(name) or not timm.is_model(name):
         raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
     _refuse_never(given, "model_args")
@@ -50,7 +50,7 @@ def of_timm(timm: Any, name: str, given: Any) -> dict[str, Any]:
 
 
 def of_transformers(transformers: Any, kind: Any, given: Any) -> dict[str, Any]:
-    """A configuration of transformers, for its class `kind`. Raises WeightsError."""
+    """Check a configuration of transformers, for its class `kind`. Raises WeightsError."""
     _refuse_never(given, "")
     return _of_class(transformers, kind, given)
 
@@ -77,7 +77,7 @@ def _of_class(transformers: Any, kind: Any, given: Any) -> dict[str, Any]:
 
 
 def _refuse_never(given: Any, where: str) -> None:
-    """However deep it lies."""
+    """Refuse forbidden entries at any depth."""
     if not isinstance(given, Mapping):
         raise WeightsError(f"{where or 'what'} in {CONFIG} is no object of names and values.")
     waiting: list[Any] = [given]

@@ -1,10 +1,10 @@
-"""Triton's names for what is counted here, so that dashboards and autoscalers made for Triton work:
+"""Triton's names for this service's metrics, so that dashboards and autoscalers made for Triton work:
 `--compat triton-metrics`.
 
 Owns: the names, units (microseconds, millijoules as joules) and labels of Triton's documentation
 (triton-inference-server/server: docs/user_guide/metrics.md). Must not count anything itself: it reads `metrics`.
-Triton's counters do not end in `_total`, which the exposition format wants of counters: they are of no declared type,
-which `rate()` does not mind. Devices have no UUID here: `gpu_uuid` is ours, e.g. `cuda:0`.
+Triton's counters do not end in `_total`, which the exposition format requires of counters. Therefore they have no
+declared type; `rate()` works all the same. Devices have no UUID here: `gpu_uuid` is ours, e.g. `cuda:0`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _MEMORY = {"used": "nv_gpu_memory_used_bytes", "total": "nv_gpu_memory_total_byt
 
 
 class TritonMetrics(Collector):
-    """Registered beside the others, it is read at every scrape."""
+    """Collector of Triton's metrics, registered beside the others and read at every scrape."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def describe(self) -> list[Metric]:
-        """Nothing: what is there depends on the models."""
+        """Return nothing: the metrics depend on the models."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every family that has values now."""
+        """Yield every family that has values now."""
         families: dict[str, UnknownMetricFamily] = {}
 
         def add(name: str, value: float, **labels: str) -> None:

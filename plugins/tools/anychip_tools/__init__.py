@@ -1,6 +1,6 @@
-"""Commands for those who predict, measure and port: bench, doctor, ops, predict, profile, top,
+"""Commands for prediction, measurement and ports: bench, doctor, ops, predict, profile, top,
 tune, validate and verify.
 
-Each is found through an entry point of the group `anychip.commands` and has TEXT, EXAMPLE, add_arguments and run. Must
+anychip finds each through the entry points `anychip.commands`. Each has TEXT, EXAMPLE, add_arguments and run. Must
 not be imported by anychip.
 """

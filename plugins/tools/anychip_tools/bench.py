@@ -1,4 +1,4 @@
-"""`anychip bench`: how fast a network is on a device, a service under load, or decoding; and two results compared.
+"""`anychip bench`: speed of a network on a device, of a service under load, or of decoding; comparison of results.
 
 Owns: the options, and how results are shown. Must not import torch at its head: `--help` answers at once.
 """
@@ -55,7 +55,7 @@ _DECODING = ("threads", "images_per_s", "p50_ms", "p99_ms")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help="a name or a file; with --url the service's name of the model"
     )
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Exit code 1 where requests failed, every engine refused, or a comparison is slower. Raises CommandError."""
+    """Return exit code 1 if requests failed, every engine refused, or a comparison is slower. Raises CommandError."""
     if parsed.compare:
         return _compared(parsed)
     if not parsed.model:
@@ -247,7 +247,7 @@ def _compared(parsed: argparse.Namespace) -> int:
 
 
 def show(document: Mapping[str, Any], columns: Sequence[str]) -> None:
-    """Results in the terminal."""
+    """Print the results in the terminal."""
     console = report.console()
     environment = document["environment"]
     where = document.get("url") or f"{environment['device']} {environment['device_name']}".strip()
@@ -265,7 +265,7 @@ def show(document: Mapping[str, Any], columns: Sequence[str]) -> None:
 
 
 def charts(document: Mapping[str, Any]) -> list[Chart]:
-    """Throughput and latency over the batch size, or over the load."""
+    """Chart throughput and latency over the batch size, the threads or the load."""
     rows, model = document["results"], document["model"]
     names: tuple[str, ...]
     if document["kind"] == "device":

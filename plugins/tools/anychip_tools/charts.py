@@ -14,25 +14,25 @@ Points = Sequence[tuple[float, float]]
 
 _WIDTH, _HEIGHT = 720, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 34, 46
-_ROW = 18  # Of the legend.
-# Wong's palette, which people of all kinds of colour vision tell apart (Nature Methods 8, 441, 2011).
+_ROW = 18  # Height of a row of the legend.
+# Wong's palette: people of all kinds of colour vision tell its colours apart (Nature Methods 8, 441, 2011).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """`series`: lines by name. `log_y`: a logarithmic axis, which leaves out what is not above 0."""
+    """Line chart. `series`: lines by name. `log_y`: a logarithmic axis, which leaves out values of 0 or less."""
 
     title: str
     x_label: str
     y_label: str
     series: Mapping[str, Points]
     log_y: bool = False
-    marks: Mapping[str, float] = field(default_factory=dict)  # Vertical lines, by what is said beside them.
+    marks: Mapping[str, float] = field(default_factory=dict)  # Places of vertical lines, by label.
 
 
 def page(charts: Sequence[Chart]) -> str:
-    """One SVG file with the charts, one below the other."""
+    """Draw the charts into one SVG file, one below the other."""
     heights = [_HEIGHT + _ROW * max(1, len(chart.series)) for chart in charts]
     parts, top = [], 0
     for chart, height in zip(charts, heights, strict=True):
@@ -114,7 +114,7 @@ class _Axis:
 
 
 def _step(rough: float) -> float:
-    """1, 2 or 5 times a power of ten."""
+    """Return the least step of 1, 2 or 5 times a power of ten that is not below `rough`."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 

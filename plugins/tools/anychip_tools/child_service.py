@@ -1,6 +1,6 @@
-"""A service in a process of its own, for commands that measure one: started on a free port, and ended.
+"""Service in a child process, for commands that measure one: it starts on a free port and ends with the command.
 
-Owns: its start and its end. Must not know what it is asked.
+Owns: its start and its end. Must not know its requests.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ _STOP_LIMIT_S = 60.0
 
 
 class RunningService(NamedTuple):
-    """Where a service answers, and its process."""
+    """Port and process of a running service."""
 
     port: int
     process: subprocess.Popen[str]
 
     @property
     def url(self) -> str:
-        """Its address, without a slash at the end."""
+        """Address of the service, without a slash at the end."""
         return f"http://127.0.0.1:{self.port}"
 
 
 class ServiceStartError(Exception):
-    """A service does not start with these settings; the message is its own."""
+    """Failure of a service to start with these settings; the message is the service's own."""
 
 
 @contextlib.contextmanager
 def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[RunningService]:
-    """`anychip serve` with these options, ended with everything that it has started. Raises ServiceStartError.
+    """Run `anychip serve` with these options; end it and every process it started. Raises ServiceStartError.
 
-    `own_session`: it is the first of a group, which is killed at the end; else the caller's group ends with the caller.
+    `own_session`: the service leads a process group, which is killed at the end; else it stays in the caller's group.
     """
     command = python_command("-m", "app", "serve", "--port", "0", "--log-level", "error", *options)
-    # A file, as a pipe that is not read gets full.
+    # A file, because a pipe that nobody reads gets full.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         process = subprocess.Popen(
             command,

@@ -1,7 +1,7 @@
-"""Which versions belong together: PyTorch, vendors' packages, their toolkits and drivers, as data.
+"""Pairs of versions that fit each other, as data: PyTorch, vendors' packages, their toolkits and drivers.
 
-Owns: the rules, each with its source, and how they are asked of versions. Must import nothing but the standard
-library, anychip_base and rows of facts: `anychip doctor` asks it also where torch cannot be imported.
+Owns: the rules, each with its source, and their application to versions. Must import nothing but the standard
+library, anychip_base and rows of facts: `anychip doctor` uses it also where torch cannot be imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from anychip_tools.facts import facts_module
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 
-# Part of what a failed import says (lower case) -> what to do.
+# Part of a failed import's message (lower case) -> what to do.
 IMPORT_REMEDIES: Mapping[str, str] = {
     "galaxyhip": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
     "hyhal": "Hygon's torch needs the driver's files: mount them, -v /opt/hyhal:/opt/hyhal:ro",
@@ -36,7 +36,7 @@ LEAKING = {"torch_npu": {"2.8.0": "leaks host memory (vllm-project/vllm-ascend#6
 
 @dataclass(frozen=True)
 class VersionFinding:
-    """One pair that was compared. `remedy`: what to do, where it is not as it should be."""
+    """Verdict on one pair of versions. `remedy`: what to do if the two do not fit."""
 
     verdict: Verdict
     text: str
@@ -44,10 +44,10 @@ class VersionFinding:
 
 
 def findings(versions: Mapping[str, str]) -> list[VersionFinding]:
-    """What is known of these versions together.
+    """Compare these versions with each other.
 
     `versions`: by name of packages (torch, torchvision, torch_npu, torch_mlu, torch_musa, torch_tensorrt, tensorrt),
-    and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build); what is not here is left out.
+    and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build). A rule whose versions are missing is left out.
     """
     found = [rule(versions) for rule in _RULES]
     return [each for each in found if each is not None]
@@ -147,7 +147,7 @@ def _rocm(versions: Mapping[str, str]) -> VersionFinding | None:
 
 
 def _parts(version: str) -> list[int]:
-    """Numbers of a version up to its tags: 2.8.0.post2 is [2, 8, 0]."""
+    """Return the numbers of a version up to its tags: 2.8.0.post2 is [2, 8, 0]."""
     head = re.match(r"\d+(?:\.\d+)*", version)
     return [int(part) for part in head[0].split(".")] if head else []
 

@@ -1,9 +1,8 @@
-"""How to run the image on this host: the devices, groups and mounts that are really here.
+"""Commands that run the image on this host, with the devices, groups and mounts that exist on it.
 
-`anychip doctor --container ascend` prints it, and deploy/preflight.py on a host where nothing is installed yet.
-
-Owns: what each vendor's container needs of its host. Needs only the standard library, because of that host, and must
-not load a driver: it looks at files.
+`anychip doctor --container ascend` prints them, and so does deploy/preflight.py on a host with nothing installed.
+Owns: what each vendor's container needs of its host. Must import nothing but the standard library, for that host, and
+must not load a driver: it only looks at files.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 
 
 class PreflightError(Exception):
-    """The image cannot run here; the message says what is missing."""
+    """Host on which the image cannot run; the message says what is missing."""
 
 
 NEEDS = {row.flavour: row.container for row in rows().values() if row.flavour}
@@ -35,7 +34,7 @@ _TARGETS = {"npu-smi": "/usr/local/sbin/npu-smi"}
 
 @dataclass(frozen=True)
 class HostFiles:
-    """What is here, as paths of this host; `groups` are their numbers. `tool`: the vendor's, for telemetry."""
+    """Paths of this host for a container. `groups`: numbers of groups. `tool`: the vendor's, for telemetry."""
 
     devices: tuple[str, ...]
     mounts: tuple[str, ...]
@@ -45,7 +44,7 @@ class HostFiles:
 
 
 def look(flavour: str, root: Path = Path("/")) -> HostFiles:
-    """See what is here. Raises PreflightError, which names everything that is missing at once."""
+    """Find the files of this host. Raises PreflightError, which names every missing path."""
     needs = NEEDS[flavour]
 
     def there(pattern: str) -> list[Path]:
@@ -70,7 +69,7 @@ def look(flavour: str, root: Path = Path("/")) -> HostFiles:
 
 
 def docker_run(flavour: str, found: HostFiles, version: str) -> str:
-    """The command that serves on everything found."""
+    """Return the `docker run` command that serves on every device found."""
     words = ["docker run --detach --name anychip --init --read-only --cap-drop ALL --security-opt no-new-privileges"]
     words += ["--memory 16g --pids-limit 4096"]
     words += [NEEDS[flavour].runtime] if NEEDS[flavour].runtime else []
@@ -84,7 +83,7 @@ def docker_run(flavour: str, found: HostFiles, version: str) -> str:
 
 
 def helm_values(flavour: str, found: HostFiles) -> str:
-    """Options of `helm install` that depend on the host."""
+    """Return the options of `helm install` that depend on the host."""
     options = [f"-f deploy/helm/anychip/values-{flavour}.yaml"]
     groups = [str(group) for group in found.groups if group]
     if groups:
@@ -95,7 +94,7 @@ def helm_values(flavour: str, found: HostFiles) -> str:
 
 
 def compose_env(flavour: str, found: HostFiles) -> str:
-    """Lines of `.env` beside compose.yaml."""
+    """Return the lines of `.env` beside compose.yaml."""
     lines = [f"COMPOSE_FILE=compose.yaml:compose.{flavour}.yaml"]
     if more := [path for path in found.devices if re.fullmatch(r"/dev/davinci\d+", path)][1:]:
         lines = [f"# {_ASCEND_CARDS}: keep the lines of {', '.join(more)}", f"{lines[0]}:{_ASCEND_CARDS}"]
@@ -109,7 +108,7 @@ def compose_env(flavour: str, found: HostFiles) -> str:
 
 
 def _example(flavour: str) -> HostFiles:
-    """A host with one card, as most are."""
+    """Return the files of a host with one card."""
     needs = NEEDS[flavour]
     devices = tuple(path.replace("[0-9]*", "0") for path in needs.devices)
     groups = (_EXAMPLE_GROUP,) if needs.groups else ()
@@ -118,9 +117,9 @@ def _example(flavour: str) -> HostFiles:
 
 
 def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = False) -> tuple[str, str]:
-    """What to type here, as docker run, options of helm install, or lines of .env; and a note, empty if there is none.
+    """Return a docker run command, options of helm install or lines of .env; and a note, empty if there is none.
 
-    `example`: for a host with one card, whatever this one has. Raises PreflightError.
+    `example`: for a host with one card, whatever this host has. Raises PreflightError.
     """
     found = _example(flavour) if example else look(flavour, root)
     if form == "helm":
@@ -139,7 +138,7 @@ def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = Fal
 
 
 def _version() -> str:
-    """Of the checkout, whose images are named by it, or of what is installed."""
+    """Return the version of the checkout, which names its images, or else of the installed package."""
     project = Path(__file__).resolve().parents[3] / "pyproject.toml"
     if project.exists():
         found = _VERSION.search(project.read_text(encoding="utf-8"))
@@ -149,7 +148,7 @@ def _version() -> str:
 
 
 def main() -> None:
-    """Command line of deploy/preflight.py."""
+    """Run the command line of deploy/preflight.py."""
     parser = argparse.ArgumentParser(
         description="Say how to run the image on this host.", epilog="example: python3 deploy/preflight.py ascend"
     )

@@ -1,4 +1,4 @@
-"""`anychip doctor`: the environment, check by check, each failure with its remedy.
+"""`anychip doctor`: checks of the environment, each failure with its remedy.
 
 Owns: the checks of what a service needs before it can start, in the order in which things usually fail. Must not change
 anything except a file of its own in the cache folder. Must not import torch before a child process has imported it
@@ -33,7 +33,7 @@ EXAMPLE = "anychip doctor --device auto --skip port"
 _TORCH_TIME_LIMIT_S = 120.0
 _LEAST_FREE_BYTES = 2 << 30
 _LEAST_OPEN_FILES = 1024
-# What the service imports besides torch; a C extension among them may lack a library of the system.
+# Packages that the service imports besides torch; their C extensions may lack a library of the system.
 _MODULES = ("numpy", "cv2", "PIL", "safetensors", "orjson", "fastapi", "uvicorn", "httptools", "prometheus_client")
 # nms lives in torchvision's own C++ part: it is missing where the two builds do not fit each other.
 _TORCH = (
@@ -44,7 +44,7 @@ _TORCH = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     kinds = sorted(container.NEEDS)
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Exit code 1 where a check fails. Raises CommandError."""
+    """Return exit code 1 if a check fails. Raises CommandError."""
     if parsed.container:
         try:
             text, note = container.told(parsed.container, parsed.form, example=parsed.example)
@@ -86,9 +86,9 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
-    """Every check in turn, as it is done; a generator, because some take seconds.
+    """Run the checks in turn and yield each result at once, because some take seconds.
 
-    Those named in `skip` are not done, nor are those that need torch when it cannot be imported.
+    Checks named in `skip` are left out. Checks that need torch yield SKIP if torch is skipped or does not work.
     """
     torch_works = "torch" not in skip
     for name, check in CHECKS.items():
@@ -142,7 +142,7 @@ def _torch(_: Settings) -> Check:
 
 
 def _kernel(_: Settings) -> Check:
-    """What confines decoders, and the process that tries a file which is a program."""
+    """Check the bounds that the kernel puts on decoders and on the process that tries a file which is a program."""
     from models.confinement import what_there_is
 
     there = what_there_is()
@@ -166,7 +166,7 @@ def _images(_: Settings) -> Check:
     try:
         header = read_header(encoded)
         pixels = decode(encoded, header)
-    except Exception as error:  # Whatever a library of the system makes of it.
+    except Exception as error:  # A library of the system may raise anything.
         return Check(
             "images", "FAIL", f"a JPEG cannot be decoded: {_line(str(error))}", "install pillow and torchvision again"
         )
@@ -321,7 +321,7 @@ def _remedy(message: str) -> str:
 
 
 def _line(text: str) -> str:
-    """The last line that says something, where Python puts the reason."""
+    """Return the last line that is not empty: Python puts the reason there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 

@@ -1,6 +1,6 @@
-"""`anychip doctor` on vendors' software: versions, variables, libraries, cards. None of it needs torch to work.
+"""Checks of `anychip doctor` on vendors' software: versions, variables, libraries, cards. None needs a working torch.
 
-Owns: these checks. Must not import torch or a vendor's package: what does not load is looked at from a child process.
+Owns: these checks. Must not import torch or a vendor's package: a child process tries what may not load.
 Facts are the vendors' rows (anychip_tools.facts).
 """
 
@@ -30,7 +30,7 @@ _TIME_LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Check:
-    """What one check found. `remedy` is what to do, for everything that is not as it should be."""
+    """Result of one check. `remedy`: what to do about a result that is not PASS."""
 
     name: str
     status: Status
@@ -39,7 +39,7 @@ class Check:
 
 
 def concerned(device: str) -> list[Any]:
-    """The vendors that are named, or of which something is here: a device file, a package, a build of torch."""
+    """Return the vendor that `device` names, else all that have a device file, package or build of torch here."""
     name = device.split(",", maxsplit=1)[0].partition(":")[0]
     every = rows()
     named = [row for row in every.values() if name == row.name or name in row.aliases]
@@ -57,7 +57,7 @@ def concerned(device: str) -> list[Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of packages, toolkits and drivers; what is not here is left out."""
+    """Return the versions of packages, toolkits and drivers; leave out what is not here."""
     found = {package: _version(package) for package in facts_module("table").SOFTWARE}
     driver = facts_module("drivers").driver_version
     found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def compatibility(device: str) -> Check:
-    """About the versions here, taken together; a named vendor's package must be here."""
+    """Check that the versions here fit each other, and that a package of each vendor concerned is installed."""
     for row in concerned(device):
         here = row.without_torch and importlib.util.find_spec(row.without_torch) is not None
         if row.packages and not here and not any(_version(package) for package in row.packages):
@@ -91,7 +91,7 @@ def compatibility(device: str) -> Check:
 
 
 def variables(device: str, environment: Mapping[str, str]) -> Check:
-    """About environment variables that contradict each other or lead nowhere."""
+    """Check for environment variables that contradict each other or name missing files."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = list(_contradictions(environment, cores))
     for row in concerned(device):
@@ -104,7 +104,7 @@ def variables(device: str, environment: Mapping[str, str]) -> Check:
 
 
 def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tuple[str, str]]:
-    """What was found, with what to do. Sources: docs/hardware.md and the vendors' packages named there."""
+    """Yield each contradiction with its remedy. Sources: docs/hardware.md and the packages named there."""
     names = ("PYTORCH_NPU_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     if all(environment.get(name) for name in names):
         yield "both PYTORCH_NPU_ALLOC_CONF and PYTORCH_ALLOC_CONF are set: torch_npu ends the process", "unset one"
@@ -140,12 +140,12 @@ def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tupl
 
 
 def rows_here(part: str) -> bool:
-    """Whether a device file of this name is here."""
+    """Return True if /dev has a file whose name begins with `part`."""
     return bool(glob.glob(f"/dev/{part}*"))
 
 
 def libraries(device: str) -> Check:
-    """About the vendors' shared libraries, of those that `concerned` names."""
+    """Check that the shared libraries of the vendors from `concerned` load."""
     loaded: list[str] = []
     failed: list[str] = []
     for row in concerned(device):
@@ -163,7 +163,7 @@ def libraries(device: str) -> Check:
 
 
 def _load_error(name: str) -> str:
-    """Why a library does not load; empty where it does. In a child: a driver may end the process that loads it."""
+    """Return why a library does not load, or "". Load it in a child: a driver may end the process that loads it."""
     code = f"import ctypes; ctypes.CDLL({name!r})"
     try:
         done = subprocess.run(
@@ -178,7 +178,7 @@ def _load_error(name: str) -> str:
 
 
 def cards(device: str) -> Check:
-    """About the cards' health, and of others that use them, as the vendors' tools say it."""
+    """Check the cards' health, and for other processes on them, with the vendors' tools."""
     said: list[str] = []
     for row in concerned(device):
         if row.health is None or shutil.which(row.health.command[0]) is None:
@@ -195,7 +195,7 @@ def cards(device: str) -> Check:
 
 
 def trouble(question: Any, answer: str) -> list[str]:
-    """The lines of a tool's answer to a Question (backends/vendors/table.py) that mean trouble."""
+    """Return the lines of a tool's answer that mean trouble by its Question (backends/vendors/table.py)."""
     pattern = re.compile(question.trouble, re.MULTILINE)
     return [" ".join(found[0].replace("|", " ").split()) for found in pattern.finditer(answer)]
 

@@ -1,6 +1,6 @@
-"""Modules of backends/vendors/ that need nothing but the standard library, read by path.
+"""Modules of backends/vendors/ that need nothing but the standard library, loaded by path.
 
-Owns: reading them so. Must not import anything else: importing the package would import torch, which may not be here.
+Owns: loading them. Must not import anything else: importing the package would import torch, which may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @cache
 def facts_module(name: str) -> ModuleType:
-    """A module of backends/vendors/, without the package around it."""
+    """Load a module of backends/vendors/ without the package around it."""
     package = importlib.util.find_spec("backends")  # Imports nothing.
     assert package is not None
     assert package.origin is not None
@@ -30,6 +30,6 @@ def facts_module(name: str) -> ModuleType:
 
 
 def rows() -> dict[str, Any]:
-    """Every vendor's row of facts, by the name that `--device` takes."""
+    """Return every vendor's row of facts, by the name that `--device` takes."""
     module = facts_module("table")
     return {row.name: row for row in (*module.ACCELERATORS, module.CPU) if row.name}

@@ -1,6 +1,6 @@
-"""Numbers that tell a device which is not there how to behave: fields of a dataclass, set as `name=value`.
+"""Numbers that set the behaviour of a simulated device: fields of a dataclass, given as `name=value`.
 
-Owns: what a number may be, and reading it. Must not know what it does.
+Owns: the range of each number, and reading it. Must not know its effect.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 
 def knob(default: float, least: float, most: float) -> Any:
-    """A field from `least` to `most`; whole where its default is an int."""
+    """Declare a field from `least` to `most`; it takes whole numbers if its default is an int."""
     return field(default=default, metadata={"range": (least, most)})
 
 
 def knobs(kind: Any) -> Mapping[str, Field[Any]]:
-    """Those of a dataclass, by name."""
+    """Return the knobs of a dataclass, by name."""
     return {each.name: each for each in fields(kind) if "range" in each.metadata}
 
 
 def value_of(knob: Field[Any], text: str) -> float:
-    """Raises ValueError, saying what the knob takes."""
+    """Read a knob's value. Raises ValueError, which says what the knob takes."""
     whole, (least, most) = isinstance(knob.default, int), knob.metadata["range"]
     found = re.fullmatch(r"[0-9]+" if whole else r"[0-9]+(\.[0-9]*)?", text)
     if not found or not least <= float(text) <= most:

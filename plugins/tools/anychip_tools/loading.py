@@ -1,4 +1,4 @@
-"""How commands open the device that they compute on, and load networks on it: as `anychip serve` does.
+"""Opening of the device that a command computes on, and loading of networks there, as `anychip serve` does both.
 
 Must not run anything on a device.
 """
@@ -17,7 +17,7 @@ from models import Model, PixelModel
 
 
 def open_device(settings: Settings) -> tuple[Choice, str]:
-    """The devices that the settings mean, and the first of them. Raises BackendError."""
+    """Open the devices that the settings name; return them and the first one. Raises BackendError."""
     simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())
     load_plugins(split(settings.plugins))
     choice = choose(settings.device)
@@ -27,7 +27,7 @@ def open_device(settings: Settings) -> tuple[Choice, str]:
 def load_options(
     model: Model, settings: Settings, choice: Choice, precision: str, items: npt.NDArray[np.uint8]
 ) -> CompileOptions:
-    """How `anychip serve` loads a network: through the gate, int8 calibrated. Raises CalibrationError."""
+    """Return the options with which `anychip serve` loads: gate, calibrated int8. Raises CalibrationError."""
     int8 = precision == "int8" and isinstance(model, PixelModel)
     calibration = Calibration(model, settings.calibrate) if int8 else None  # type: ignore[arg-type]
     given = items if choice.backend.facts.computes else None

@@ -1,4 +1,4 @@
-"""`anychip ops`: which operators of a network a device has, what runs in place of the others, and what to do.
+"""`anychip ops`: operators of a network that a device has, replacements for the others, and remedies.
 
 Owns: the options, the table, and what counts as a problem. Must not import torch at its head: `--help` answers at once.
 """
@@ -38,7 +38,7 @@ _GOOD = ("native", "replaced", "composite", "converted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument(
         "model", metavar="MODEL", help="a name, name=architecture:weights, a file (.onnx, .pt2, .ts), module:callable"
     )
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Exit code 0 where every operator runs on the device; 1 where one does not. Raises CommandError, BackendError."""
+    """Return 0 if every operator runs on the device, 1 if one does not. Raises CommandError, BackendError."""
     from anychip_tools.record import speak_of_fallbacks
 
     if parsed.batch_size < 1 or parsed.runs < 1:
@@ -78,7 +78,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
-    """What a run on the device showed."""
+    """Run the network on the device and report its operators."""
     from anychip_tools.loading import open_device
     from anychip_tools.record import record
 
@@ -110,7 +110,7 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
 
 
 def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, Any]:
-    """What a vendor's own list lets expect."""
+    """Predict the report from a vendor's list of operators, without the device."""
     from anychip_tools.operator_tables import table
     from anychip_tools.record import is_composite, names_of
     from backends.operators.replacements import REPLACEMENTS
@@ -149,7 +149,7 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
 def _row(
     operator: OperatorRecord, device_type: str, how: str, reason: str, *, share: float | None = None
 ) -> dict[str, Any]:
-    """One operator of the report; `share` of the time of a run, None where it was not measured."""
+    """Describe one operator of the report. `share`: part of a run's time, None if it was not measured."""
     from backends.operators.replacements import REPLACEMENTS
 
     base = operator.name.partition(".")[0].removesuffix("_")
@@ -181,7 +181,7 @@ def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def show(found: Mapping[str, Any], *, every: bool) -> None:
-    """The report in the terminal."""
+    """Print the report in the terminal."""
     console = report.console()
     rows = found["operators"]
     if found["prediction"]:

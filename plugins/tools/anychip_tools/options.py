@@ -1,6 +1,6 @@
-"""Options that several commands share: a model's and a device's settings, lists of numbers.
+"""Options that several commands share: settings of a model and a device, lists of numbers.
 
-Owns: which they are, and how numbers are read. Must not import torch: `anychip --help` has to answer at once.
+Owns: the list of these settings, and reading numbers. Must not import torch: `anychip --help` has to answer at once.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from app.arguments import CommandError
 from app.config import split
 
 DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
-"""What commands need to open a model and a device."""
+"""Settings with which commands open a model and a device."""
 
 _Number = TypeVar("_Number", int, float)
 
 
 def numbers(text: str, option: str, kind: Callable[[str], _Number]) -> list[_Number]:
-    """The numbers above 0 that an option holds, by commas. Raises CommandError."""
+    """Read an option's numbers above 0, separated by commas. Raises CommandError."""
     try:
         found = [kind(part) for part in split(text)]
     except ValueError:

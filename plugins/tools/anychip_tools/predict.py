@@ -1,4 +1,4 @@
-"""`anychip predict`: answers for images, here or by a service, printed or written to a file.
+"""`anychip predict`: answers for images, computed here or by a service, printed or written to a file.
 
 Owns: the command's options, its progress bar and its exit code. Imports torch only where a device computes here.
 """
@@ -36,11 +36,11 @@ _SHOWN_EVERY_S = 0.2
 _KINDS = {"integer": int, "number": float, "string": str}
 _LONG_TEXT, _LONG_LIST = 60, 8
 _MANY = 500
-"""From so many images on, processes decode. They import PyTorch first, for as long as some hundred images take."""
+"""Least number of images for decoder processes: their import of PyTorch takes as long as some hundred images."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument(
         "model", help="a model's name, or name=architecture:weights; with --url the service's name of it"
     )
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """The command; 1 when any image failed."""
+    """Run the command; return 1 if an image failed or could not be drawn. Raises CommandError."""
     kind = _output_format(parsed)
     if parsed.batch_size < 1 or parsed.parallel < 0:
         raise CommandError("--batch-size must be at least 1, and --parallel at least 0")
@@ -89,7 +89,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _output_format(parsed: argparse.Namespace) -> Format | None:
-    """Checked before any work begins. Raises CommandError."""
+    """Check the output options before any work begins and return the format. Raises CommandError."""
     if parsed.output is None:
         if parsed.resume or parsed.overwrite:
             raise CommandError("--resume and --overwrite need an --output")
@@ -110,7 +110,7 @@ def _output_format(parsed: argparse.Namespace) -> Format | None:
 
 
 def _journal_path(output: Path, kind: Format) -> Path:
-    """Where lines are appended while the work goes on: the output itself, or a file beside it until the end."""
+    """Return the file to append lines to: the output itself, or a file beside it that is converted at the end."""
     return output if kind == "jsonl" else output.with_name(output.name + ".partial.jsonl")
 
 
@@ -201,7 +201,7 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
 
 
 class _Drawings:
-    """Drawn copies, made in threads while the work goes on; few wait at a time."""
+    """Threads that draw copies of the images while the work goes on, with a bound on those that wait."""
 
     def __init__(self, folder: Path | None, *, announced: bool) -> None:
         self._folder = folder
@@ -218,7 +218,7 @@ class _Drawings:
         self._threads.shutdown()
 
     def add(self, outcome: FileOutcome) -> None:
-        """Draw an outcome, where drawings are wanted and something can be drawn."""
+        """Draw an outcome if drawings are wanted and the outcome has something to draw."""
         if self._folder is None or outcome.prediction is None or outcome.encoded is None:
             return
         from anychip_tools.prediction.drawing import draw
@@ -263,7 +263,7 @@ def _print_prediction(path: str, prediction: Any) -> None:
 
 
 def _shortened(value: Any) -> Any:
-    """JSON as a person reads it: of vectors and of what is base64 the beginning."""
+    """Shorten JSON for a reader: keep the beginning of long lists and long texts."""
     if isinstance(value, Mapping):
         return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, list) and len(value) > _LONG_LIST:

@@ -1,4 +1,4 @@
-"""`anychip profile`: a timeline of some batches, as a trace for Perfetto or Chrome, and where the time goes.
+"""`anychip profile`: a timeline of some batches, as a trace for Perfetto or Chrome, and the time of each stage.
 
 Owns: the stages that are marked, the trace file, the tables. Must not import torch at its head.
 """
@@ -25,7 +25,7 @@ _WARM_UP_BATCHES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
     parser.add_argument("--batches", type=int, default=10, help="batches in the timeline (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=8, help="items in a batch (default: %(default)s)")
@@ -51,8 +51,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def profile(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Load, warm up, run some batches under PyTorch's profiler."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # It would say that it starts and stops.
+    """Load the network, warm it up, and run some batches under PyTorch's profiler."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Else Kineto logs its start and stop.
     import torch
 
     from anychip_tools.loading import load_options, open_device
@@ -82,7 +82,7 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     for _ in range(_WARM_UP_BATCHES):
         batch(executable)
     seconds.update(dict.fromkeys(_STAGES, 0.0))
-    supported: Any = torch.profiler.supported_activities  # Which has no types.
+    supported: Any = torch.profiler.supported_activities  # It has no types.
     activities = [each for each in supported() if each.name in _activities(choice)]
     with torch.profiler.profile(activities=activities) as profiler:
         began_s = time.perf_counter()
@@ -118,7 +118,7 @@ def _activities(choice: Any) -> set[str]:
 def _batches(
     model: Any, items: Any, size: int, image: Path | None, stage: Callable[[str], Any]
 ) -> Callable[[Any], None]:
-    """What computes one batch on an executable, stage by stage; models of tensors have nothing to decode."""
+    """Return a function that computes one batch on an executable by stages; models of tensors decode nothing."""
     import numpy as np
     import torch
 
@@ -159,7 +159,7 @@ def _batches(
 
 
 def _operators(profiler: Any) -> list[dict[str, Any]]:
-    """The slowest operators that PyTorch has seen, by their own time; compiled engines show few."""
+    """Return the slowest operators that PyTorch saw, by their own time; compiled engines show few."""
     averages = [each for each in profiler.key_averages() if not each.key.startswith(("anychip: ", "ProfilerStep"))]
     rows = [
         {
@@ -174,7 +174,7 @@ def _operators(profiler: Any) -> list[dict[str, Any]]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """The tables in the terminal."""
+    """Print the tables in the terminal."""
     console = report.console()
     simulated = " (simulated: the times are the CPU's)" if document["simulated"] else ""
     console.print(

@@ -1,10 +1,10 @@
-"""Which operators a network runs on a device, how each of them ran, and how long it took.
+"""Recording of the operators that a network runs on a device: how each ran, and its time.
 
     recorder ─► each operator: on the device │ by a replacement │ on the CPU │ refused the type │ failed
 
-Owns: the recording, below autograd and above the device's kernels, and the device's placement of the network for it.
-An operator that fails is computed on the CPU by the recorder itself, so that one run shows all of them. Must not know
-what is to be done about them.
+Owns: the recording, below autograd and above the device's kernels, and placing the network on the device for it.
+The recorder computes a failed operator on the CPU itself, so that one run shows all of them. Must not know
+the remedies.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from backends.vendors.torch_device import torch_device
 
 How = Literal["native", "replaced", "vendor-cpu", "cpu", "refused", "failed"]
 ORDER: tuple[How, ...] = ("native", "replaced", "vendor-cpu", "cpu", "refused", "failed")
-"""From good to bad. `refused`: the type, which float32 is not; `failed`: no way on this device at all."""
+"""Order from good to bad. `refused`: runs in float32, not in this type; `failed`: does not run on this device."""
 
-# What vendors do in silence they then say, or leave to us (docs/operators.md has the sources).
+# With these, vendors report their silent fallbacks or leave them to us (docs/operators.md has the sources).
 SPOKEN_FALLBACKS = {
     "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     "ENABLE_FALLBACK_TO_CPU": "0",
@@ -44,7 +44,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass
 class OperatorRecord:
-    """One operator with its overload. `calls` and `seconds` are of one run of the network; `reason`: why not native."""
+    """Operator with its overload. `calls`, `seconds`: of one run of the network. `reason`: why not native."""
 
     name: str
     how: How = "native"
@@ -56,7 +56,7 @@ class OperatorRecord:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a run showed. `rewritten`: modules that were changed before it, for fixed shapes. `seconds`: of one run."""
+    """Result of a run. `rewritten`: modules changed before it, for fixed shapes. `seconds`: time of one run."""
 
     operators: tuple[OperatorRecord, ...]
     rewritten: tuple[str, ...]
@@ -64,7 +64,7 @@ class Recording:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator once autograd and composite operators are taken apart."""
+    """Dispatch mode that sees every operator, after autograd and composite operators are taken apart."""
 
     def __init__(self, device: torch.device, synchronise: Callable[[], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,9 +118,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def record(
     backend: Backend, network: Any, device: str, precision: str, inputs: Sequence[Tensor], *, runs: int = 3
 ) -> Recording:
-    """Run a network on a device, once to see what becomes of each operator and `runs` times to take their time.
+    """Run a network on a device: once to classify each operator, then `runs` times to measure their time.
 
-    `network`: a module with `cast`, the caller's no more. `inputs`: on the CPU, what the module takes; they are moved.
+    `network`: a module with `cast`, which the caller gives up. `inputs`: the module's, on the CPU; they are moved.
     Raises BackendError where even the CPU cannot compute an operator.
     """
     here = torch_device(backend, device)
@@ -161,10 +161,10 @@ def record(
 
 
 def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = False) -> Recording:
-    """The operators that a network is made of for other devices: recorded on the CPU, without its own shortcuts.
+    """Record a network's operators for other devices: on the CPU, without the CPU's own shortcuts.
 
     `as_traced`: as a compiler gets them, without operators that work in place (where the network can be written so),
-    and with what PyTorch's tracing has in place of some (`_native_batch_norm_legit_no_training`).
+    and with those that PyTorch's tracing puts in place of some (`_native_batch_norm_legit_no_training`).
     """
     called: Callable[..., object] = network
     tracing: AbstractContextManager[object] = nullcontext()
@@ -184,7 +184,7 @@ def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = 
 
 
 def is_composite(operator: str) -> bool:
-    """Whether PyTorch makes this operator of others on devices that have no kernel of their own for it."""
+    """Return True if PyTorch composes this operator of others on devices without a kernel for it."""
     keys = (
         "CompositeExplicitAutograd",
         "CompositeExplicitAutogradNonFunctional",
@@ -194,12 +194,12 @@ def is_composite(operator: str) -> bool:
 
 
 def speak_of_fallbacks(surroundings: Mapping[str, str]) -> None:
-    """Set the vendors' switches so that their fallbacks are seen; what the surroundings say wins. Before any import."""
+    """Set the vendors' switches that reveal fallbacks, before any import; `surroundings` win."""
     os.environ.update({name: value for name, value in SPOKEN_FALLBACKS.items() if name not in surroundings})
 
 
 def _refused_or_failed(call: Any) -> tuple[How, Any]:
-    """An operator that raised: tried in float32 where it had halves, and else on the CPU. Raises BackendError."""
+    """Retry a call that raised: in float32 if it had halves, else on the CPU. Raises BackendError."""
     if any(tensor.dtype in _HALVES for tensor in _tensors((call.args, call.keywords))):
         try:
             return "refused", _in_float32(call)

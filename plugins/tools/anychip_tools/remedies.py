@@ -1,4 +1,4 @@
-"""What to do about operators that a device lacks: tables of which `anychip ops` and docs/troubleshooting.md are made.
+"""Remedies for operators that a device lacks: tables for `anychip ops` and docs/troubleshooting.md.
 
 Owns: the sentences. Must not import torch, nor find out anything itself.
 """
@@ -14,7 +14,7 @@ Step = Literal["replacement", "switch", "rewrite", "custom"]
 
 @dataclass(frozen=True)
 class Remedy:
-    """One thing to do. `step`: which of the four kinds, in the order in which they are tried."""
+    """Remedy for an operator. `step`: which of the four kinds, in the order in which they are tried."""
 
     step: Step
     text: str
@@ -74,9 +74,9 @@ TYPE_REFUSED = "--precision fp32, or another that the device computes in: anychi
 
 
 def of_operator(operator: str, device_type: str, how: str, replaced_by_us: bool) -> tuple[Remedy, ...]:
-    """What to do about an operator that is not native, in the order in which to try it.
+    """Return the remedies for an operator that is not native, in the order in which to try them.
 
-    `how`: as anychip_tools.record has it; `replaced_by_us`: whether anychip has a replacement for it.
+    `how`: as anychip_tools.record has it. `replaced_by_us`: anychip has a replacement for it.
     """
     base = operator.partition(".")[0]
     found: list[Remedy] = []

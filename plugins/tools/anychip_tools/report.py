@@ -1,7 +1,7 @@
-"""How commands show what they do and found: bars, tables in the terminal, Markdown, JSON, files, and the environment a
-figure is of.
+"""Output of commands: bars, tables in the terminal, Markdown, JSON, files, and the environment of a
+measurement.
 
-Owns: the forms. Must not know what is in them.
+Owns: the forms. Must not know their contents.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 Cell = str | int | float | None
-"""Numbers are shown to three digits, None as nothing."""
+"""Cell of a table. Fractions are shown to three digits, None as nothing."""
 
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """Bars on stderr while something takes long; none where stderr is no terminal, or it should be `quiet`."""
+    """Show bars on stderr during long work; show none if stderr is no terminal or `quiet` is set."""
     shown = Console(stderr=True, markup=False)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
@@ -37,12 +37,12 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
 
 
 def print_json(document: Any) -> None:
-    """JSON on stdout. NaN and infinity, which JSON does not know, become null."""
+    """Print JSON on stdout. NaN and infinity, which JSON does not know, become null."""
     print(json.dumps(plain(document), indent=2))
 
 
 def plain(value: Any) -> Any:
-    """What JSON knows, of mappings, sequences and numbers."""
+    """Convert mappings, sequences and numbers to the types that JSON knows."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -53,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table for the terminal; columns of numbers are set to the right."""
+    """Make a table for the terminal; columns of numbers are set to the right."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     for number, column in enumerate(columns):
         numeric = any(isinstance(row[number], int | float) for row in rows)
@@ -64,13 +64,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """The same as Markdown."""
+    """Make a table in Markdown."""
     lines = [columns, ["---"] * len(columns), *([text_of(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as people read it."""
+    """Format a cell for people."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     if isinstance(cell, float):
@@ -79,26 +79,26 @@ def text_of(cell: Cell) -> str:
 
 
 def console() -> Console:
-    """For tables on stdout. What is no terminal gets lines as long as they are, for programs to read.
+    """Return a console for tables on stdout. Output that is no terminal gets long lines, for programs to read.
 
-    What is shown is shown as it is: paths and messages have brackets and colons, which rich takes for markup and emoji.
+    Text is shown as it is: paths and messages have brackets and colons, which rich takes for markup and emoji.
     """
     width = None if sys.stdout.isatty() else 200
     return Console(width=width, soft_wrap=False, highlight=False, markup=False, emoji=False)
 
 
 def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
-    """What a command found: as JSON where a program reads it, else in tables."""
+    """Print a command's findings, as JSON for a program or as tables."""
     print_json(document) if as_json else show(document)
 
 
 def write_json(document: Any, path: Path) -> None:
-    """The same in a file. Raises OSError."""
+    """Write JSON to a file, as `print_json` prints it. Raises OSError."""
     path.write_text(json.dumps(plain(document), indent=2) + "\n", encoding="utf-8")
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Of these packages and what vendors bring, those that are here. Imports torch."""
+    """Return the versions of these packages and the vendors' packages that are installed. Imports torch."""
     import importlib.metadata
 
     import torch
@@ -109,11 +109,11 @@ def versions(*packages: str) -> dict[str, str]:
     for package in (*packages, *SOFTWARE):
         with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-    return {**found, "torch": str(torch.__version__)}  # With the build it is of.
+    return {**found, "torch": str(torch.__version__)}  # With the tag of its build.
 
 
 def environment(device: str = "", device_name: str = "") -> dict[str, str | int]:
-    """What a figure depends on: versions, processor, device, date. Imports torch."""
+    """Return what a measurement depends on: versions, processor, device, date. Imports torch."""
     from backends import host
 
     return {

@@ -1,10 +1,10 @@
-"""The network that a command is about.
+"""Network that a command is about.
 
     resnet50, dogs=resnet50:dogs.safetensors ─┐
     best.onnx, net.pt2, net.ts               ─┼─► NamedNetwork: a network in float32 on the CPU, and inputs for it
     package.module:callable                  ─┘
 
-Owns: what a person may write for a network. Must not run anything on a device.
+Owns: the names that a person may write for a network. Must not run anything on a device.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ DEFAULT_INPUT = "1x3x224x224"
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """A network with what it is run on.
+    """Network with its inputs.
 
-    `build`: a new network in float32 on the CPU, a module with `cast`. `inputs`: what it takes, on the CPU, `n` items
-    at a time. `model`: where it is one that anychip serves.
+    `build`: makes a new network in float32 on the CPU, a module with `cast`. `inputs`: makes inputs on the CPU for
+    `n` items. `model`: the model, if anychip serves the network.
     """
 
     name: str
@@ -51,7 +51,7 @@ class NamedNetwork:
 
 
 class _Called(nn.Module):
-    """A module of the operator's, with the `cast` that devices ask for: inputs of floating point follow the weights."""
+    """Operator's module with the `cast` that devices need: floating-point inputs take the weights' type."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Called(nn.Module):
 
 
 def open_subject(text: str, settings: Settings, shapes: Sequence[str] = ()) -> NamedNetwork:
-    """What a person calls a network. `shapes`: of the inputs of a callable's. Raises ModelError, CommandError."""
+    """Open a network by its name. `shapes`: inputs of module:callable. Raises ModelError, CommandError."""
     named = _CALLABLE.fullmatch(text)
     if named and named[1] not in ARCHITECTURES and "=" not in text:
         return _of_callable(named[1], named[2], shapes or (DEFAULT_INPUT,))
@@ -84,7 +84,7 @@ def open_subject(text: str, settings: Settings, shapes: Sequence[str] = ()) -> N
 
 
 def open_named(text: str, settings: Settings) -> Model:
-    """A model of the catalogue, or out of a file. Raises ModelError."""
+    """Open a model of the catalogue or of a file. Raises ModelError."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
     spec = parse_spec(text, settings.weights)
@@ -92,14 +92,14 @@ def open_named(text: str, settings: Settings) -> Model:
 
 
 def sample_model(name: str) -> PixelModel:
-    """A model with the weights that come with anychip."""
+    """Open a model with the weights that come with anychip."""
     model = open_model(parse_spec(f"{name}:sample"), Path(), allow_download=False)
     assert isinstance(model, PixelModel)
     return model
 
 
 def _in_pytorch(model: Model) -> Any:
-    """The network; an ONNX file of tensors as PyTorch computes it, where ONNX Runtime is its reference otherwise."""
+    """Build the network. PyTorch computes an ONNX file of tensors here; elsewhere ONNX Runtime is its reference."""
     network = model.network()
     if getattr(network, "form", "pixels") == "onnx":
         from models.exports.networks import Graph

@@ -1,7 +1,7 @@
 """`anychip top`: a running service in the terminal, live.
 
-Owns: what is worked out of two answers of `GET /v1/stats`, and how it looks. Must not import the service: it may run
-on another machine.
+Owns: the figures worked out from two answers of `GET /v1/stats`, and their look. Must not import the service: it may
+run on another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.logs import printable
 TEXT = "Devices, queues and rates of a running service, live."
 EXAMPLE = "anychip top --url http://gpu7:8000"
 Stats = Mapping[str, Any]
-"""A part of the JSON of `GET /v1/stats`, as it came from the network."""
+"""Part of the JSON of `GET /v1/stats`, as it came from the network."""
 _TIMEOUT_S = 5.0
 _NO_ERRORS = ("OK", "CANCELLED")
 _CLIENTS = 3
@@ -33,7 +33,7 @@ _FEWEST_MODELS = 3
 
 
 def fetch_stats(client: httpx.Client) -> Stats:
-    """What the service says now. Raises CommandError."""
+    """Ask the service for its statistics. Raises CommandError."""
     try:
         answer = client.get("/v1/stats")
     except httpx.HTTPError as error:
@@ -46,7 +46,7 @@ def fetch_stats(client: httpx.Client) -> Stats:
 
 
 def _without_controls(value: Any) -> Any:
-    """JSON with what would move the terminal's cursor written out: names are the service's, whosever that is."""
+    """Escape characters that move the terminal's cursor: the names come from the service, which may be hostile."""
     if isinstance(value, dict):
         return {printable(name): _without_controls(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -55,7 +55,7 @@ def _without_controls(value: Any) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     key = os.environ.get("ANYCHIP_KEY", "")
     parser.add_argument("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Show it until Ctrl-C, or once, after one interval. Raises CommandError where nothing answers at first."""
+    """Show the service until Ctrl-C, or once after one interval. Raises CommandError if nothing answers at first."""
     if not parsed.interval_s > 0:
         raise CommandError("--interval-s must be more than 0")
     headers = {"Authorization": f"Bearer {parsed.key}"} if parsed.key else {}
@@ -94,8 +94,8 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def screen(before: Stats, now: Stats, height: int = 0) -> RenderableType:
-    """All of it; rates are those between the two. It fits 80 columns, and so many lines where that is said: then
-    what matters least is left out, and of many models the idle ones.
+    """Draw the whole screen in 80 columns, with the rates between the two answers. If `height` is set, keep to so
+    many lines: leave out the tables that matter least, then the idle ones of many models.
     """
     decoders = now["decoders"]
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
@@ -131,7 +131,7 @@ def _requests(pair: tuple[Stats, Stats]) -> int:
 
 
 def _clients(before: list[Stats], now: list[Stats], elapsed_s: float) -> Table:
-    """The busiest; of one that has only now become one of them nothing is known yet."""
+    """Tabulate the busiest clients; one that has just joined them shows no rate yet."""
     table = _table("busiest clients", "req/s", "refused/s")
     for past, client in _pairs("client", before, now)[:_CLIENTS]:
         rates = (_rate(client[name] - past[name], elapsed_s) for name in ("requests", "refused"))
@@ -140,7 +140,7 @@ def _clients(before: list[Stats], now: list[Stats], elapsed_s: float) -> Table:
 
 
 def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:
-    """Then and now; what is new is compared with itself."""
+    """Pair each entry of before and now; a new entry is paired with itself."""
     then = {each[name]: each for each in before}
     return [(then.get(each[name], each), each) for each in now]
 
@@ -220,7 +220,7 @@ def _says_how_it_is(device: Stats) -> bool:
 
 
 def _health(devices: list[tuple[Stats, Stats]]) -> Table:
-    """Errors are those since the service watches; driver's: of NVIDIA, XIDs."""
+    """Tabulate health. Errors count from the start of the service's watch; driver's: XIDs on NVIDIA."""
     table = _table("device", "health", "memory", "clock", "held back by", "memory errors", "driver's")
     for _, device in devices:
         healthy, throttled, errors = device["healthy"], device["throttled"], device["memory_errors"]
@@ -240,10 +240,10 @@ def _health(devices: list[tuple[Stats, Stats]]) -> Table:
 
 
 def quantile(share: float, buckets: Mapping[str, int]) -> float | None:
-    """Seconds that so large a share stayed under: between the bounds of its bucket, as Prometheus estimates it.
+    """Estimate the seconds under which such a share stayed, within its bucket, as Prometheus does.
 
-    `buckets`: how many took up to so many seconds, cumulative, the bound as text; None where there are none. Beyond the
-    last finite bound it is that bound.
+    `buckets`: cumulative counts by upper bound in seconds, the bound as text. Return None if there are none, the last
+    finite bound beyond it.
     """
     bounds = sorted((float(bound), count) for bound, count in buckets.items())
     total = bounds[-1][1] if bounds else 0

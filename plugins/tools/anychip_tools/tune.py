@@ -1,6 +1,6 @@
-"""`anychip tune`: finds engine, precision, batch sizes, workers and decoders by trial, and remembers them for `serve`.
+"""`anychip tune`: search for the best engine, precision, batch sizes, workers and decoders, stored for `serve`.
 
-Owns: the options, what is tried, and how it is shown. Must not import torch at its head: `--help` answers at once.
+Owns: the options, the space of trials, how both are shown. Must not import torch at its head: `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
     parser.add_argument("--budget", default="10m", help="time for all trials, e.g. 90s, 10m, 1h (default: %(default)s)")
     parser.add_argument("--p99-ms", type=float, default=inf, help="latency that 99 of 100 answers must keep")
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Exit code 1 where nothing serves, or nothing keeps --p99-ms. Raises CommandError, ModelError, BackendError."""
+    """Return 1 if no trial keeps --p99-ms. Raises CommandError (also if nothing serves), ModelError, BackendError."""
     from anychip_tools.loading import open_device
     from anychip_tools.subjects import open_named
     from anychip_tools.tuning.search import Candidate, Search
@@ -105,7 +105,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the command as an exception does: the service of the moment, in a session of its own, ends, too."""
+    """End the command on SIGTERM by an exception, so that the trial's service, in its own session, ends too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -121,7 +121,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def seconds_of(text: str) -> float:
-    """`90s`, `10m`, `1h` or a number of seconds. Raises CommandError."""
+    """Read `90s`, `10m`, `1h` or a number of seconds. Raises CommandError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not found or not float(found[1]):
         raise CommandError(f"--budget {text!r} is not like 90s, 10m or 1h")
@@ -203,7 +203,7 @@ def _words(candidate: Candidate) -> str:
 
 
 def _compared(compared: Compared, goal: str) -> dict[str, Any]:
-    """Medians, and the figures of each round."""
+    """Return the medians and the figures of each round."""
     rounds = {"images_per_s": compared.images_per_s, "p99_ms": compared.p99_ms}
     if goal == "energy":
         rounds["joules_per_image"] = compared.joules_per_image
@@ -238,7 +238,7 @@ def _compared_row(compared: dict[str, Any], note: str) -> Sequence[report.Cell]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """The trials, the best first; the last comparison; what became of them."""
+    """Print the trials, the best first, then the last comparison and the stored profile."""
     console = report.console()
     default, best = document["default"]["candidate"], document["best"]["candidate"]
 
@@ -262,7 +262,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], str]) -> None:
-    """Whom the best leads, and by how much."""
+    """Print the candidates of the comparison and the lead of the best."""
     compared = document["comparison"]
     rows = [_compared_row(each, note(each)) for each in compared]
     console, count = report.console(), len(compared[0]["rounds"]["images_per_s"])
@@ -278,6 +278,6 @@ def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], 
 
 
 def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[report.Cell]]) -> Table:
-    """A table without the columns that hold nothing."""
+    """Make a table without its empty columns."""
     used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
     return report.table(title, [columns[each] for each in used], [[row[place] for place in used] for row in rows])

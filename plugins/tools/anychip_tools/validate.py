@@ -1,4 +1,4 @@
-"""`anychip validate`: whether a device's answers are the network's, and from which layer on they are not.
+"""`anychip validate`: comparison of a device's answers with the network's, and the first layer that differs.
 
 Owns: the options, and how it is shown. Must not import torch at its head: `--help` answers at once.
 """
@@ -32,7 +32,7 @@ _WORST = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the command's options."""
     parser.add_argument(
         "model", metavar="MODEL", help="a name, name=architecture:weights, or a file (.onnx, .pt2, .ts)"
     )
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Exit code 0 where everything that was not refused agrees. Raises CommandError, ModelError, BackendError."""
+    """Return 0 if everything that was not refused agrees. Raises CommandError, ModelError, BackendError."""
     settings = read_settings(parsed)
     if parsed.coco and not parsed.images:
         raise CommandError("--coco needs --images: the folder of the files that it names")
@@ -67,7 +67,7 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[Depth]]:
-    """Everything that was compared, and the depths for the plot."""
+    """Compare engines, precisions and layers; return the report and the depths for the plot."""
     from anychip_tools.loading import open_device
     from anychip_tools.subjects import open_named
     from anychip_tools.validation.whole import Validation
@@ -82,7 +82,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
         raise CommandError(f"{device} computes nothing, so there is nothing to compare")
     named = choice.device(device)
     default = [each for each in facts.precisions if each != "int8" or settings.calibrate or model.weights == "sample"]
-    # What is simulated is the host's side: halves on a CPU without their units take minutes.
+    # A simulated device computes on the CPU: half precision takes minutes on a CPU without units for it.
     precisions = split(parsed.precisions) or ((named.auto_precision,) if choice.simulated else tuple(reversed(default)))
     engines = split(parsed.engines) or (("eager",) if choice.simulated else facts.engines)
     items = _items(model, parsed)
@@ -211,7 +211,7 @@ def _rows(document: dict[str, Any]) -> list[list[report.Cell]]:
         agreement = ", ".join(f"{name} {value:.3g}" for name, value in each["agreement"].items())
         cells = [each["engine"], each["precision"], each["verdict"], *numbers]
         cells += [None if within is None else f"{within:.2%}", agreement]
-        if _has_accuracy(document):  # Of every precision in one column, so that they stand side by side.
+        if _has_accuracy(document):  # One column for all precisions, so that they stand side by side.
             cells.append(", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items()))
         rows.append(cells)
     return rows
@@ -256,7 +256,7 @@ def _worst_rows(document: dict[str, Any]) -> list[list[report.Cell]]:
 
 
 def show(document: dict[str, Any]) -> None:
-    """The report in the terminal."""
+    """Print the report in the terminal."""
     console = report.console()
     simulated = " (simulated)" if document["simulated"] else ""
     console.print(f"{document['model']} on {document['device']}{simulated} against float32 on the CPU")
@@ -268,7 +268,7 @@ def show(document: dict[str, Any]) -> None:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Format the report as Markdown."""
     head = f"# {document['model']} on {document['device']} against float32 on the CPU\n\n"
     environment = "".join(f"- {name}: {value}\n" for name, value in document["environment"].items() if value != "")
     findings = "".join(f"- {line}\n" for line in _findings(document))
@@ -278,7 +278,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def charts(model: str, depths: Sequence[Depth]) -> list[Chart]:
-    """Error over depth: each layer alone, and all of them up to it."""
+    """Chart the error over depth: each layer alone, and all layers up to it."""
     series: dict[str, list[tuple[float, float]]] = {}
     for each in depths:
         if each.layers:

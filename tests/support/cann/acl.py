@@ -1,14 +1,14 @@
-"""A double of Huawei's pyACL: cards in host memory, over models that the double of `atc` beside it has made.
+"""Double of Huawei's pyACL: cards in host memory, over models that the double of `atc` beside it has made.
 
-Functions, parameters and answers are those that anychip_ascend/acl.py states the sources of; a function that is not
-called is not here. As on a card, copies and models run on streams, later: what does not wait sees old numbers. What the
-real one refuses, this one refuses: a pointer that is not its own, a batch that is no gear, memory that is not there.
+Functions, parameters and answers are those whose sources anychip_ascend/acl.py states; a function that is not
+called is missing here. As on a card, copies and models run on streams, later: code that does not wait sees old numbers.
+It refuses like the real one: a foreign pointer, a batch that is no gear, memory that does not exist.
 Copies on a stream are those of CANN 8.0 and 8.1 on 310P and 310B, the strictest (hiascend.com, canncommercial/800,
 aclcppdevg_03_0106): where memory of the host is not pinned, or an address no multiple of 64, "an unpredictable error
 may occur", here always.
 
-Told by environment variables: ACL_DOUBLE_COUNT, _SOC, _MEMORY_MB; by `knobs`, or by a file that ACL_DOUBLE_KNOBS names
-with JSON of the same names, which other processes change.
+Environment variables control it: ACL_DOUBLE_COUNT, _SOC, _MEMORY_MB; so do `knobs`, or a file that ACL_DOUBLE_KNOBS
+names with JSON of the same names, which other processes change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _knob(name: str) -> Any:
 
 
 def _code(name: str) -> int:
-    """What the function is to answer with."""
+    """Return the function's error code."""
     if not _state.initialised:
         return UNINITIALIZE
     failing = _knob("fail")
@@ -247,7 +247,7 @@ class rt:
     def record_event(event: int, stream: int) -> int:
         recorded = _things[event]
         if recorded.stream is not None:
-            return INVALID_PARAM  # It wants to be reset first.
+            return INVALID_PARAM  # It must be reset first.
         recorded.stream = _things[stream]
         recorded.stream.tasks.put(recorded.done.set)
         return _code("rt.record_event")
@@ -279,7 +279,7 @@ class rt:
 
 
 class _Loaded:
-    """A model of the double's atc: JSON, a line feed, and the ONNX file."""
+    """Model of the double's atc: JSON, a line feed, and the ONNX file."""
 
     def __init__(self, data: bytes) -> None:
         head, _, onnx = data.partition(b"\n")
@@ -564,7 +564,7 @@ for _name in _PICTURE:
 
 
 def forget() -> None:
-    """Lets go of what is kept for as long as the process: decoders' streams and descriptions of channels."""
+    """Drop things that last as long as the process: decoders' streams and descriptions of channels."""
     for thing in _things.values():
         if isinstance(thing, _Stream):
             thing.tasks.put(None)
@@ -572,6 +572,6 @@ def forget() -> None:
 
 
 def leftovers() -> dict[str, int]:
-    """What is still held: a test's own question."""
+    """Return counts of the things still held, for a test."""
     kinds = [type(thing).__name__ for thing in _things.values()]
     return {"device": len(_device), "host": len(_host), **{kind: kinds.count(kind) for kind in set(kinds)}}

@@ -1,4 +1,4 @@
-"""Ascend's cards without torch_npu, over the double of pyACL: what device_contract.py asks of a device under test.
+"""Ascend's cards without torch_npu, over the double of pyACL: the device under test for device_contract.py.
 
 Put tests/support/cann on PYTHONPATH, and its bin on PATH (tests.support.cann_double.variables).
 """
@@ -13,12 +13,12 @@ MEMORY_BYTES: int | None = 16 * 2**30
 
 
 def kernels() -> int:
-    """How many models have run."""
+    """Return how many models have run."""
     return int(acl.counts["executions"])
 
 
 def set_knob(name: str, value: int) -> None:
-    """As tests.support.stubs.plugin has it."""
+    """Set a knob, like tests.support.stubs.plugin."""
     if name == "memory":
         acl.knobs["memory_mb"] = value >> 20
     elif name == "copy_us":

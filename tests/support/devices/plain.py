@@ -1,4 +1,4 @@
-"""A backend as it is, with nothing to turn: the CPU, the null device, a real accelerator."""
+"""Backend as it is, without knobs: the CPU, the null device, a real accelerator."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MEMORY_BYTES = None
 
 
 def kernels() -> int | None:
-    """Nobody counts them."""
+    """Return None: nobody counts them."""
     return None
 
 
 def set_knob(name: str, value: int) -> None:
-    """There is none: tests that need one skip themselves."""
+    """Do nothing: there is no knob, and tests that need one skip themselves."""

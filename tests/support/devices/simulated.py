@@ -1,4 +1,4 @@
-"""A simulated device under test: what device_contract.py asks of it, under the names that the stubs have, too."""
+"""Simulated device under test for device_contract.py, with the same names as the stubs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ device.install(DEVICE_TYPE)
 
 
 def kernels() -> int:
-    """How many kernels the device has run."""
+    """Return how many kernels the device has run."""
     return device.count("kernels")
 
 
 def set_knob(name: str, value: int) -> None:
-    """As tests.support.stubs.plugin has it; `fail` is the vendor's own fault."""
+    """Set a knob, like tests.support.stubs.plugin; `fail` is the vendor's own fault."""
     if name == "memory":
         device.set_capacity(value)
     elif name == "copy_us":

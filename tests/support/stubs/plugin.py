@@ -1,4 +1,4 @@
-"""Puts the CPU kernels in place when it is imported, in a process that was started over a stub driver.
+"""Plugin that puts the CPU kernels in place when it is imported, in a process that runs over a stub driver.
 
 Owns: the order in which that must happen, and the stub's knobs. It can be a plugin of pytest (-p) and of the
 service (--plugins), by its dotted name. The process needs the variables of tests/support/stub_drivers.py.
@@ -20,12 +20,12 @@ _KEPT: list[torch.library.Library] = []  # A library takes its operators along w
 
 
 def kernels() -> int:
-    """How many device kernels have run: that it grows proves that the device, and not the CPU, did the work."""
+    """Return how many device kernels have run: its growth proves that the device, and not the CPU, did the work."""
     return int(torch.ops.stubs.kernels())
 
 
 def set_knob(name: str, value: int) -> None:
-    """`memory`, `other`: bytes; `copy_us`: of an asynchronous copy; `fail`: the driver's error number, 0 for none.
+    """Set `memory`, `other`: bytes; `copy_us`: of an asynchronous copy; `fail`: the driver's error number, 0: none.
 
     `refuse_lock`: the error number of CUDA's cudaHostRegister.
     """
@@ -34,7 +34,7 @@ def set_knob(name: str, value: int) -> None:
 
 
 def _import_torchvision() -> None:
-    """Also where its C++ part cannot be loaded because it was built for another torch.
+    """Import torchvision, even if its C++ part was built for another torch and cannot be loaded.
 
     Its registrations of shapes then fail on operators that nobody has declared. The networks need none of them.
     """

@@ -1,4 +1,4 @@
-"""OpenVINO's files as ONNX's operators.
+"""Conversion of OpenVINO's files to ONNX's operators.
 
 Must not need OpenVINO.
 """

@@ -1,7 +1,7 @@
-"""Reads OpenVINO's files, `best.xml` with `best.bin` beside it, without OpenVINO: layers, weights, who feeds whom.
+"""Reader of OpenVINO's files, `best.xml` with `best.bin` beside it, without OpenVINO: layers, weights, connections.
 
 Owns: the form of these files (IR version 10 and 11). Must not know what layers compute: layers.py says it in
-ONNX's operators, so that all else is the same for both. What it reads is untrusted: XML with declarations of its own is
+ONNX's operators, so that all else is the same for both. The files are untrusted: XML with declarations of its own is
 refused, and every constant must lie within the file of weights.
 """
 
@@ -39,12 +39,12 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class InvalidError(ValueError):
-    """The file is none that can be read; the message continues a sentence that begins with the file's name."""
+    """File that cannot be read; the message continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True)
 class OpenVinoLayer:
-    """One layer. `inputs` and `outputs`: names of values, by port; `shapes`: of the inputs, -1 for what is open."""
+    """Layer of a file. `inputs`, `outputs`: names of values, by port; `shapes`: of the inputs, -1: unknown length."""
 
     name: str
     kind: str
@@ -55,7 +55,7 @@ class OpenVinoLayer:
     shapes: tuple[tuple[int, ...], ...]
 
     def numbers(self, key: str, default: str = "") -> list[int]:
-        """The integers of an attribute. Raises InvalidError."""
+        """Return the integers of an attribute. Raises InvalidError."""
         text = self.data.get(key, default)
         try:
             return [int(each) for each in text.split(",") if each.strip()]
@@ -63,19 +63,19 @@ class OpenVinoLayer:
             raise InvalidError(f"has a {self.kind} with {key} {text[:50]!r}") from None
 
     def flag(self, key: str) -> bool:
-        """Whether an attribute is true."""
+        """Return True if an attribute is true."""
         return self.data.get(key, "").lower() in ("true", "1")
 
 
 class _WithoutDeclarations(ElementTree.TreeBuilder):
-    """Refuses declarations where the parser meets them, whatever the file is encoded in."""
+    """Builder that refuses declarations when the parser meets them, in any encoding."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         raise InvalidError("declares what belongs in no network")
 
 
 def read_layers(path: Path) -> tuple[list[OpenVinoLayer], dict[str, Array]]:
-    """All layers but the constants, and the constants by name. Raises WeightsError."""
+    """Read all layers but the constants, and the constants by name. Raises WeightsError."""
     beside = path.with_suffix(".bin")
     try:
         text = read_regular(path, MAX_XML_BYTES)

@@ -1,8 +1,8 @@
-"""OpenVINO's layers as ONNX's operators, which models.onnx.operators computes: one graph for every device and engine.
+"""Conversion of OpenVINO's layers to ONNX's operators of models.onnx.operators: one graph for devices and engines.
 
     best.xml ─► file.py ─► layers ─► nodes and constants, as models.onnx.file has them of an ONNX file
 
-Owns: what each layer is in ONNX's words. A layer or a form of one that is not known is named, all of them at once.
+Owns: each layer's form in ONNX. One error names all layers, or forms of layers, that are not known.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SAME = {
         ("Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Abs", "Erf", "Floor", "Sin", "Cos", "Atan", "Sign", "Mish"), ""
     ),
 }
-"""Layers that are an ONNX operator without attributes, "": of the same name."""
+"""ONNX operator of each layer that needs no attributes; "" for the same name."""
 
 _Attributes = Callable[[OpenVinoLayer], dict[str, Any]]
 _WITH_ATTRIBUTES: dict[str, tuple[str, _Attributes]] = {
@@ -90,7 +90,7 @@ _WITH_ATTRIBUTES: dict[str, tuple[str, _Attributes]] = {
         for kind in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2")
     },
 }
-"""Layers that are an ONNX operator with the attributes that are made of theirs."""
+"""ONNX operator of each layer, with a function that makes its attributes from the layer's."""
 
 _CASTS = {
     **dict.fromkeys(("f32", "f16", "bf16"), 1),
@@ -102,28 +102,28 @@ _CASTS = {
     **dict.fromkeys(("i64", "u32", "u64"), 7),
     "boolean": 9,
 }
-"""Halves become float32, as everywhere: the precision is the engine's choice."""
+"""ONNX type of each OpenVINO type. Halves become float32, as everywhere: the engine chooses the precision."""
 
 
 class _Graph:
-    """What has been written so far."""
+    """Nodes and constants written so far."""
 
     def __init__(self, constants: dict[str, Array]) -> None:
         self.constants = constants
         self.nodes: list[Node] = []
 
     def add(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> None:
-        """One node."""
+        """Add one node."""
         self.nodes.append(Node(operator, tuple(inputs), tuple(outputs), attributes, outputs[0]))
 
     def constant(self, layer: OpenVinoLayer, suffix: str, value: Array) -> str:
-        """The name of a new constant."""
+        """Add a constant and return its name."""
         name = f"{layer.name}/{suffix}"
         self.constants[name] = value
         return name
 
     def known(self, layer: OpenVinoLayer, place: int) -> list[int]:
-        """The integers of an input that must be a constant. Raises InvalidError."""
+        """Return the integers of an input that must be a constant. Raises InvalidError."""
         found = self.constants.get(layer.inputs[place])
         if found is None:
             raise InvalidError(f"has a {layer.kind} whose input {place} is computed")
@@ -165,7 +165,7 @@ def _convolution(graph: _Graph, layer: OpenVinoLayer) -> None:
 
 @_layer("GroupConvolution", "GroupConvolutionBackpropData")
 def _group_convolution(graph: _Graph, layer: OpenVinoLayer) -> None:
-    # OpenVINO's weights have an axis of groups before the others, ONNX's have them in one with what they give.
+    # OpenVINO's weights have a first axis of groups; ONNX's first axis is groups times outputs.
     groups, first, *rest = layer.shapes[1]
     shape = graph.constant(layer, "shape", np.array([groups * first, *rest], np.int64))
     graph.add("Reshape", (layer.inputs[1], shape), (f"{layer.name}/weights",))
@@ -214,7 +214,7 @@ def _pool(graph: _Graph, layer: OpenVinoLayer) -> None:
 
 @_layer("AdaptiveAvgPool")
 def _adaptive(graph: _Graph, layer: OpenVinoLayer) -> None:
-    """Windows that do not overlap: the input is a multiple of the output."""
+    """Write windows that do not overlap: the input must be a multiple of the output."""
     given, wanted = list(layer.shapes[0])[2:], graph.known(layer, 1)
     if all(side == 1 for side in wanted):
         graph.add("GlobalAveragePool", layer.inputs[:1], layer.outputs)
@@ -327,7 +327,7 @@ def _pad(graph: _Graph, layer: OpenVinoLayer) -> None:
 
 @_layer("NonMaxSuppression")
 def _suppress(graph: _Graph, layer: OpenVinoLayer) -> None:
-    # OpenVINO sorts what is found in all images and classes, ONNX each on its own: of one of each it is the same.
+    # OpenVINO sorts over all images and classes, ONNX within each: with one of each the result is the same.
     if layer.shapes[1][:2] != (1, 1) or len(layer.inputs) > 5:
         _refuse(layer, "of several images or classes")
     is_centre = layer.data.get("box_encoding", "corner") == "center"
@@ -335,7 +335,7 @@ def _suppress(graph: _Graph, layer: OpenVinoLayer) -> None:
 
 
 def read_openvino(path: Path) -> OnnxFile:
-    """A network of OpenVINO as an ONNX file would hold it; without metadata. Raises WeightsError."""
+    """Read a network of OpenVINO into the form of an ONNX file, without metadata. Raises WeightsError."""
     layers, constants = read_layers(path)
     unknown = {
         each.kind for each in layers if each.kind not in (*_SAME, *_WITH_ATTRIBUTES, *_WRITERS, "Parameter", "Result")

@@ -1,6 +1,6 @@
-"""Two files of results side by side.
+"""Comparison of two files of results.
 
-Owns: which rows belong together, and what counts as slower. Must not measure.
+Owns: the pairing of rows, and whether a figure got better. Must not measure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from app.arguments import CommandError
 
-# What tells rows apart, and the figures that are compared: whether more is better.
+# Columns that identify a row; figures that are compared, and whether more of them is better.
 KEYS = ("engine", "precision", "batch_size", "protocol", "mode", "connections", "rate", "threads", "batch")
 FIGURES: Mapping[str, bool] = {
     "images_per_s": True,
@@ -26,7 +26,7 @@ FIGURES: Mapping[str, bool] = {
 
 @dataclass(frozen=True)
 class Change:
-    """One figure of one row: before, after, and by how much it is better (1.1: a tenth)."""
+    """Change of one figure of one row: before, after, and the factor by which it is better (1.1: a tenth)."""
 
     row: str
     figure: str
@@ -36,7 +36,7 @@ class Change:
 
 
 def compare(before: Path, after: Path) -> tuple[list[Change], list[str]]:
-    """The changes, and what the two environments differ in. Raises CommandError."""
+    """Return the changes, and the differences of the two environments. Raises CommandError."""
     one, other = _read(before), _read(after)
     rows = {_key(row): row for row in other["results"]}
     changes = []

@@ -1,7 +1,7 @@
-"""A network on a device over batch sizes: latency, throughput, memory and energy, for each engine and precision.
+"""Sweep of a network over batch sizes on a device: latency, throughput, memory, energy, by engine and precision.
 
-Owns: warm-up, the order of measurements, what is counted. A batch is timed from pixels in the host's memory to answers
-in the host's memory, so that nothing is left under way when the clock is read. Must not know how it is shown.
+Owns: warm-up, the order of measurements, the figures. A batch is timed from pixels in the host's memory to answers
+in the host's memory, so that nothing is in flight when the clock is read. Must not know how it is shown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LEAST_RUNS = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """One engine, precision and batch size. `images_per_s`: as many batches under way as the engine takes; `energy`:
-    joules an image, NaN where the device does not say; `allocated`, `reserved`: of the device; `resident`: of this
-    process. Bytes.
+    """Figures of one engine, precision and batch size. `images_per_s`: with as many batches in flight as the engine
+    takes. `joules_per_image`: NaN if the device does not report energy. `allocated`, `reserved`: bytes of the device;
+    `resident`: bytes of this process.
     """
 
     engine: str
@@ -64,7 +64,7 @@ def sweep(
     options: CompileOptions,
     done: Callable[[], object] = lambda: None,
 ) -> list[Measured]:
-    """Measure every batch size of one engine in one precision. `items`: what is computed, uint8 [n, *input_shape].
+    """Measure every batch size of one engine in one precision. `items`: the input, uint8 [n, *input_shape].
 
     Raises EngineRefusedError, OutOfDeviceMemoryError, BackendError.
     """
@@ -110,7 +110,7 @@ def _measured(
 
 
 def throughput(executable: Executable, buffers: Sequence[npt.NDArray[np.uint8]], seconds: float) -> tuple[float, int]:
-    """Images a second with as many batches under way as the executable takes, and how many images that were."""
+    """Run with as many batches in flight as the executable takes; return images a second, and their number."""
     under_way: deque[Any] = deque()
     begun = done = 0
     started_s = time.perf_counter()
@@ -128,9 +128,9 @@ def throughput(executable: Executable, buffers: Sequence[npt.NDArray[np.uint8]],
 
 
 def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: float) -> list[dict[str, float]]:
-    """Images a second from JPEG to the network's input, by threads: decoding and placing, without any network."""
+    """Measure images a second from JPEG to the network's input, by threads: decoding and placing, no network."""
     header = read_header(image)
-    torch.set_num_threads(1)  # As a decoder process has it.
+    torch.set_num_threads(1)  # Like a decoder process.
     rows = []
     for count in threads:
 
@@ -155,7 +155,7 @@ def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: f
 
 
 def repeated_s(run: Callable[[], object], seconds: float, least: int = _LEAST_RUNS) -> list[float]:
-    """Seconds that each call of `run` took, over so many seconds."""
+    """Call `run` for so many seconds, `least` times at least; return the seconds of each call."""
     times_s: list[float] = []
     end_s = time.perf_counter() + seconds
     while (now_s := time.perf_counter()) < end_s or len(times_s) < least:

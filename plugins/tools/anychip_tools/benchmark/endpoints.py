@@ -1,6 +1,6 @@
-"""Requests that a server understands: anychip's own form, and the Open Inference Protocol of any server.
+"""Requests in forms that a server understands: anychip's own, and the Open Inference Protocol of any server.
 
-Owns: asking the server what a model takes, and a request of it, over HTTP or gRPC. Must not send load.
+Owns: asking the server for a model's inputs, and building a request, over HTTP or gRPC. Must not send load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input of a request: bytes as the protocol sends them."""
+    """Input of a request. `content`: bytes as the protocol sends them."""
 
     name: str
     datatype: str
@@ -47,7 +47,7 @@ class Tensor:
 
 
 def address_of(url: str) -> Address:
-    """Where a URL leads. Raises CommandError."""
+    """Parse a URL to an address. Raises CommandError."""
     parts = urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
         raise CommandError(f"{url!r} is no address like http://127.0.0.1:8000")
@@ -56,12 +56,12 @@ def address_of(url: str) -> Address:
 
 
 def predict_request(model: str, image: bytes, host: str, key: str = "") -> bytes:
-    """An image as the body of anychip's own route."""
+    """Build a request of anychip's own route, with an image as its body."""
     return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", _headers(key), host)
 
 
 def infer_request(model: str, tensors: list[Tensor], host: str, key: str = "", *, binary: bool = True) -> bytes:
-    """Tensors as the Open Inference Protocol has them: bytes behind the JSON, or numbers in it."""
+    """Build a request of the Open Inference Protocol: tensors as bytes behind the JSON, or numbers in it."""
     inputs: list[dict[str, Any]] = []
     for each in tensors:
         form: dict[str, Any] = {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
@@ -80,7 +80,7 @@ def infer_request(model: str, tensors: list[Tensor], host: str, key: str = "", *
 
 
 def described(url: str, model: str, key: str = "") -> list[Mapping[str, Any]]:
-    """What the server says of a model's inputs over HTTP. Raises CommandError."""
+    """Ask the server over HTTP for a model's inputs. Raises CommandError."""
     try:
         answer = httpx.get(f"{url}/v2/models/{model}", headers=_headers(key), timeout=_TIMEOUT_S, trust_env=False)
         answer.raise_for_status()
@@ -91,9 +91,9 @@ def described(url: str, model: str, key: str = "") -> list[Mapping[str, Any]]:
 
 
 def tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> list[Tensor]:
-    """Something of every input's type and shape: an image where bytes are wanted, else random numbers.
+    """Make a tensor of every input's type and shape: the image for bytes, else random numbers.
 
-    Of open lengths the first is the batch, others are 1. A model that takes either an image or pixels gets the image.
+    The first axis of unknown length is the batch, others are 1. A model of either an image or pixels gets the image.
     Raises CommandError.
     """
     source = np.random.default_rng(0)

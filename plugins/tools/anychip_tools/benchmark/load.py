@@ -1,11 +1,11 @@
 """HTTP load on a server, over keep-alive connections.
 
-Closed loop (`drive`): so many connections, each sends its next request when the last is answered; finds the capacity.
-Open loop (`drive_open`): requests are sent when their time comes, whatever became of those before; shows what a server
-does when more is asked of it than it can answer.
+Closed loop (`drive`): each connection sends its next request when the last is answered; finds the capacity.
+Open loop (`drive_open`): requests are sent when they are due, even if earlier ones are unanswered; shows a server
+under more load than it can answer.
 
-Owns: connections, when requests go out, latencies and what became of each request. Small on purpose: on two cores the
-generator must not be the bottleneck, and where it is, the lateness of its requests says so.
+Owns: connections, the times of requests, latencies and the result of each request. Small on purpose: on two cores the
+generator must not be the bottleneck; where it is, the lateness of its requests shows it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from anychip_tools.benchmark.wire import Address, AnswerReader, Where, WireAnswe
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-# uvloop's timers count whole milliseconds: without this, a short sleep is none, and spins on a core the server needs.
+# uvloop's timers count whole milliseconds: without this, a short sleep returns at once and spins on the server's core.
 _TIMER_STEP_S = 0.001
-# uvicorn closes a connection after 5 idle seconds; a request sent at that moment would be lost for no fault of its own.
+# uvicorn closes a connection after 5 idle seconds; a request sent at that moment would be lost.
 _LONGEST_IDLE_S = 3.0
 
 
@@ -55,7 +55,7 @@ class _Connection(asyncio.Protocol):
 
 @dataclass
 class ClosedLoad:
-    """What a closed loop saw. Latencies in seconds, of answers with status 200; `errors` by status or exception."""
+    """Results of a closed loop. Latencies in seconds, of answers with status 200; `errors` by status or exception."""
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -63,11 +63,11 @@ class ClosedLoad:
 
     @property
     def answers_per_s(self) -> float:
-        """Good answers a second."""
+        """Answers with status 200 a second."""
         return len(self.latencies_s) / self.seconds if self.seconds else 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """The latency that `percent` of the answers stayed under, in milliseconds."""
+        """Return the latency in milliseconds under which `percent` of the answers stayed."""
         return percentile(self.latencies_s, percent) * 1e3
 
 
@@ -109,7 +109,7 @@ class _ClosedLoopConnection(_Connection):
 
 
 async def closed_loop(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
-    """Load a server for `seconds`; ends when every connection has its last answer."""
+    """Load a server for `seconds`; return when every connection has its last answer."""
     load = ClosedLoad()
     started_s = time.perf_counter()
     opened: list[_ClosedLoopConnection] = []
@@ -126,12 +126,12 @@ async def closed_loop(where: Where, request: bytes, connections: int, seconds: f
 
 
 def drive(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
-    """`closed_loop`, in an event loop of its own."""
+    """Run `closed_loop` in its own event loop."""
     return _run(closed_loop(where, request, connections, seconds))
 
 
 class Accepted(NamedTuple):
-    """An answer with status 200: seconds from the start of the load, and from the moment its request was due."""
+    """Answer with status 200: seconds from the start of the load, and from the moment its request was due."""
 
     arrived_s: float
     latency_s: float
@@ -139,7 +139,7 @@ class Accepted(NamedTuple):
 
 @dataclass
 class OpenLoad:
-    """What became of every request of an open loop: `sent` = accepted + refused + connection errors + unanswered.
+    """Results of an open loop: `sent` = accepted + refused + connection errors + unanswered.
 
     `timeout_s` is the deadline of a request, counted from the moment it was due; `seconds` is how long requests were
     sent; `refused` counts the answers other than 200 by status; `lateness_s` is the generator's own.
@@ -156,15 +156,15 @@ class OpenLoad:
 
     @property
     def in_time(self) -> int:
-        """Answers with status 200 within the deadline."""
+        """Number of answers with status 200 within the deadline."""
         return sum(answer.latency_s <= self.timeout_s for answer in self.accepted)
 
     @property
     def goodput_per_s(self) -> float:
         """Answers within the deadline a second, over the time in which requests were sent.
 
-        What comes after the last request was sent is left out: it would credit an overloaded server with the work of
-        `seconds` and the time it took to empty its queue.
+        Answers after that time do not count: they would credit an overloaded server with the work of `seconds` and of
+        the time it took to empty its queue.
         """
         good = sum(answer.latency_s <= self.timeout_s and answer.arrived_s <= self.seconds for answer in self.accepted)
         return good / self.seconds if self.seconds else 0.0
@@ -190,14 +190,14 @@ class _OpenLoopConnection(_Connection):
 
 
 class OpenLoop:
-    """Sends each request when told to, on an idle connection or a new one; never waits for an answer."""
+    """Sender of requests, each at the caller's call, on an idle connection or a new one; never waits for an answer."""
 
     def __init__(self, where: Where, request: bytes, timeout_s: float) -> None:
         self.load = OpenLoad(timeout_s)
         self.started_s = time.perf_counter()
         self._where = where
         self._request = request
-        self._idle: list[_OpenLoopConnection] = []  # The one used last is at the end, and goes first.
+        self._idle: list[_OpenLoopConnection] = []  # The connection used last is at the end, and goes first.
         self._connections: set[_OpenLoopConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
         self._under_way = 0
@@ -207,7 +207,7 @@ class OpenLoop:
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open, idle ones included."""
+        """Number of open connections, idle ones included."""
         return len(self._connections)
 
     def send(self, due_s: float) -> None:
@@ -231,12 +231,12 @@ class OpenLoop:
             task.add_done_callback(self._connecting.discard)
 
     async def settled(self, limit_s: float) -> None:
-        """Wait until nothing is under way, at most `limit_s`."""
+        """Wait until no request is in flight, at most `limit_s`."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._settled.wait(), limit_s)
 
     async def close(self) -> None:
-        """Close every connection; what has no answer by now is unanswered."""
+        """Close every connection; count requests without an answer as unanswered."""
         self._closing = True
         for task in self._connecting:
             task.cancel()
@@ -265,7 +265,7 @@ class OpenLoop:
             self._settled.set()
 
     def connected(self, connection: _OpenLoopConnection) -> None:
-        """A connection is there: its first request goes out."""
+        """Send the first request of a new connection."""
         self._connections.add(connection)
         assert connection.due_s is not None
         self._write(connection, connection.due_s)
@@ -288,7 +288,7 @@ class OpenLoop:
         self._finish()
 
     def lost(self, connection: _OpenLoopConnection) -> None:
-        """A connection is gone; without an answer to its request, that is an error unless we closed it."""
+        """Count a lost connection as an error if its request has no answer, unless we closed it."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
@@ -301,7 +301,7 @@ class OpenLoop:
 async def open_loop(
     where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float
 ) -> OpenLoad:
-    """Send a request at each of `due_s` (ascending, from the start), then wait `linger_s` at most for stragglers."""
+    """Send a request at each of `due_s` (ascending, from the start), then wait at most `linger_s` for answers."""
     loop = OpenLoop(where, request, timeout_s)
     loop.load.seconds = seconds
     try:
@@ -320,12 +320,12 @@ async def open_loop(
 def drive_open(
     where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float = 3.0
 ) -> OpenLoad:
-    """`open_loop`, in an event loop of its own."""
+    """Run `open_loop` in its own event loop."""
     return _run(open_loop(where, request, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=linger_s))
 
 
 def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> list[float]:
-    """Times of a Poisson process within `seconds`: arrivals that know nothing of each other, as those of many users."""
+    """Draw the times of a Poisson process within `seconds`: independent arrivals, as of many users."""
     source = random.Random(seed)
     arrivals: list[float] = []
     at_s = source.expovariate(rate_per_s)
@@ -336,13 +336,13 @@ def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> list[float
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that `percent` of the values stay under; NaN where there are none."""
+    """Return the value under which `percent` of the values stay; NaN if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] if ordered else float("nan")
 
 
 def allow_many_connections() -> None:
-    """Lift this process's limit on open files, and that of what it starts: unanswered requests keep theirs open."""
+    """Raise the limit on open files of this process and its children: unanswered requests keep theirs."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < most:

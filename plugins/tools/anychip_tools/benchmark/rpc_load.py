@@ -1,4 +1,4 @@
-"""Load over gRPC, by the Open Inference Protocol: closed and open loop as benchmark.load has them for HTTP.
+"""Load over gRPC, by the Open Inference Protocol: closed and open loop, like benchmark.load for HTTP.
 
 Owns: the calls and their times. Needs the extra grpc.
 """
@@ -19,7 +19,7 @@ _OPTIONS = [("grpc.max_send_message_length", 1 << 30), ("grpc.max_receive_messag
 
 
 class RpcTarget:
-    """One model of a server. Raises CommandError where the packages are missing."""
+    """Model of a gRPC server. Raises CommandError if the packages are missing."""
 
     def __init__(self, address: str, model: str, key: str = "") -> None:
         try:
@@ -33,7 +33,7 @@ class RpcTarget:
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
 
     def described(self) -> list[Mapping[str, Any]]:
-        """What the server says of the model's inputs. Raises CommandError."""
+        """Ask the server for the model's inputs. Raises CommandError."""
         with self._grpc.insecure_channel(self._address, options=_OPTIONS) as channel:
             ask = self._method(channel, "ModelMetadata")
             request = self._messages.message("ModelMetadataRequest")(name=self._model)
@@ -46,7 +46,7 @@ class RpcTarget:
         return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in answer.inputs]
 
     async def closed_loop(self, tensors: Sequence[Tensor], calls: int, seconds: float) -> ClosedLoad:
-        """`calls` at a time, each begun when the last is answered."""
+        """Keep `calls` calls in flight; begin the next one when one is answered."""
         load, request = ClosedLoad(), self._request(tensors)
         async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             infer = self._method(channel, "ModelInfer")
@@ -67,7 +67,7 @@ class RpcTarget:
     async def open_loop(
         self, tensors: Sequence[Tensor], due_s: Sequence[float], *, seconds: float, timeout_s: float
     ) -> OpenLoad:
-        """A call at each of `due_s`, whatever became of those before."""
+        """Call at each of `due_s`, even if earlier calls are unanswered."""
         load, request = OpenLoad(timeout_s, seconds), self._request(tensors)
         async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             infer = self._method(channel, "ModelInfer")
@@ -112,7 +112,7 @@ class RpcTarget:
         return request
 
     async def _status(self, infer: Any, request: Any) -> str:
-        """Empty where it was answered."""
+        """Call once; return the name of the error's status, or ""."""
         try:
             await infer(request, metadata=self._metadata)
         except self._grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Load on a running service, here or anywhere: closed loop over numbers of connections, open loop over rates.
+"""Load on a running service, local or remote: closed loop over numbers of connections, open loop over rates.
 
 Owns: the order of measurements and their rows. Must not know how they are shown.
 """
@@ -29,7 +29,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Target:
-    """A model of a service. `batch`: items in a request of tensors; `binary`: tensors as bytes, else as JSON."""
+    """Model of a service. `batch`: items in a request of tensors; `binary`: tensors as bytes, else as JSON."""
 
     url: str
     model: str
@@ -41,7 +41,7 @@ class Target:
 
 
 class LoadedService:
-    """A target with its request made ready. Raises CommandError where it does not answer."""
+    """Target with its request made ready. Raises CommandError if it does not answer."""
 
     def __init__(self, target: Target) -> None:
         self._address = endpoints.address_of(target.url)
@@ -62,7 +62,7 @@ class LoadedService:
         allow_many_connections()
 
     def closed(self, connections: int, seconds: float) -> dict[str, Any]:
-        """So many connections (over gRPC: calls), each with its next request when the last is answered."""
+        """Load over so many connections (gRPC: calls); each sends its next request after the last answer."""
         load = self._closed(connections, seconds)
         if not load.latencies_s:
             raise CommandError(f"{self._target.url} gave no good answer: {load.errors or 'none came'}")
@@ -79,7 +79,7 @@ class LoadedService:
         }
 
     def open(self, rate: float, seconds: float, timeout_s: float) -> dict[str, Any]:
-        """Requests at random times, so many a second on average, whatever became of those before."""
+        """Load at random times, at this mean rate, even if earlier requests are unanswered."""
         load = self._open(rate, seconds, timeout_s)
         latencies_s = [each.latency_s for each in load.accepted]
         return {
@@ -96,7 +96,7 @@ class LoadedService:
         }
 
     def warm_up(self) -> None:
-        """First connections, first pages, first batches."""
+        """Load for a second, so that first connections, pages and batches are not measured."""
         self._closed(4, _WARM_UP_S)
 
     def _closed(self, connections: int, seconds: float) -> ClosedLoad:
@@ -123,7 +123,7 @@ def measure(
     timeout_s: float,
     done: Callable[[], object] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Every number of connections in closed loop, then every rate in open loop. Raises CommandError."""
+    """Measure every number of connections in closed loop, then every rate in open loop. Raises CommandError."""
     service = LoadedService(target)
     service.warm_up()
     rows = []

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as a load generator needs it: whole requests, and where an answer ends.
+"""HTTP/1.1 for a load generator: whole requests, and the end of an answer.
 
 Owns: bytes. Must not open connections.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where a server listens; with `tls` over HTTPS."""
+    """Address of a server; HTTPS if `tls` is set."""
 
     host: str
     port: int
@@ -19,28 +19,28 @@ class Address(NamedTuple):
 
 
 Where = int | Address
-"""A number is a port of this machine's."""
+"""Address of a server; a number is a port of this machine."""
 
 
 class WireAnswer(NamedTuple):
-    """One whole answer: its status, and whether its connection may carry another request."""
+    """Complete answer: its status, and whether its connection may carry another request."""
 
     status: str
     keeps_alive: bool
 
 
 class AnswerReader:
-    """Finds where an answer ends in the bytes of a connection that has one request under way at a time.
+    """Parser that finds the end of an answer in the bytes of a connection with one request in flight at a time.
 
     Needs Content-Length or chunks: an answer without either cannot be told from one that was cut off, and counts as
-    the latter.
+    cut off.
     """
 
     def __init__(self) -> None:
         self._received = b""
 
     def feed(self, data: bytes) -> WireAnswer | None:
-        """Take what has arrived; the answer, once it is complete."""
+        """Take the bytes that arrived; return the answer once it is complete."""
         self._received += data
         head, separator, body = self._received.partition(b"\r\n\r\n")
         lowered = head.lower()
@@ -60,7 +60,7 @@ class AnswerReader:
 
 
 def _chunked_length(body: bytes) -> int:
-    """Bytes of a body in chunks, trailers included; -1 while it is not complete."""
+    """Return the length in bytes of a body in chunks, trailers included; -1 if it is not complete."""
     place = 0
     while True:
         end = body.find(b"\r\n", place)
@@ -80,7 +80,7 @@ def _chunked_length(body: bytes) -> int:
 def request_bytes(
     path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None, host: str = "localhost"
 ) -> bytes:
-    """A whole HTTP/1.1 POST request."""
+    """Build a whole HTTP/1.1 POST request."""
     fields = {"Host": host, "Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}
     lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()))
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

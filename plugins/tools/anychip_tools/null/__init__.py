@@ -1,4 +1,4 @@
-"""A device that computes nothing, and fails where it is told to.
+"""Device that computes nothing, and fails on demand.
 
 Must not import torch's devices.
 """

@@ -1,12 +1,12 @@
-"""A device that computes nothing: answers of the right shape after a chosen delay, and faults where it is told to fail.
+"""Device that computes nothing: it answers with the right shape after a chosen delay, and fails on demand.
 
-Owns: where the behaviour is kept (`ANYCHIP_NULL`), and what faults do to the process. It serves the tests of the
+Owns: the place of the behaviour (`ANYCHIP_NULL`), and the effect of faults on the process. It serves the tests of the
 server, load tests, and operators who want to see what the server does when a device misbehaves. Must not be taken for
 hardware, by `auto` or by the report: its answers are zeros.
 
 The worker warms every batch size with images that are all zero before it serves. A batch of such images is
-therefore not counted: "the third batch" is the third that holds anything, on one device in one process, whichever
-model it is for. Each run counts: a batch that is tried again in halves is three.
+therefore not counted: "the third batch" is the third that holds anything, on one device in one process, of any
+model. Each run counts: a batch that is tried again in halves is three.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
 
 
 def configure(text: str) -> None:
-    """Set what devices loaded from now on do, here and in processes started from here; empty: nothing in particular.
+    """Set the behaviour of devices loaded from now on, here and in child processes; empty text is the default.
 
     Raises BackendUnavailableError, and then changes nothing.
     """
@@ -74,19 +74,19 @@ def _configured() -> Behaviour:
 
 @dataclass
 class _State:
-    """What one device has been through in this process."""
+    """History of one device in this process."""
 
     counted: int = 0
     leaked: list[mmap.mmap] = field(default_factory=list)
     cached: list[mmap.mmap] = field(default_factory=list)
     made_s: float = field(default_factory=time.monotonic)
     busy_s: float = 0.0
-    free_s: float = 0.0  # When the batches that are under way will be done.
-    errors: float = 0.0  # Of each kind.
-    told: tuple[float, float] = (0.0, 0.0)  # How long it had lived and been busy when it last said so.
+    free_s: float = 0.0  # Time at which the batches in flight will be done.
+    errors: float = 0.0  # Errors of each kind.
+    told: tuple[float, float] = (0.0, 0.0)  # Age and busy time at the last `busy_ratio`.
 
     def busy_ratio(self) -> float:
-        """Since this was last asked."""
+        """Return the share of time that the device was busy since the last call."""
         now = (time.monotonic() - self.made_s, self.busy_s)
         (lived_s, busy_s), self.told = self.told, now
         return min(1.0, (now[1] - busy_s) / (now[0] - lived_s)) if now[0] > lived_s else 0.0
@@ -101,7 +101,7 @@ class _State:
 
 
 class NullBackend(Backend):
-    """Devices `null:0`, `null:1`, … as many as it is told to have."""
+    """Backend of the devices `null:0`, `null:1`, … as many as configured."""
 
     name = "null"
 
@@ -111,7 +111,7 @@ class NullBackend(Backend):
     # Read-only and computed, because the behaviour is set after this module is imported; callers only ever read it.
     @property
     def facts(self) -> Facts:  # type: ignore[override]
-        """What is configured now. Cannot raise: `probe` says what makes no sense."""
+        """Facts of the present configuration. Cannot raise: `probe` reports an invalid one."""
         text = os.environ.get(_VARIABLE, "")
         try:
             behaviour = parse(text)
@@ -119,7 +119,7 @@ class NullBackend(Backend):
             behaviour = Behaviour()
         return Facts(
             vendor="null",
-            # With a package that takes its time to import its workers are spawned, as vendors' are.
+            # If its package takes time to import, its workers are spawned, as vendors' are.
             late_environment=behaviour.import_ms == 0,
             device_type="null",
             engines=(_NullEngine.name,),
@@ -131,7 +131,7 @@ class NullBackend(Backend):
         )
 
     def probe(self) -> Probe:
-        """Available, unless it is told what makes no sense."""
+        """Report the devices as available unless the configuration is invalid."""
         try:
             _configured()
         except BackendUnavailableError as error:
@@ -139,7 +139,7 @@ class NullBackend(Backend):
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """The number it is told to have."""
+        """Return the configured number of devices."""
         behaviour = _configured()
         return [
             Device(f"null:{index}", "computes nothing", behaviour.memory_mb << 20, "fp32")
@@ -156,7 +156,7 @@ class NullBackend(Backend):
         *,
         options: CompileOptions,
     ) -> LoadedNetwork:
-        """After `load_ms`. What is configured now holds for the executable's life."""
+        """Load after `load_ms`. The present configuration holds for the executable's life."""
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
             raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")
@@ -164,21 +164,21 @@ class NullBackend(Backend):
         return compile_first([_NullEngine(behaviour, state)], network, device, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
-        """What has leaked here is allocated, what is cached only reserved. Raises BackendUnavailableError."""
+        """Count leaked memory as allocated, cached memory as reserved. Raises BackendUnavailableError."""
         state = self._state(device)
         leaked, reserved = state.leaked_bytes, state.leaked_bytes + state.cached_bytes
         return Memory(leaked, reserved, reserved, _configured().memory_mb << 20)
 
     def release_cache(self, device: str) -> int:
-        """Gives back what batches have left in the cache; a leak no release returns. Raises BackendUnavailableError."""
+        """Release the cached memory, never the leaked. Raises BackendUnavailableError."""
         state = self._state(device)
         returned = state.cached_bytes
         state.cached.clear()
         return returned
 
     def telemetry(self, device: str) -> Telemetry:
-        """With `power_w` so much power, the energy that follows, and how busy it is with waiting; else nothing. With
-        `sick`, too hot, and one error more of each kind every time.
+        """Report power, energy and utilization if `power_w` is set, else nothing. `sick` adds heat, and one
+        more error of each kind at every call.
 
         Raises BackendUnavailableError.
         """
@@ -220,7 +220,7 @@ class _NullEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Keeps the shapes of the outputs and forgets the network."""
+        """Keep the shapes of the outputs and drop the network."""
         with translated_errors(device):
             outputs = _outputs(network, batch_sizes[0])
         if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
@@ -238,28 +238,28 @@ class _NullEngine(Engine):
 
 
 def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
-    """Outputs for `size` images, of which only shapes and types mean anything.
+    """Return outputs for `size` images; only their shapes and types count.
 
-    The network is run for it, once. On PyTorch's "meta" device nothing would be computed, but what that needs takes a
-    second to import, and most networks take less.
+    Run the network once. On PyTorch's "meta" device nothing would be computed, but its import takes a second, and most
+    networks take less.
     """
     with torch.inference_mode():
         return network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
 
 
 def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
-    """Floating point is float32, as the outputs of every engine are."""
+    """Return a tensor's numpy type: float32 for floating point, as with every engine's outputs."""
     return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
 def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> tuple[int, ...]:
-    """The shape with a last axis so long that an item has so many bytes."""
+    """Lengthen the last axis of the shape until an item has so many bytes."""
     others = math.prod(shape[:-1])
     return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
 
 
 class _NullExecutable(Executable):
-    """Every answer is made beforehand: a run without delay and faults costs its checks alone, a few microseconds."""
+    """Executable with answers made beforehand: without delay and faults a run costs its checks, a few us."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class _NullExecutable(Executable):
         self.depth = behaviour.depth
 
     def start(self, pixels: Pixels) -> Started:
-        """Faults act at once, as those of a driver that is given work."""
+        """Start a batch. Faults act at once, like those of a driver at submission."""
         if self.depth == 1:
             return super().start(pixels)
         self._check(pixels)
@@ -304,7 +304,7 @@ class _NullExecutable(Executable):
 
     def _answered(self, pixels: Pixels) -> tuple[Array, ...]:
         answers = self._answers[len(pixels)]
-        # A first row tells most often, and takes no time; all of them take 30 us for eight images of 224 pixels.
+        # The first row mostly decides, and takes no time; all rows take 30 us for eight images of 224 pixels.
         if self._reads_pixels and (pixels[0, :1].any() or pixels.any()):
             self._state.counted += 1
             self._take(self._behaviour.leak_mb << 20, self._state.leaked)
@@ -318,13 +318,13 @@ class _NullExecutable(Executable):
         return answers
 
     def _take(self, size: int, blocks: list[mmap.mmap]) -> None:
-        """Keep `size` bytes in `blocks`. Raises OutOfDeviceMemoryError when the device or the host has no more."""
+        """Keep `size` bytes in `blocks`. Raises OutOfDeviceMemoryError if the device or the host has no more."""
         if not size:
             return
         if self._state.leaked_bytes + self._state.cached_bytes + size > self._behaviour.memory_mb << 20:
             lost = "leaked" if self._state.leaked else "cached"
             raise OutOfDeviceMemoryError(f"{self.device} has no memory left: it has {lost}.")
-        # Pages of its own: what the allocator hands out may be resident already, and then nothing would grow.
+        # New pages: memory from the allocator may be resident already, and then nothing would grow.
         try:
             block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
@@ -333,9 +333,9 @@ class _NullExecutable(Executable):
         blocks.append(block)
 
     def _act(self, kind: FaultKind) -> None:
-        """Raises BackendError, OutOfDeviceMemoryError; ends or stops the process; or does not come back.
+        """Raise BackendError or OutOfDeviceMemoryError, end or stop the process, or never return.
 
-        A process that was stopped and is continued (SIGCONT) answers as if nothing had been.
+        A process that was stopped and is continued (SIGCONT) answers as if nothing had happened.
         """
         if kind == "fail":
             raise BackendError(f"{self.device} was told to fail.")
@@ -343,7 +343,7 @@ class _NullExecutable(Executable):
             raise OutOfDeviceMemoryError(f"{self.device} was told to run out of memory.")
         if kind == "hang":
             threading.Event().wait()  # The interpreter lives on, as in a driver call that never returns.
-        # A crash is how a driver's abort ends a process: at once. A frozen process does not even say that it lives.
+        # A crash ends the process at once, like a driver's abort. A frozen process does not even show that it lives.
         os.kill(os.getpid(), signal.SIGSTOP if kind == "freeze" else signal.SIGKILL)
 
     def _release(self) -> None:
@@ -359,11 +359,11 @@ def _with_nan(answer: Array, rows: list[int]) -> Array:
 
 
 def _import() -> None:
-    """Take as long as a vendor's package does, in a worker."""
+    """Sleep in a worker for as long as a vendor's package takes to import."""
     if multiprocessing.current_process().name != "MainProcess":
         try:
             import_ms = _configured().import_ms
-        except BackendUnavailableError:  # To be said later, by `probe`.
+        except BackendUnavailableError:  # `probe` reports it later.
             return
         time.sleep(import_ms / 1e3)
 

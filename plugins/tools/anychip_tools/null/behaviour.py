@@ -1,6 +1,6 @@
-"""What the null device is told to do: delays, memory, and faults on chosen batches.
+"""Behaviour of the null device: delays, memory, and faults on chosen batches.
 
-Owns: the grammar of `ANYCHIP_NULL` (docs/null.md), and which batch pulls a fault. Must not do anything itself.
+Owns: the grammar of `ANYCHIP_NULL` (docs/null.md), and which batch triggers a fault. Must not do anything itself.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _GIB_MB = 1 << 10
 
 @dataclass(frozen=True)
 class Trigger:
-    """Which batches: the `number`-th (``), every `number`-th (`*`), larger than it (`>`), or one with a `colour`."""
+    """Choice of batches: the `number`-th (``), every `number`-th (`*`), larger ones (`>`), or those with a `colour`."""
 
     sign: Literal["", "*", ">", "#"]
     number: int = 0
     colour: tuple[int, int, int] = (0, 0, 0)
 
     def rows(self, pixels: Pixels, counted: int) -> list[int]:
-        """The rows of uint8 [n, height, width, 3] that pull it; all of them where it is the batch that does.
+        """Return the rows of uint8 [n, height, width, 3] that trigger it; all rows if it chooses whole batches.
 
-        `counted`: how many batches have been, with this one.
+        `counted`: number of batches so far, this one included.
         """
         if self.sign == "#":
             middle = pixels[:, pixels.shape[1] // 2, pixels.shape[2] // 2].astype(np.int16)
             close = np.flatnonzero((np.abs(middle - self.colour) <= _TOLERANCE).all(axis=1))
-            # A place that is not filled is all zero. It is no black image.
+            # A row without an image is all zero. It is no black image.
             return [int(row) for row in close if pixels[row].any()]
         if self.sign == ">":
             pulled = len(pixels) > self.number
@@ -52,7 +52,7 @@ class Trigger:
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and with which batches."""
+    """Fault and the batches that it hits."""
 
     kind: FaultKind
     trigger: Trigger
@@ -60,10 +60,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the device does. Delays in milliseconds, memory in MiB, power in watts (0: it says nothing of itself);
-    `sick`: of itself it says nothing good. Of several faults the first that is pulled acts. `depth`: how many batches
-    may be under way; `probes_mb`: what is sent to a worker beside its models; `output_mb`: size of an image's first
-    answer; `import_ms`: time a worker imports.
+    """Behaviour of a device. Delays in milliseconds, memory in MiB, power in watts (0: no telemetry); `sick`: the
+    telemetry is all bad. Of several faults the first that is triggered acts. `depth`: limit of batches in flight;
+    `probes_mb`: data sent to a worker beside its models; `output_mb`: size of an image's first answer; `import_ms`:
+    time of a worker's import.
     """
 
     devices: int = knob(1, 1, 64)
@@ -83,12 +83,12 @@ class Behaviour:
 
     @property
     def reads_pixels(self) -> bool:
-        """Whether it must see images: to count batches, and to find colours."""
+        """True if the device must see images: to count batches, and to find colours."""
         return bool(self.faults or self.leak_mb or self.cache_mb)
 
 
 def parse(text: str) -> Behaviour:
-    """`delay_ms=5,crash=*100` to a behaviour. Raises BackendUnavailableError, naming the part that makes no sense."""
+    """Parse `delay_ms=5,crash=*100`. Raises BackendUnavailableError, which names the invalid part."""
     known, settings = knobs(Behaviour), dict[str, Any]()
     faults: list[Fault] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,4 +1,4 @@
-"""Which operators each vendor's software says it has: tables in files beside this one, and how to read them.
+"""Tables of the operators that each vendor's software lists, in files beside this one, and their reader.
 
 Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source in its first lines. Must
 not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes every type and
@@ -18,7 +18,7 @@ _KINDS: dict[str, Literal["kernels", "converters"]] = {"kernels": "kernels", "co
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """`names`: operators with their overload, as PyTorch's dispatcher has them (`aten::add.Tensor`).
+    """Table of operators. `names`: with their overload, as PyTorch's dispatcher has them (`aten::add.Tensor`).
 
     `kind`: kernels of a device, or converters of a compiler, which fuses and leaves the rest to the device.
     `source`: where the names come from, with version and date.
@@ -30,10 +30,10 @@ class OperatorTable:
     names: frozenset[str]
 
     def has(self, operator: str) -> bool:
-        """Whether the table has this operator; a compiler's, in any of its forms."""
+        """Return True if the table has this operator; any form of it counts for a compiler."""
         if operator in self.names or self.kind == "kernels":
             return operator in self.names
-        # Tracing makes `relu` of `relu_` where it can; what is left in place is written into a tensor of its own.
+        # Tracing turns `relu_` into `relu` where it can; else the result goes into a new tensor.
         return not self._bases.isdisjoint({_base(operator), _base(operator).removesuffix("_")})
 
     @property
@@ -42,13 +42,13 @@ class OperatorTable:
 
 
 def tables() -> tuple[str, ...]:
-    """The names of all tables."""
+    """Return the names of all tables."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
 
 
 @cache
 def table(name: str) -> OperatorTable:
-    """The table of this name. Raises KeyError, naming those that are there."""
+    """Read the table of this name. Raises KeyError, which names the tables there are."""
     path = _FOLDER / f"{name}.txt"
     if name not in tables():
         raise KeyError(f"there is no table of operators for {name!r}; there is {', '.join(tables())}")

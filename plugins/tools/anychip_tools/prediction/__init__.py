@@ -1,4 +1,4 @@
-"""What `anychip predict` is made of: images that are found, answers here or by a service, and the files written of it.
+"""Parts of `anychip predict`: finding images, answers here or by a service, and the files of answers.
 
 Must not know the command's options.
 """

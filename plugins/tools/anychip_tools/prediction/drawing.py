@@ -1,4 +1,4 @@
-"""An image with what was found in it drawn in: `anychip predict --save`.
+"""Drawing of what was found into an image: `anychip predict --save`.
 
 Owns: colours and shapes, the same as the playground's. Must not know where predictions come from.
 """
@@ -22,11 +22,11 @@ Point = tuple[float, float]
 _PLACES = {"box", "corners", "segments", "keypoints"}
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 _LEAST_KEYPOINT_SCORE = 0.3
-_OPACITY = 0.6  # Of a map over the image.
+_OPACITY = 0.6  # Opacity of a map over the image.
 
 
 def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
-    """Write the image as PNG with everything that was found, or its best class, drawn in; returns the file's path.
+    """Write the image as PNG with everything that was found, or its best class, drawn in; return the file's path.
 
     Raises OSError.
     """
@@ -64,7 +64,7 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
 
 
 def _map(prediction: Prediction) -> Image.Image | None:
-    """The map of an answer: classes in their colours, depth from dark to bright."""
+    """Return the map of an answer: classes in their colours, depth from dark to bright; None without a map."""
     found = prediction.get("class_map") or prediction.get("depth") or {}
     if "png" not in found:
         return None
@@ -75,14 +75,14 @@ def _map(prediction: Prediction) -> Image.Image | None:
 
 
 def _placed(prediction: Prediction) -> Sequence[Prediction]:
-    """The list in an entry whose members have a place; those of tasks that other packages bring, too."""
+    """Return the first list in an entry whose members all have a place, also of other packages' tasks."""
     lists = [each for each in prediction.values() if isinstance(each, list)]
     placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & _PLACES for one in each)]
     return placed[0] if placed else ()
 
 
 def polygons(found: Prediction) -> Iterator[list[Point]]:
-    """The outlines of an instance, where it has any: `segments` is one polygon or a list of them."""
+    """Yield the outlines of an instance, if it has any: `segments` is one polygon or a list of them."""
     segments: Sequence[Any] = found.get("segments") or ()
     if not segments:
         return
@@ -94,7 +94,7 @@ def polygons(found: Prediction) -> Iterator[list[Point]]:
 
 
 def _point(given: Any) -> Point:
-    """A point as `{"x": …, "y": …}` or `[x, y]`."""
+    """Read a point from `{"x": …, "y": …}` or `[x, y]`."""
     return (given["x"], given["y"]) if isinstance(given, Mapping) else (given[0], given[1])
 
 

@@ -1,6 +1,6 @@
-"""Which images `anychip predict` was told to read: files, directories, globs and lists.
+"""Images that `anychip predict` reads: files, directories, globs and lists.
 
-Owns: how an argument becomes paths, one at a time, so that a hundred thousand files need no list of them. Must not open
+Owns: turning an argument into paths, one at a time: a hundred thousand files need no list of them. Must not open
 an image.
 """
 
@@ -16,20 +16,20 @@ from typing import NamedTuple
 from app.arguments import CommandError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
-"""What is taken of a directory. A file that is named itself is read whatever it is called."""
+"""Suffixes of the files taken from a directory. A file given by name is read with any suffix."""
 
 
 class ImageSource(NamedTuple):
-    """A file to read. `relative`: where a drawing of it belongs below the folder of drawings, without its suffix."""
+    """File to read. `relative`: place of its drawing below the folder of drawings, without its suffix."""
 
     path: str
     relative: str
 
 
 def find_images(arguments: Sequence[str]) -> Iterator[ImageSource]:
-    """Every file of the arguments, in order; of a directory those of `SUFFIXES`, at any depth, by name.
+    """Yield every file of the arguments, in order; of a directory those of `SUFFIXES`, at any depth, by name.
 
-    `@FILE` names a list, a path a line; `@-` reads it from standard input. Only the names of one directory at a time
+    `@FILE` names a list, one path a line; `@-` reads it from standard input. Only the names of one directory at a time
     are held. Raises CommandError for a glob without a match, OSError for a list that cannot be read.
     """
     for argument in arguments:

@@ -3,11 +3,11 @@
     sources ─► decoders ─► a few blocks of batches ─► one device thread ─► postprocessing here ─► outcomes
 
 Owns: the way from files to predictions without a service. While the device computes a block, batch after batch, the
-decoders fill the next ones, and this thread finishes the one before. Devices that take two batches at a time are given
-the next one before the answers to the last are looked at. Memory stays flat: a fixed number of blocks exists.
+decoders fill the next blocks, and this thread finishes the last one. A device that takes two batches at a time gets
+the next batch before the answers of the last are read. Memory stays flat: a fixed number of blocks exists.
 
-A block of small images holds several batches. Threads and processes wait for each other once a block, and with an image
-of a third of a millisecond waking each other once a batch took a tenth of the time.
+A block of small images holds several batches. Threads and processes wait for each other once a block: with images
+of a third of a millisecond, waking each other once a batch took a tenth of the time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from backends import Executable, Started, Unbuilt, host
 from models import Options, PixelModel
 
 _BLOCKS = 4
-"""Blocks that exist at a time: one on the device, one being finished, two being decoded."""
+"""Number of blocks: one on the device, one being finished, two being decoded."""
 _BLOCK_BATCHES = 8
 _BLOCK_BYTES = 16 << 20
-"""The most of a block; a batch that is larger is a block alone."""
+"""Largest size of a block; a larger batch is a block alone."""
 
 Reduced = list[tuple[npt.NDArray[Any], ...]]
 
 
 @dataclass(slots=True)
 class _OfflineBatch:
-    """Files that the device computes together, and what came of them."""
+    """Files that the device computes together, and their results."""
 
     sources: list[ImageSource]
     images: list[DecodedFile] = field(default_factory=list)
@@ -52,14 +52,14 @@ class _OfflineBatch:
 
 @dataclass(slots=True)
 class _Block:
-    """The batches in one piece of the decoders' memory."""
+    """Batches in one piece of the decoders' memory."""
 
     number: int
     batches: list[_OfflineBatch]
 
 
 class LocalPredictor:
-    """A model on the first device that fits the settings. A context manager: its threads end with it."""
+    """Model on the first device that fits the settings. Context manager: its threads end with it."""
 
     def __init__(
         self,
@@ -71,18 +71,18 @@ class LocalPredictor:
         many: bool = False,
         keeps_encoded: bool = False,
     ) -> None:
-        """Loads the model for batches of `batch_size`. `many`: so many images that decoders may take seconds to start;
-        `keeps_encoded`: outcomes hold the files' bytes. Raises ModelError, BackendError, CalibrationError.
+        """Load the model for batches of `batch_size`. `many`: so many images that decoders may take seconds
+        to start; `keeps_encoded`: outcomes hold the files' bytes. Raises ModelError, BackendError, CalibrationError.
         """
         self._model = model
         self._settings = settings
         self._options = options
         self._batch_size = batch_size
-        # The files of a block are held where they are wanted: then it is a batch alone.
+        # If the files' bytes are kept, a block holds one batch only.
         batch_bytes = batch_size * math.prod(model.input_shape)
         batches = max(1, min(_BLOCK_BATCHES, _BLOCK_BYTES // batch_bytes)) if many and not keeps_encoded else 1
         self.block_size = batches * batch_size
-        # Before the device's thread, whose load says how many threads PyTorch may use there.
+        # Before the device's thread: its load sets the number of PyTorch's threads there.
         self.decoding = (DecodingProcesses if many else DecodingThreads)(
             Decode(model, settings.max_image_pixels, keeps_encoded),
             settings.decoders or host.core_count(),
@@ -101,21 +101,21 @@ class LocalPredictor:
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self._model.name
 
     @property
     def weights(self) -> str:
-        """Where its weights come from."""
+        """Origin of the model's weights."""
         return self._model.weights
 
     def close(self) -> None:
-        """End the device's thread and the decoders, for which it may wait; what has not begun is dropped."""
+        """End the device's thread and the decoders, waiting for running work; drop what has not begun."""
         self._device_thread.shutdown(cancel_futures=True)
         self.decoding.close()
 
     def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
-        """One outcome a source, in the order of the sources. Raises BackendError when the device fails."""
+        """Yield one outcome a source, in the order of the sources. Raises BackendError if the device fails."""
         free = deque(range(_BLOCKS))
         under_way: deque[_Block] = deque()
         self._begin(free, under_way, sources)
@@ -123,22 +123,22 @@ class LocalPredictor:
             block = under_way.popleft()
             for batch in block.batches:
                 reduced = batch.reduced.result()
-                if batch is block.batches[-1]:  # The decoders get work before this thread finishes what has ended.
+                if batch is block.batches[-1]:  # The decoders get work before this thread finishes the batch.
                     free.append(block.number)
                     self._begin(free, under_way, sources)
                 yield from self._finished(batch, reduced)
 
     def _begin(self, free: deque[int], under_way: deque[_Block], sources: Iterator[ImageSource]) -> None:
-        """Have the next files decoded into what is free, and computed."""
+        """Start to decode the next files into the free blocks, and to compute them."""
         while free:
             if not (taken := list(islice(sources, self.block_size))):
-                self._device_thread.submit(self._settle)  # No other batch will.
+                self._device_thread.submit(self._settle)  # No later batch does it.
                 return
             firsts = range(0, len(taken), self._batch_size)
             batches = [_OfflineBatch(taken[first : first + self._batch_size]) for first in firsts]
             block = _Block(free.popleft(), batches)
             self.decoding.begin(block.number, [source.path for source in taken])
-            # The device thread waits for the decoders, so that this one need not pass the block on.
+            # The device thread waits for the decoders, so that this thread need not pass the block on.
             self._device_thread.submit(self._run, block)
             under_way.append(block)
 
@@ -157,10 +157,10 @@ class LocalPredictor:
         return executable
 
     def _run(self, block: _Block) -> None:
-        """In the device thread: a block onto the device, batch after batch."""
+        """Run a block on the device, batch after batch, in the device thread."""
         try:
-            images = self.decoding.finish()  # Every one is waited for before the device reads.
-        except Exception as error:  # It is raised where the batch is waited for.
+            images = self.decoding.finish()  # Waits for every image before the device reads.
+        except Exception as error:  # Raised again by the wait for the batch.
             self._settle()
             for batch in block.batches:
                 batch.reduced.set_exception(error)
@@ -172,7 +172,7 @@ class LocalPredictor:
             self._compute(batch, pixels[first : first + self._batch_size])
 
     def _compute(self, batch: _OfflineBatch, pixels: npt.NDArray[np.uint8]) -> None:
-        """In the device thread: a batch onto the device, and then what came of the one before."""
+        """Start a batch on the device, then settle the one before, in the device thread."""
         started: Started | None = None
         try:
             if all(image.placement is None for image in batch.images):
@@ -187,7 +187,7 @@ class LocalPredictor:
         self._started = None if started is None else (batch, started)
 
     def _settle(self) -> None:
-        """In the device thread: wait for the batch that is on the device, if one is."""
+        """Wait for the batch that is on the device, if one is, in the device thread."""
         if self._started is None:
             return
         (batch, started), self._started = self._started, None
@@ -197,11 +197,11 @@ class LocalPredictor:
             batch.reduced.set_exception(error)
 
     def _reduce(self, outputs: Sequence[npt.NDArray[Any]], count: int) -> Reduced:
-        """The small arrays of each image; those of a file that cannot be read mean nothing."""
+        """Return the small arrays of each image; those of an unreadable file mean nothing."""
         return [self._model.reduce(outputs, row, self._options) for row in range(count)]
 
     def _finished(self, batch: _OfflineBatch, reduced: Reduced) -> Iterator[FileOutcome]:
-        """What became of each file of a batch."""
+        """Yield the outcome of each file of a batch."""
         finite = _is_finite(reduced)
         errors, outputs, placements = [], [], []
         for image, arrays in zip(batch.images, reduced, strict=True):
@@ -219,6 +219,6 @@ class LocalPredictor:
 
 
 def _is_finite(reduced: Reduced) -> bool:
-    """Whether all of them hold neither NaN nor infinity."""
+    """Return True if no array holds NaN or infinity."""
     numbers = [array.ravel() for arrays in reduced for array in arrays if array.dtype.kind == "f"]
     return not numbers or bool(np.isfinite(np.concatenate(numbers)).all())

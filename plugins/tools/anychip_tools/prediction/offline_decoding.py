@@ -1,10 +1,10 @@
-"""Files into blocks of pixels, for `anychip predict` without `--url`.
+"""Decoding of files into blocks of pixels, for `anychip predict` without `--url`.
 
     paths ─► Decoding.begin ─► decoders fill the rows of a block ─► Decoding.finish ─► DecodedFile of each
 
-Owns: the memory of the blocks, and who decodes into it: threads of this process for a few images, processes for many.
-Threads have the interpreter's lock in common, also with the thread that finishes answers: with small images two of them
-and that thread spent a third of their time on handing it over. Processes need seconds to start. Must not know devices.
+Owns: the memory of the blocks, and their decoders: threads of this process for a few images, processes for many.
+Threads share the interpreter's lock, also with the thread that finishes answers: with small images two of them and
+that thread spent a third of their time on passing the lock. Processes need seconds to start. Must not know devices.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from models import PixelModel, Placement
 
 _STOP_TIMEOUT_S = 5.0
 _PROGRESS_BYTES = 16
-"""Where each process says at which block it is, and at which file of that."""
+"""Bytes in which each process notes its block and its file in the block."""
 _TAKEN_BYTES = 8
 _FILES_TAKEN = 4
-"""So many at a time: few enough that all end together, and the lock's time is none beside theirs."""
+"""Files taken at a time: few, so that all processes end together; enough that the lock's time does not matter."""
 _MAIN = "from anychip_tools.prediction import offline_decoding; offline_decoding.main()"
 
 
 @dataclass(slots=True)
 class DecodedFile:
-    """Where a file's image lies in the network's input, or why it cannot be read. `encoded`: the file, if wanted."""
+    """Place of a file's image in the network's input, or why it cannot be read. `encoded`: the file, if wanted."""
 
     placement: Placement | None = None
     error: str = ""
@@ -58,14 +58,14 @@ class DecodedFile:
 
 @dataclass(frozen=True)
 class Decode:
-    """How every file is decoded. `keeps_encoded`: the file's bytes are wanted, too."""
+    """Way to decode every file. `keeps_encoded`: keep the file's bytes, too."""
 
     model: PixelModel
     max_pixels: int
     keeps_encoded: bool
 
     def file(self, path: str, target: Tensor) -> DecodedFile:
-        """A file into its row of a batch, uint8 `model.input_shape`."""
+        """Decode a file into its row of a batch, uint8 `model.input_shape`."""
         decoded = DecodedFile()
         try:
             with open(path, "rb", buffering=0) as file:
@@ -82,15 +82,15 @@ class Decode:
         return decoded
 
     def files(self, paths: Sequence[str], rows: Tensor) -> list[DecodedFile]:
-        """Each file into the row at its place."""
+        """Decode each file into the row at its place."""
         return [self.file(path, row) for path, row in zip(paths, rows, strict=False)]
 
 
 class DecodingThreads:
-    """`count` threads, ready at once, and `blocks` blocks of `block_size` images.
+    """Pool of `count` threads, ready at once, and `blocks` blocks of `block_size` images.
 
-    `begin` has files decoded into the first rows of a block; `finish` waits for the block that was begun first. Each
-    may have a thread of its own. `pixels`: of each block, uint8 [block size, *input shape].
+    `begin` starts to decode files into the first rows of a block; `finish` waits for the block that was begun first.
+    The two may run in different threads. `pixels`: of each block, uint8 [block size, *input shape].
     """
 
     def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
@@ -101,10 +101,10 @@ class DecodingThreads:
         self._begun: deque[list[Future[list[DecodedFile]]]] = deque()
 
     def wait(self) -> None:
-        """Threads are ready."""
+        """Return at once: threads are ready."""
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
-        """A task a thread and not an image: handing over a task takes time that counts beside a small image."""
+        """Submit one task a thread, not one an image: handing over a task costs time beside a small image."""
         size = -(-len(paths) // self.count)
         rows = self.pixels[block]
         firsts = range(0, len(paths), size)
@@ -112,16 +112,16 @@ class DecodingThreads:
         self._begun.append([self.threads.submit(decode, paths[each : each + size], rows[each:]) for each in firsts])
 
     def finish(self) -> list[DecodedFile]:
-        """In the order of the paths."""
+        """Return the decoded files in the order of the paths."""
         return [image for part in self._begun.popleft() for image in part.result()]
 
     def close(self) -> None:
-        """Those at work finish their part."""
+        """End the threads; those at work finish their part."""
         self.threads.shutdown(cancel_futures=True)
 
 
 class _Begun(NamedTuple):
-    """A block that is being decoded. `number`: of all blocks, from 1 on."""
+    """Block that is being decoded. `number`: counts all blocks, from 1 on."""
 
     number: int
     processes: int
@@ -129,14 +129,14 @@ class _Begun(NamedTuple):
 
 
 class DecodingProcesses:
-    """The same with processes, ready after the seconds that it takes to import PyTorch.
+    """Pool like DecodingThreads, of processes, ready after the seconds that PyTorch's import takes.
 
-    All processes decode the same block, and each takes some files of it when it has nothing to do. With a fixed part
-    for each, one that shared its processor with another thread held up the rest.
+    All processes decode the same block; an idle one takes the next few files. With a fixed part
+    for each, a process that shared its processor with another thread delayed the rest.
     """
 
     def __init__(self, decode: Decode, count: int, blocks: int, block_size: int) -> None:
-        """Raises OSError."""
+        """Start the processes. Raises OSError."""
         self.count = count
         self._shape = (block_size, *decode.model.input_shape)
         self._arena = Arena([(math.prod(self._shape), blocks), (_PROGRESS_BYTES, count), (_TAKEN_BYTES, blocks)])
@@ -152,20 +152,20 @@ class DecodingProcesses:
                 [memory] = self._arena.descriptors(results=False)
                 given = theirs.fileno(), memory
                 try:
-                    # Not multiprocessing's: its children begin with modules of the current folder.
+                    # Not multiprocessing: its children can import modules of the current folder first.
                     process = subprocess.Popen(python_command("-c", _MAIN, *map(str, given)), pass_fds=given)
                 finally:
                     theirs.close()
                     os.close(memory)
                 self._processes.append(process)
-                with contextlib.suppress(OSError):  # It has ended, and will be found so.
+                with contextlib.suppress(OSError):  # It has ended; `wait` finds it so.
                     ours.send((decode, self._arena.pools, self._shape, number))
         except BaseException:
             self.close()
             raise
 
     def wait(self) -> None:
-        """Until every decoder is ready. Raises CommandError when one cannot start."""
+        """Wait until every decoder is ready. Raises CommandError if one cannot start."""
         for process, connection in zip(self._processes, self._connections, strict=True):
             try:
                 connection.recv()
@@ -174,7 +174,7 @@ class DecodingProcesses:
                 raise CommandError(f"a process that decodes cannot start (exit code {code})") from None
 
     def begin(self, block: int, paths: Sequence[str]) -> None:
-        """The whole block to each process, and to no more of them than there are pieces. Raises CommandError."""
+        """Send the whole block to each process, to no more of them than it has pieces. Raises CommandError."""
         self._blocks += 1
         begun = _Begun(self._blocks, min(self.count, -(-len(paths) // _FILES_TAKEN)), list(paths))
         self._begun.append(begun)
@@ -187,7 +187,7 @@ class DecodingProcesses:
                 raise self._ended(process, begun) from None
 
     def finish(self) -> list[DecodedFile]:
-        """In the order of the paths: each process answers in the order in which it was asked. Raises CommandError."""
+        """Return the files in the order of the paths. A process answers in order. Raises CommandError."""
         begun = self._begun.popleft()
         images = [DecodedFile()] * len(begun.paths)
         for process in range(begun.processes):
@@ -199,7 +199,7 @@ class DecodingProcesses:
         return images
 
     def close(self) -> None:
-        """They end when their connections do; one that does not is killed."""
+        """Close the connections, which ends the processes; kill one that does not end."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -218,25 +218,25 @@ class DecodingProcesses:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code, minus the signal; None where it does not end."""
+    """Return the exit code, minus the signal; None if the process does not end."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(_STOP_TIMEOUT_S)
     return None
 
 
 def main() -> None:
-    """A decoder's process: files of blocks until the other end closes.
+    """Run a decoder's process: decode files of blocks until the other end closes.
 
-    Its words are two descriptors: the connection's and the memory's.
+    Its arguments are two descriptors: the connection's and the memory's.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command says what follows.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the command decides.
     torch.set_num_threads(1)
     connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     decode: Decode
     pools: tuple[Pool, ...]
     with contextlib.suppress(EOFError, OSError):
         decode, pools, shape, process = connection.recv()
-        # Opened anew, as only then a lock of it is this process's, and goes with it.
+        # Opened again: only then is a lock on it this process's own, and ends with the process.
         taking = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)
         arena = Arena.opened(pools, memory)
         pixels, progress = _pixels(arena, shape), _progress(arena, process)
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def _places(taken: npt.NDArray[np.int64], count: int, taking: int) -> Iterator[int]:
-    """Files of a block that no other process has taken, until all are. `taken`: how many are; `taking`: the lock."""
+    """Yield files of a block that no process has taken, until all are. `taken`: their number; `taking`: the lock."""
     while True:
         fcntl.flock(taking, fcntl.LOCK_EX)
         first = int(taken[0])
@@ -263,7 +263,7 @@ def _places(taken: npt.NDArray[np.int64], count: int, taking: int) -> Iterator[i
 
 
 def _plain(decoded: DecodedFile) -> tuple[tuple[float, ...] | None, str, bytes | None]:
-    """Tuples travel in a fifth of the time that dataclasses take."""
+    """Convert to a tuple: tuples travel in a fifth of the time that dataclasses take."""
     at = decoded.placement
     where = None if at is None else (at.width, at.height, at.scale, at.pad_x, at.pad_y)
     return where, decoded.error, decoded.encoded
@@ -274,19 +274,19 @@ def _pixels(arena: Arena, shape: tuple[int, ...]) -> list[Tensor]:
 
 
 def _progress(arena: Arena, process: int) -> npt.NDArray[np.int64]:
-    """The number of the block that the process is at, and the place of the file in it."""
+    """Return the number of the block that the process is at, and the place of the file in it."""
     return arena.slot(1, process).view(np.int64)
 
 
 def _taken(arena: Arena, block: int) -> npt.NDArray[np.int64]:
-    """How many files of a block are taken."""
+    """Return the number of files taken of a block."""
     return arena.slot(2, block).view(np.int64)
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads that each compute alone: an image is too small to be shared out among threads that wait for each other.
+    """Make threads that each compute alone: an image is too small to share among threads that wait for each other.
 
-    PyTorch keeps the number of threads of an operation by calling thread, from the thread's first question on.
+    PyTorch keeps the number of threads of an operation by calling thread, from the thread's first query on.
     """
     started = threading.Barrier(count)
 

@@ -1,8 +1,8 @@
-"""What became of each image, and the file it is written to while the work goes on.
+"""Outcomes of images, and the file that they are written to during the work.
 
     outcomes ─► Journal (JSON Lines, a line an image, appended) ─► CSV, Parquet or COCO JSON, when all is done
 
-Owns: the line of an image, and going on where an interrupted run has stopped. Must not hold results in memory: a run
+Owns: the line of an image, and resuming an interrupted run. Must not hold results in memory: a run
 may have a hundred thousand of them.
 """
 
@@ -22,17 +22,17 @@ from anychip_tools.prediction.image_sources import ImageSource
 from app.arguments import CommandError
 
 Prediction = Mapping[str, Any]
-"""One entry of "predictions" (docs/api.md), as postprocessing returns it or as JSON brought it."""
+"""Entry of "predictions" (docs/api.md), from postprocessing or from JSON."""
 
 Line = Mapping[str, Any]
-"""A line of a journal: `file` and `model`, then a prediction or `error`."""
+"""Line of a journal: `file` and `model`, then a prediction or `error`."""
 
 
 _FLUSHED_EVERY_S = 0.2
 
 
 class FileOutcome(NamedTuple):
-    """What became of an image: its prediction, or why there is none. `encoded` is the file, None if it was not read."""
+    """Outcome of an image: its prediction, or why there is none. `encoded` is the file, None if it was not read."""
 
     source: ImageSource
     prediction: Prediction | None
@@ -41,27 +41,27 @@ class FileOutcome(NamedTuple):
 
 
 class Predicting(Protocol):
-    """Something that predicts for many images: a device here, or a service elsewhere."""
+    """Predictor for many images: a device here, or a service elsewhere."""
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Name of the model."""
 
     @property
     def weights(self) -> str:
-        """Where its weights come from."""
+        """Origin of the model's weights."""
 
     def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
-        """One outcome a source, in any order; few are under way at a time."""
+        """Yield one outcome a source, in any order; few are in flight at a time."""
 
 
 class Journal:
-    """A JSON Lines file of outcomes. A context manager: what was written is there when it ends, however it ends."""
+    """JSON Lines file of outcomes. Context manager: every line written is in the file at its end, also on errors."""
 
     def __init__(self, path: Path, model: str, *, resume: bool) -> None:
-        """`resume`: keep what the file holds; images that failed are tried again.
+        """Open the file. `resume`: keep its lines; images that failed are tried again.
 
-        Raises CommandError when the file holds another model's answers, OSError.
+        Raises CommandError if the file holds another model's answers, OSError.
         """
         self.path = path
         self._model = model
@@ -82,15 +82,15 @@ class Journal:
 
     @property
     def done(self) -> int:
-        """How many images an earlier run has left here."""
+        """Number of images that an earlier run has answered here."""
         return len(self._done)
 
     def holds(self, path: str) -> bool:
-        """Whether an earlier run has answered for this file."""
+        """Return True if an earlier run has answered for this file."""
         return bool(self._done) and _digest(path) in self._done
 
     def write(self, outcome: FileOutcome, weights: str) -> None:
-        """Append an outcome. A kill loses the lines of a moment, and at most a part of one line."""
+        """Append an outcome. A kill loses the lines of a moment, and cuts off at most one line."""
         line: dict[str, Any] = {"file": outcome.source.path, "model": self._model}
         if outcome.prediction is None:
             line["error"] = outcome.error
@@ -118,7 +118,7 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a journal, one at a time; one that was cut off at the end is left out. Raises CommandError."""
+    """Yield the lines of a journal; leave out a last one that was cut off. Raises CommandError."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
@@ -137,5 +137,5 @@ def _encoded(line: Line) -> bytes:
 
 
 def _digest(path: str) -> bytes:
-    """Eight bytes for a path: a set of a hundred thousand of them stays small."""
+    """Return eight bytes for a path: a set of a hundred thousand of them stays small."""
     return hashlib.blake2b(os.fsencode(path), digest_size=8).digest()

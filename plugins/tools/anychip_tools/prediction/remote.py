@@ -1,6 +1,6 @@
 """Predictions for many images by a running service: `anychip predict --url`.
 
-Owns: how many requests are under way, and what is tried again. Must not import the service: it may run on another
+Owns: the number of requests in flight, and the retries. Must not import the service: it may run on another
 machine.
 """
 
@@ -20,18 +20,18 @@ from app.arguments import CommandError
 _TIMEOUT_S = 60.0
 _TRIES = 6
 _LONGEST_PAUSE_S = 10.0
-_AGAIN = (429, 503, 504)  # The service is full or not ready now; what it says may be different in a moment.
+_AGAIN = (429, 503, 504)  # The service is full or not ready now; a retry may succeed.
 _DECODING = 4
-"""Requests beyond what devices compute and have waiting: they travel, or are being decoded."""
+"""Requests in transit or being decoded, beside those that devices compute or have waiting."""
 
 
 class RemotePredictor:
-    """A model of a service."""
+    """Model of a service."""
 
     def __init__(self, url: str, model: str, query: dict[str, Any], key: str, parallel: int) -> None:
-        """`parallel`: requests under way at a time; 0 asks the service what keeps its devices busy.
+        """Ask for the model. `parallel`: requests in flight at a time; 0: what keeps the devices busy.
 
-        Raises CommandError when the service or the model is not there.
+        Raises CommandError if the service or the model is not there.
         """
         self._url = url.rstrip("/")
         self._query = query
@@ -46,7 +46,7 @@ class RemotePredictor:
         self.parallel = parallel or 2 * sum(batches) + _DECODING
 
     def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
-        """One outcome a source, in the order in which the answers come."""
+        """Yield one outcome a source, in the order of the answers."""
         loop = asyncio.new_event_loop()
         answers = self._outcomes(sources)
         try:
@@ -128,7 +128,7 @@ class RemotePredictor:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What an error answer says, in its words."""
+    """Return the text of an error answer."""
     try:
         document = answer.json()
         return f"{document['error']} ({document['code']})"

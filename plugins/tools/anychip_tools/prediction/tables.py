@@ -1,4 +1,4 @@
-"""A journal of outcomes as CSV, Parquet or COCO JSON.
+"""Conversion of a journal of outcomes to CSV, Parquet or COCO JSON.
 
 Owns: the columns and the COCO form. Must not hold all of the results: everything is written as it is read.
 """
@@ -25,19 +25,19 @@ FORMATS: dict[str, Format] = {
 }
 
 COLUMNS = ("file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error")
-"""A row a box, class, area (its share is the score) or value. An image with none, or one that failed, has one row
-without them."""
+"""Columns of a table with one row a box, class, area (its share is the score) or value. An image with none, or one
+that failed, has one row without them."""
 
 _ROWS_AT_A_TIME = 20_000
 
 
 def convert(journal: Path, target: Path, kind: Format) -> None:
-    """Write `target` from a journal. Raises CommandError where pyarrow is needed and missing, OSError."""
+    """Write `target` from a journal. Raises CommandError if pyarrow is needed and missing, OSError."""
     _WRITERS[kind](journal, target)
 
 
 def check_format(kind: Format) -> None:
-    """Raises CommandError where a format cannot be written here: before the work, not after it."""
+    """Check before the work that a format can be written here. Raises CommandError."""
     if kind == "parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -46,7 +46,7 @@ def check_format(kind: Format) -> None:
 
 
 def rows(line: Line) -> Iterator[tuple[Any, ...]]:
-    """The rows of an image, in the order of `COLUMNS`."""
+    """Yield the rows of an image, in the order of `COLUMNS`."""
     head = (line["file"], line.get("width"), line.get("height"))
     values = [{"label": name, "score": value} for name, value in line.get("values", {}).items()]
     found = line.get("detections") or line.get("classes") or line.get("areas") or values
@@ -92,7 +92,7 @@ def _write_parquet(journal: Path, target: Path) -> None:
 
 
 def _write_coco(journal: Path, target: Path) -> None:
-    """Images, annotations and categories, in two passes. `category_id` is the model's own `class_id`."""
+    """Write images, annotations and categories, in two passes. `category_id` is the model's own `class_id`."""
     labels: dict[int, str] = {}
     with target.open("wb") as file:
         file.write(b'{"images":[')

@@ -1,8 +1,8 @@
-"""Accelerators that are not there: torch devices such as `npu` or `mlu`, in host memory and on the CPU.
+"""Simulated accelerators: torch devices such as `npu` or `mlu`, in host memory and on the CPU.
 
 Owns: when they exist (`ANYCHIP_SIMULATE`, docs/simulation.md), and the stand-ins for the vendors' packages, which a
 process finds only then. They prove what the host does (placement, copies, order, memory, faults), never speed or
-numerics of a chip. Must not be taken for hardware: doctor, answers and reports say so.
+numerics of a chip. Must not be taken for hardware: doctor, answers and reports name them as simulated.
 
     configure ─► compiles csrc/ once per torch ─► a stand-in on sys.path ─► import torch_npu ─► device.install
 """
@@ -32,7 +32,7 @@ sys.modules["{package}.{device_type}"] = {device_type}
 
 
 def configure(text: str, cache_dir: Path) -> None:
-    """Let devices be simulated here and in processes started from here; empty: no device.
+    """Simulate devices here and in child processes; empty text simulates none.
 
     The first time for a version of torch it compiles for some seconds, into `cache_dir`/simulated. Raises
     BackendUnavailableError (`text`, no compiler, a torch it cannot be compiled for), and then changes nothing.
@@ -46,12 +46,12 @@ def configure(text: str, cache_dir: Path) -> None:
     simulation = parse(text)
     os.environ[_LIBRARY] = str(build(cache_dir / "simulated"))
     os.environ[VARIABLE] = text
-    # Before the vendor's own package, should that be installed.
+    # Before the vendor's own package, which may be installed.
     sys.path[:] = [str(_stand_ins(packages, row_of(simulation.device_type))), *others]
 
 
 def _stand_ins(packages: Path, row: Facts) -> Path:
-    """A folder with stand-ins for the packages that bring the device type; each is written whole or not at all.
+    """Write stand-ins for the packages of the device type, each whole or not at all; return their folder.
 
     Raises BackendUnavailableError.
     """
@@ -68,7 +68,7 @@ def _stand_ins(packages: Path, row: Facts) -> Path:
 
 
 def configured() -> tuple[Simulation, Path]:
-    """What is simulated, and the compiled device. Raises BackendUnavailableError where nothing is."""
+    """Return the simulation and the compiled device. Raises BackendUnavailableError if there is none."""
     text, library = os.environ.get(VARIABLE, ""), os.environ.get(_LIBRARY, "")
     if not text.strip() or not library:
         raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-"""What is simulated: which device type, how many, and how they misbehave.
+"""Simulation: the device type, the number of devices, and their faults.
 
 Owns: the grammar of `ANYCHIP_SIMULATE` (docs/simulation.md). Must not do anything itself.
 """
@@ -14,7 +14,7 @@ from backends.contract.errors import BackendUnavailableError
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 
-_MAX_DEVICES = 8  # as csrc/device.cpp has them
+_MAX_DEVICES = 8  # the same in csrc/device.cpp
 _MAX_NUMBER = 1 << 20
 
 
@@ -23,13 +23,13 @@ class Simulation:
     """Devices of one type. A batch is the outermost call of a module on the device with images that are not all zero:
     those of the warm-up are, and are not counted.
 
-    `cache_mb`: what a batch leaves behind until the cache is released; `leak_mb`: until the process ends. `lacks`:
-    operators the device has no kernel for. `oom`, `lose`: the batch, counted from 1 on each device in each process,
+    `cache_mb`: memory that a batch leaves in the cache; `leak_mb`: memory that it leaks for good. `lacks`:
+    operators without a kernel on the device. `oom`, `lose`: the batch, counted from 1 on each device in each process,
     that runs out of memory, or loses the device; 0: none. `others_mb`: what other processes hold of each device's
-    memory; `model_mb`: what each model takes of it beside its tensors; `load_ms`: how much longer each takes to load.
+    memory; `model_mb`: memory that each model takes beside its tensors; `load_ms`: time added to each load.
     `graphs`: 1: it captures graphs. `sick`: the device that does not answer; -1: none. `fault`: the function of the
     device's module that fails as it was recorded; empty: none. `decode`: 1: it decodes JPEG; `decode_off`: grey levels
-    by which its pixels are brighter; `decode_error`: the width of images that it cannot decode; 1: it can none.
+    by which its pixels are brighter; `decode_error`: width of the images that it cannot decode; 1: it decodes none.
     """
 
     device_type: str
@@ -53,19 +53,19 @@ class Simulation:
 
 
 def device_types() -> tuple[str, ...]:
-    """The device types that can be simulated: those that are no part of torch, and whose row brings a sample."""
-    import backends.registry  # noqa: F401 - Only with it are the rows of other packages known.
+    """Return the device types that can be simulated: not part of torch, and with a sample in their row."""
+    import backends.registry  # noqa: F401 - It registers the rows of other packages.
 
     return tuple(row.device_type for row in vendors.known() if row.sample)
 
 
 def row_of(device_type: str) -> Facts:
-    """The row of a device type that can be simulated. Raises StopIteration for another."""
+    """Return the row of a device type that can be simulated. Raises StopIteration for another."""
     return next(row for row in vendors.of_type(device_type) if row.sample)
 
 
 def parse(text: str) -> Simulation:
-    """`npu:2,memory_mb=1024,cache_mb=8,lacks=aten::silu`. Raises BackendUnavailableError with one sentence."""
+    """Parse `npu:2,memory_mb=1024,cache_mb=8,lacks=aten::silu`. Raises BackendUnavailableError with one sentence."""
     first, *parts = (part.strip() for part in text.split(",") if part.strip())
     device_type, colon, count = first.partition(":")
     if device_type not in device_types():

@@ -1,6 +1,6 @@
-"""The simulated device's decoder: OpenCV's pixels, and as much beside them as the simulation says.
+"""Decoder of the simulated device: OpenCV's pixels, off by as much as the simulation says.
 
-Owns: how it differs and fails. A real one differs by its chroma; that it is another decoder is what matters here.
+Owns: its error and its failures. A real decoder differs by its chroma; here it only matters that it is another one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
 
 ALWAYS = 1
-"""`decode_error`: no file can be decoded; other numbers are a width."""
+"""Value of `decode_error` for a decoder that decodes no file; other numbers are a width."""
 
 
 class SimulatedDecoder(ImageDecoder):
-    """Of a device of this process."""
+    """Decoder of a device of this process."""
 
     name = "a simulated decoder"
 

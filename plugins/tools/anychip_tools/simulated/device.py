@@ -1,6 +1,6 @@
-"""The simulated device in this process, and the hands that tests lay on it.
+"""Simulated device in this process, with the controls that tests use.
 
-Owns: installing it under its name, and what the simulation does to each batch. PyTorch has one slot for a device type
+Owns: installing it under its name, and the simulation's effect on each batch. PyTorch has one slot for a device type
 that is not its own, so that a process simulates one vendor.
 """
 
@@ -22,9 +22,9 @@ _installed: Simulation | None = None
 
 
 def install(device_type: str) -> ModuleType:
-    """Make the torch device and `torch.<device_type>`, as configured; again: nothing more.
+    """Make the torch device and `torch.<device_type>`, as configured; a second call adds nothing.
 
-    Raises BackendUnavailableError where nothing, or another type, is simulated.
+    Raises BackendUnavailableError if nothing is simulated; RuntimeError if this process simulates another type.
     """
     global _installed  # noqa: PLW0603 - PyTorch has one slot a process, too.
     if _installed is None:
@@ -36,7 +36,7 @@ def install(device_type: str) -> ModuleType:
         torch._register_device_module(simulation.device_type, made)
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
         module.set_quirks(made, simulation.device_type)
-        # Each device has its share of the cores, or their threads would wait for each other.
+        # Each device gets its share of the cores, else their threads would wait for each other.
         torch.set_num_threads(max(1, core_count() // simulation.devices))
         _installed = simulation
         for index in range(simulation.devices):
@@ -59,47 +59,47 @@ def install(device_type: str) -> ModuleType:
 
 
 def count(what: str) -> int:
-    """How often so far: `kernels`, `h2d`, `d2h`, `d2d`, `async_copy`, `synchronize`, or an operator's name."""
+    """Return the count so far of `kernels`, `h2d`, `d2h`, `d2d`, `async_copy`, `synchronize`, or an operator's name."""
     return int(torch.ops.simdev.counter(what))
 
 
 def set_capacity(memory_bytes: int, device: int = 0, others_bytes: int = 0) -> None:
-    """The device's memory, and how much of it other processes hold."""
+    """Set the device's memory, and how much of it other processes hold."""
     torch.ops.simdev.capacity(device, memory_bytes, others_bytes)
 
 
 def leak(leaked_bytes: int, device: int = 0, forever: bool = False) -> None:
-    """Take memory that comes back with the cache; if `forever`, with the end of the process."""
+    """Take memory that a cache release returns; if `forever`, memory that only the end of the process returns."""
     torch.ops.simdev.leak(device, leaked_bytes, forever)
 
 
 def weigh(network: object, device: str) -> None:
-    """Let a network that was made ready have taken as long, and take as much memory, as the simulation says."""
+    """Take as long and as much memory for a prepared network as the simulation says."""
     assert _installed is not None
     time.sleep(_installed.load_ms / 1e3)
-    # It lives as long as what it is hung on.
+    # It lives as long as the network.
     network.ballast = torch.empty(_installed.model_mb << 20, dtype=torch.uint8, device=device)  # type: ignore[attr-defined]
 
 
 def fail_after(kernels: int, out_of_memory: bool = False, for_good: bool = False) -> None:
-    """After so many more kernels one fails, out of memory or with the vendor's fault; if `for_good`, all later ones."""
+    """Fail a kernel after so many more, out of memory or with the vendor's fault; if `for_good`, all later ones."""
     assert _installed is not None
     sample = row_of(_installed.device_type).sample
     torch.ops.simdev.fault(kernels, out_of_memory, for_good, sample.fault if sample else "")
 
 
 def deny(operator: str, denied: bool = True) -> None:
-    """Make an operator, such as `aten::silu`, one that the device lacks."""
+    """Remove the device's kernel for an operator, such as `aten::silu`."""
     torch.ops.simdev.deny(operator, denied)
 
 
 def set_copy_delay(delay_ms: float) -> None:
-    """How long an asynchronous copy takes: it brings a missing synchronisation to light."""
+    """Set the time of an asynchronous copy: it brings a missing synchronisation to light."""
     torch.ops.simdev.copy_delay(round(delay_ms * 1000))
 
 
 class _Batches:
-    """Lets each batch cost, and the chosen ones fail."""
+    """Effects on batches: each costs memory, and the chosen ones fail."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -107,7 +107,7 @@ class _Batches:
         self._begun: dict[int, int] = {}
 
     def begin(self, images: Tensor) -> None:
-        """A batch of these images begins. Raises what the device does to it, and then it has not begun."""
+        """Begin a batch of these images. Raise what the device raises for it; then it has not begun."""
         simulation = self._simulation
         if images.device.type != simulation.device_type or not torch.ops.simdev.any(images):
             return
@@ -121,7 +121,7 @@ class _Batches:
         leak(simulation.leak_mb << 20, device, forever=True)
 
     def watch_modules(self) -> None:
-        """Each outermost call of a module on the device is a batch."""
+        """Count each outermost call of a module on the device as a batch."""
         simulation = self._simulation
         if not (simulation.cache_mb or simulation.leak_mb or simulation.oom or simulation.lose):
             return
@@ -139,7 +139,7 @@ class _Batches:
         try:
             self.begin(images)
         except BaseException:
-            self._depth -= 1  # The call has not begun: not even its depth may remain when it does not take place.
+            self._depth -= 1  # The call does not take place, so its depth must not remain.
             raise
 
     def _after(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What anychip asks of devices that are not there: the entry point `anychip.simulation`.
+"""Entry point `anychip.simulation`: the functions that anychip calls for simulated devices.
 
 Owns: nothing. Must not be imported where nothing is simulated.
 """
@@ -14,6 +14,6 @@ __all__ = ["configure", "configure_null", "image_decoder", "weigh"]
 
 
 def image_decoder(device: str) -> SimulatedDecoder | None:
-    """What decodes JPEG on a device; None where the simulation does not say that it does."""
+    """Return the JPEG decoder of a device; None if the simulation has none."""
     simulation, _ = configured()
     return SimulatedDecoder(device, simulation) if simulation.decode else None

@@ -1,4 +1,4 @@
-"""Captured graphs of a simulated device: the operators of a capture, run again on the tensors that they had.
+"""Captured graphs of a simulated device: the operators of a capture, run again on the same tensors.
 
 Owns: the graph's class and its context, under the names of torch.cuda's. An engine that forgets to copy a batch into
 the tensors of the capture, or its answers out, gets those of another batch, as on a chip. Must not know engines.
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operator that runs inside, with its arguments and its result."""
+    """Dispatch mode that records every operator inside it, with its arguments and its result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,14 +36,14 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def add_graphs(made: Any, graph_class: str, before_replay: Callable[[Tensor], None]) -> None:
-    """Add graphs to a device's module. `before_replay` is called with the first tensor of a capture at each replay."""
+    """Add graphs to a device's module. Each replay calls `before_replay` with the first tensor of its capture."""
 
     class Graph:
         def __init__(self) -> None:
             self._capture = _Capture()
 
         def replay(self) -> None:
-            """Raises what an operator raises."""
+            """Run the operators again, on the same tensors. Raises what an operator raises."""
             steps = self._capture.steps
             first = next((each for _, args, _, _ in steps for each in args if isinstance(each, Tensor)), None)
             if first is not None:

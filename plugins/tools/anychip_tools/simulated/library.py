@@ -1,6 +1,6 @@
-"""The simulated device as a shared library, compiled for the torch that is here.
+"""Simulated device as a shared library, compiled for the installed torch.
 
-Owns: the compiler's command line and the cache. No setuptools and no ninja: one call, and it works where only g++ is.
+Owns: the compiler's command line and the cache. It is one call without setuptools and ninja, so that g++ suffices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def build(folder: Path) -> Path:
-    """The library for this torch, in `folder`, compiled (some 10 s) where it is not there yet.
+    """Return the library for this torch in `folder`; compile it (some 10 s) if it is not there yet.
 
     It fits exactly one build of torch: another loads it without complaint and then fails. Raises
     BackendUnavailableError: no compiler, or a torch without the headers it needs (they are in 2.13 and 2.14).
@@ -57,7 +57,7 @@ def build(folder: Path) -> Path:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # It has processes of its own, which are ended with it.
+                start_new_session=True,  # A group of its own, so that its children end with it.
             )
             running.append(process.pid)
             errors = process.communicate()[1]
@@ -77,7 +77,7 @@ def build(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _signals_end_it_first() -> Iterator[list[int]]:
-    """What ends this process meanwhile ends the groups of processes in the list first, and this one afterwards."""
+    """End the process groups in the list on SIGTERM or SIGINT, and this process afterwards."""
     running: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield running

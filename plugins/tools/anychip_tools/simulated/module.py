@@ -1,6 +1,6 @@
-"""The part of `torch.npu`, `torch.mlu`, `torch.supa` and `torch.musa` that inference uses, under the vendors' names.
+"""Part of `torch.npu`, `torch.mlu`, `torch.supa` and `torch.musa` that inference uses, under the vendors' names.
 
-Owns: those modules over csrc/device.cpp, and where a vendor differs from CUDA. A name that the vendor's module lacks is
+Owns: those modules over csrc/device.cpp, and a vendor's differences from CUDA. A name that the vendor's module lacks is
 absent here too (torch.npu has no OutOfMemoryError), so that code which relies on it fails here as it would there.
 """
 
@@ -23,7 +23,7 @@ def _index(device: AnyDevice) -> int:
     return int(_get_device_index(device, optional=True))
 
 
-_quirks: list[torch.library.Library] = []  # What is registered lasts as long as its library.
+_quirks: list[torch.library.Library] = []  # Registrations last as long as their library.
 
 
 def set_quirks(made: Any, device_type: str) -> None:
@@ -51,12 +51,12 @@ def set_quirks(made: Any, device_type: str) -> None:
 
 
 def make(device_type: str) -> Any:
-    """`torch.<device_type>`, not yet registered."""
+    """Make `torch.<device_type>`; the caller registers it."""
     made: Any = ModuleType(f"torch.{device_type}")
     _add_devices(made, device_type)
     _add_memory(made)
     _add_streams(made, device_type)
-    if device_type == "musa":  # The public torch_musa does not offer this one.
+    if device_type == "musa":  # The public torch_musa has no such function.
         del made.is_bf16_supported
     return made
 
@@ -73,7 +73,7 @@ def _add_devices(made: Any, device_type: str) -> None:
     def in_bad_fork() -> bool:
         return bool(torch.ops.simdev.in_bad_fork())
 
-    def device_count() -> int:  # torch.accelerator.device_count() asks this one: it must not ask back.
+    def device_count() -> int:  # torch.accelerator.device_count() calls this one: it must not call back.
         return int(torch.ops.simdev.device_count())
 
     def current_device() -> int:

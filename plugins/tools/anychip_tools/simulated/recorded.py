@@ -1,6 +1,6 @@
-"""What vendors' software was seen to say when it fails, for simulated devices to say it too.
+"""Recorded error messages of vendors' software, which simulated devices repeat.
 
-Owns: the sentences, each with where it is recorded, and the functions of a device's module that say them. Must not know
+Owns: the messages, each with its source, and the functions of a device's module that raise them. Must not know
 who calls these.
 """
 
@@ -21,17 +21,17 @@ RECORDED = {
         "Cannot run aclop operators during NPU graph capture. Current working aclop is Fill. If you need this call to "
         "be captured, please try to set torch.npu.config.allow_internal_format = False."
     ),
-    # pytorch#159728, of Intel's client GPUs.
+    # pytorch#159728, on Intel's client GPUs.
     "mem_get_info": (
         "The device (Intel(R) Graphics [0x64a0]) doesn't support querying the available free memory. You can file an "
         "issue at https://github.com/pytorch/pytorch/issues to help us prioritize its implementation."
     ),
 }
-"""By the function of the device's module that raises it as a RuntimeError."""
+"""Messages, by the function of the device's module that raises them as a RuntimeError."""
 
 
 def fail(made: Any, name: str) -> None:
-    """Let the module's function of this name, one of RECORDED, fail as it was seen to; what it lacks stays absent."""
+    """Let the module's function of this name, one of RECORDED, fail as recorded; do nothing if the module lacks it."""
 
     def failing(*_: object, **__: object) -> NoReturn:
         raise RuntimeError(RECORDED[name])
@@ -43,8 +43,8 @@ def fail(made: Any, name: str) -> None:
 def make_sick(made: Any, sick: int, variable: str | None) -> None:
     """Let one device answer nothing; the words are ours.
 
-    Nor do the others tell their properties while the first that `variable` leaves visible is the sick one: torch_npu
-    opens that first (NpuSysCtrl::Initialize).
+    The other devices do not tell their properties either if the first that `variable` leaves visible is the sick one:
+    torch_npu opens that first (NpuSysCtrl::Initialize).
     """
     properties, set_device = made.get_device_properties, made.set_device
     visible = [name.strip() for name in os.environ.get(variable or "", "").split(",") if name.strip()]

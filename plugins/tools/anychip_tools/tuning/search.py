@@ -1,4 +1,4 @@
-"""Which settings to try next, and which of those tried are best: pure logic, with the clock and the trial as arguments.
+"""Choice of the next settings to try, and of the best: pure logic, with the clock and the trial as arguments.
 
     defaults ─► engine and precision ─► ladder ─► workers ─► decoders ─► again, around the best so far
              ─► the best, the second best and the defaults, turn and turn about
@@ -15,10 +15,10 @@ from math import inf, nan
 from typing import Literal
 
 Goal = Literal["throughput", "energy"]
-_ROUNDS = 2  # Of all axes: what was best for one engine may not be for the next.
+_ROUNDS = 2  # Rounds over all axes: the best for one engine may not be the best for the next.
 _COMPARISONS = 3
 _COMPARISONS_KEPT_FOR = 2
-"""Rounds of the last comparison that the budget is kept for; one is always made."""
+"""Rounds of the last comparison for which time is kept; one is always made."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of a candidate. `refusal`: why it does not serve; `served`: engine and precision that did."""
+    """Result of a candidate. `refusal`: why it does not serve; `served`: engine and precision that served."""
 
     candidate: Candidate
     images_per_s: float = 0.0
@@ -46,7 +46,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried. `engines`: pairs of engine and precision."""
+    """Values to try. `engines`: pairs of engine and precision."""
 
     engines: Sequence[tuple[str, str]]
     ladders: Sequence[tuple[int, ...]]
@@ -56,7 +56,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the last comparison: its figures of each round, in the order of the rounds. 0 and infinity: it failed.
+    """Candidate of the last comparison: its figures of each round, in order. 0 and infinity: it failed.
 
     `lead`: how many times as good the best is.
     """
@@ -70,7 +70,7 @@ class Compared:
 
     @property
     def median(self) -> Trial:
-        """A trial with the median of each figure."""
+        """Trial with the median of each figure."""
         median = statistics.median
         figures = median(self.images_per_s), median(self.p99_ms), median(self.joules_per_image)
         return Trial(self.candidate, *figures, served=self.served)
@@ -78,12 +78,12 @@ class Compared:
 
 @dataclass
 class TuningOutcome:
-    """`best` of the `trials`, and what the defaults reach.
+    """Outcome of a search: the `best` of the `trials`, and the trial of the `default` settings.
 
     `comparison`: the best, the second best and the defaults (two, where the defaults are one of the others), measured
-    in turn, the best first; empty where nothing but one setting serves, or was tried. `lead` and `lead_over_second`:
+    in turn, the best first; empty if only one setting serves, or was tried. `lead` and `lead_over_second`:
     how many times as good as the defaults, and as the next one, the best is there; 1 without a comparison.
-    `complete`: the budget sufficed for everything that was to be tried.
+    `complete`: the budget sufficed for every trial.
     """
 
     best: Trial
@@ -112,15 +112,15 @@ class Search:
         self._ends_s = clock() + budget_s
         self._p99_ms, self._goal = p99_ms, goal
         self._trials: dict[Candidate, Trial] = {}
-        # What serves alike is one: `auto` and the engine that it stands for differ by chance alone.
+        # Candidates that serve alike count as one: `auto` and its engine differ by chance alone.
         self._alike: dict[Candidate, Trial] = {}
         self._took_s: dict[Candidate, float] = {}
         self._complete = True
 
     def run(self, default: Candidate, starts: Sequence[Candidate] = ()) -> TuningOutcome:
-        """Try the default, `starts` (what was best before), then around the best. Raises what `evaluate` raises."""
+        """Try the default, `starts` (earlier best settings), then around the best. Raises what `evaluate` raises."""
         first = self._tried(default)
-        for candidate in starts:  # Whatever the budget: else the defaults would take their place untried.
+        for candidate in starts:  # Also beyond the budget: else the defaults would replace them untried.
             self._tried(candidate)
         for _ in range(_ROUNDS):
             before = self.best()
@@ -134,20 +134,20 @@ class Search:
         return outcome
 
     def best(self) -> Trial:
-        """Of those tried: the best that is quick enough, else the quickest; of equals the one tried first."""
+        """Return the best trial that is quick enough, else the quickest; of equals the one tried first."""
         return self._ranked(self._serving())[0] if self._serving() else next(iter(self._trials.values()))
 
     def _serving(self) -> list[Trial]:
         return [trial for trial in self._alike.values() if not trial.refusal]
 
     def _ranked(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those that are quick enough by worth, then the others by latency; equals stay in their order."""
+        """Sort the trials that are quick enough by worth, then the others by latency; the sort is stable."""
         slow = [trial for trial in trials if trial.p99_ms > self._p99_ms]
         quick = [trial for trial in trials if trial.p99_ms <= self._p99_ms]
         return sorted(quick, key=self.worth, reverse=True) + sorted(slow, key=lambda trial: trial.p99_ms)
 
     def worth(self, trial: Trial) -> float:
-        """What is to be as large as possible."""
+        """Return the figure to maximise: images a second, or images a joule."""
         if self._goal == "energy":
             return 1 / trial.joules_per_image if trial.joules_per_image > 0 else 0.0
         return trial.images_per_s
@@ -172,18 +172,18 @@ class Search:
     def _timed(self, candidate: Candidate) -> Trial:
         now_s = self._clock()
         trial = self._evaluate(candidate)
-        self._took_s[candidate] = self._clock() - now_s  # Of the last time: the first may have compiled.
+        self._took_s[candidate] = self._clock() - now_s  # Time of the last trial: the first may have compiled.
         return trial
 
     def _contenders(self, default: Trial) -> list[Candidate]:
-        """Whom the last comparison is between; the defaults first, as they win where all are equal."""
+        """Return the candidates of the last comparison; the defaults first: they win if all are equal."""
         first = [] if default.refusal else [default.candidate]
         return list(dict.fromkeys([*first, *(each.candidate for each in self._ranked(self._serving())[:2])]))
 
     def _kept_s(self, default: Trial) -> float:
-        """Time for the last comparison; none while there is nothing to compare.
+        """Return the time to keep for the last comparison; 0 while there is nothing to compare.
 
-        What has been tried is compiled, so that it takes no longer then than the shortest trial has taken.
+        Candidates already tried are compiled, so that they take no longer then than the shortest trial.
         """
         if len(contenders := self._contenders(default)) < 2:
             return 0.0
@@ -191,9 +191,9 @@ class Search:
         return _COMPARISONS_KEPT_FOR * len(contenders) * shortest_s
 
     def _compare(self, outcome: TuningOutcome) -> None:
-        """The contenders again, in turn, so that what disturbs hits all. Who is best there is best.
+        """Measure the contenders again, in turn, so that disturbances hit all. The best there is the best.
 
-        Their first figures do not count: they are of different times, and the best of many has had luck.
+        Their first figures do not count: they come from different times, and the best of many was lucky.
         """
         candidates = self._contenders(outcome.default)
         if len(candidates) < 2:
@@ -235,7 +235,7 @@ class Search:
 
 
 def _compared(trials: Sequence[Trial]) -> Compared:
-    """What one candidate reached in each round."""
+    """Collect one candidate's figures of each round."""
     return Compared(
         trials[0].candidate,
         tuple(trial.images_per_s for trial in trials),

@@ -1,4 +1,4 @@
-"""A trial: a service with a candidate's settings, in a process of its own, under load over HTTP.
+"""Trial: a service with a candidate's settings, in a child process, under load over HTTP.
 
 Owns: the load and the figures. Must not decide what is tried.
 """
@@ -27,14 +27,14 @@ _IDLE_LIMIT_S = 60.0
 _IDLE_INTERVAL_S = 0.25
 _IDLE_TIMES = 3
 _IDLE_SHARE = 0.3
-"""Of one core."""
+"""Share of one core."""
 _MOST_CONNECTIONS = 128
 _ENERGY = re.compile(r"^anychip_device_energy_joules_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Trials:
-    """`options`: of every service, as `anychip serve` takes them; `seconds`: length of one measurement; `devices`."""
+    """Trials of a model. `options`: of every service, as `anychip serve` takes them; `seconds`: of one measurement."""
 
     model: str
     options: Sequence[str]
@@ -44,7 +44,7 @@ class Trials:
     devices: int
 
     def evaluate(self, candidate: Candidate) -> Trial:
-        """Start, load, stop. A candidate that does not serve is a trial with its refusal."""
+        """Start, load and stop a service. A candidate that does not serve is a trial with its refusal."""
         options = (
             *self.options,
             *("--engine", candidate.engine, "--precision", candidate.precision),
@@ -82,7 +82,7 @@ class Trials:
             connections = max(1, math.floor(connections * min(0.75, self.p99_ms / trial.p99_ms)))
 
     def _settled(self, port: int, candidate: Candidate) -> tuple[str, str]:
-        """Engine and precision once the wanted ones serve, which others may have stood in for at first."""
+        """Wait for the wanted engine and precision, for which others may stand in at first; return both."""
         limit_s = time.monotonic() + _START_LIMIT_S
         while True:
             models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=30, trust_env=False).json()["models"]
@@ -105,7 +105,7 @@ class Trials:
 
 
 def _wait_until_idle(pid: int) -> None:
-    """Until the service hardly computes: after a first compilation it goes on for seconds, which a trial would pay."""
+    """Wait until the service is almost idle: it computes for seconds after its first compilation."""
     limit_s = time.monotonic() + _IDLE_LIMIT_S
     before_s, quiet = _processor_s(pid), 0
     while quiet < _IDLE_TIMES and time.monotonic() < limit_s:
@@ -116,7 +116,7 @@ def _wait_until_idle(pid: int) -> None:
 
 
 def _processor_s(pid: int) -> float:
-    """Of a process and all that it has started."""
+    """Return the processor time of a process and all its children, in seconds."""
     service = psutil.Process(pid)
     total_s = 0.0
     for process in (service, *service.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""How far arrays are from what they should be.
+"""Distance of arrays from their true values.
 
 Owns: the measures and the limits of single layers. Must not know what computed them.
 """
@@ -17,10 +17,10 @@ Array = npt.NDArray[Any]
 # The largest relative error of one layer on the inputs of the reference, by precision. Rounding of the result alone is
 # 2^-11 in fp16 and 2^-8 in bf16; convolutions in TF32, which NVIDIA's cards use for float32, round to 2^-11.
 LAYER_LIMITS = {"fp32": 2e-3, "fp16": 5e-3, "bf16": 2e-2, "int8": 0.2}
-# Of everything up to a layer, where rounding adds up over the depth.
+# The same for everything up to a layer: rounding adds up over the depth.
 PREFIX_LIMITS = {"fp32": 1e-2, "fp16": 5e-2, "bf16": 0.15, "int8": 0.4}
 TOLERANCES = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2, "int8": 0.2}
-"""Share within tolerance: an element counts where it is off by less than this part of its output's spread."""
+"""Tolerances by precision: an element is within if its error is below this part of its output's spread."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ EQUAL = Difference(0.0, 0.0, 0.0, 1.0, 1.0)
 
 
 def difference(expected: Sequence[Array], given: Sequence[Array], tolerance: float) -> Difference:
-    """Of several outputs together; whole numbers are left to the measures that know what they mean."""
+    """Compare several outputs together; leave whole numbers to the measures that know their meaning."""
     if [each.shape for each in expected] != [each.shape for each in given]:
         return NOWHERE
     total, error_sum, error_squares, truth_squares = 0, 0.0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""An ONNX file of tensors: what each of its nodes computes, and the same file cut after any of them.
+"""ONNX file of tensors: the values of each of its nodes, and the same file cut after any of them.
 
 Owns: reading, widening and cutting such files (the onnx package). Must not know engines or limits.
 """
@@ -19,17 +19,17 @@ from models import TensorModel, TensorSpec
 from models.exports.networks import GraphNetwork, load_graph
 
 Array = npt.NDArray[Any]
-_FLOATS = {1: "FP32", 10: "FP16", 11: "FP64"}  # TensorProto's numbers of types.
+_FLOATS = {1: "FP32", 10: "FP16", 11: "FP64"}  # Type numbers of TensorProto.
 
 
 class OnnxLayers:
-    """The nodes of an ONNX file, as layers named by their outputs, with what they compute in ONNX Runtime on the CPU.
+    """Nodes of an ONNX file, as layers named by their outputs, with their values in ONNX Runtime on the CPU.
 
-    ONNX Runtime runs the file as it is written there, without optimising it: that is the reference.
+    ONNX Runtime runs the file as it is written, without optimising it: that is the reference.
     """
 
     def __init__(self, model: TensorModel, folder: Path) -> None:
-        """`folder`: for the files that are made. Raises LayerTracingError."""
+        """Read the model's file. `folder`: for the files that are made. Raises LayerTracingError."""
         try:
             import onnx
             import onnxruntime
@@ -52,7 +52,7 @@ class OnnxLayers:
             raise LayerTracingError("it has no layer whose type onnx can tell")
 
     def values(self, items: Array) -> dict[str, Array]:
-        """What every layer computes of items, uint8 [n, bytes of an item]."""
+        """Return every layer's values for items, uint8 [n, bytes of an item]."""
         names = [layer.name for layer in self.layers]
         file = self._written(names, "all.onnx", cut=False)
         options = self._runtime.SessionOptions()
@@ -65,7 +65,7 @@ class OnnxLayers:
         return dict(zip(names, session.run(names, feeds), strict=True))
 
     def prefix(self, layer: Layer) -> GraphNetwork:
-        """The network that ends with this layer. Raises LayerTracingError."""
+        """Return the network that ends with this layer. Raises LayerTracingError."""
         file = self._written([layer.name], f"prefix{self.layers.index(layer)}.onnx", cut=True)
         result = TensorSpec(layer.name, _FLOATS[self._types[layer.name]], ())
         model = replace(self._model, results=(result,), weights_file=str(file))
@@ -100,7 +100,7 @@ class OnnxLayers:
 def file_errors(
     reference: OnnxLayers, other: OnnxLayers, items: Array, tolerance: float
 ) -> list[tuple[Layer, Difference]]:
-    """Each layer of one file against the layer of the same output in another; those that only one has are left out."""
+    """Compare each layer of one file with the layer of the same output in another; leave out unmatched layers."""
     expected, given = reference.values(items), other.values(items)
     return [
         (layer, difference([expected[layer.name]], [given[layer.name]], tolerance))

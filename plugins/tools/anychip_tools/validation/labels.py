@@ -27,14 +27,14 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 @dataclass(frozen=True)
 class Labelled:
-    """A file and what is in it: a class's number, or Boxes in pixels of the image."""
+    """File and its content: a class's number, or Boxes in pixels of the image."""
 
     file: Path
     truth: Any
 
 
 def images_in(folder: Path) -> list[Path]:
-    """The image files below a folder, in order. Raises CommandError where there is none."""
+    """Return the image files below a folder, in order. Raises CommandError if there is none."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not files:
         raise CommandError(f"there is no image in {folder}")
@@ -42,7 +42,7 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def by_folder(folder: Path, labels: Sequence[str]) -> list[Labelled]:
-    """Images in folders that are named by class, by its label or its number. Raises CommandError."""
+    """Read images from folders that are named by a class's label or number. Raises CommandError."""
     numbers = {label.lower(): number for number, label in enumerate(labels)}
     found = []
     for path in images_in(folder):
@@ -55,7 +55,7 @@ def by_folder(folder: Path, labels: Sequence[str]) -> list[Labelled]:
 
 
 def of_coco(file: Path, folder: Path, labels: Sequence[str]) -> list[Labelled]:
-    """The images of COCO's JSON, whose files are in `folder`; categories by name. Raises CommandError."""
+    """Read COCO's JSON, with the images in `folder`; match categories by name. Raises CommandError."""
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
         names = {each["id"]: each["name"].lower() for each in document["categories"]}
@@ -83,9 +83,9 @@ def of_coco(file: Path, folder: Path, labels: Sequence[str]) -> list[Labelled]:
 def measured_accuracy(
     model: PixelModel, executable: Executable, images: Sequence[Labelled], advance: Callable[[int], object]
 ) -> dict[str, float]:
-    """Top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 as COCO has it. `advance`: hears how many images are done.
+    """Measure top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 like COCO. `advance`: takes the images done.
 
-    Images that cannot be read are left out of it. Raises BackendError.
+    Leave out images that cannot be read. Raises BackendError, and CommandError if no image can be read.
     """
     accuracy = model.accuracy
     assert accuracy is not None

@@ -1,4 +1,4 @@
-"""A network as a graph of its operators: what it computes layer by layer, and the same network cut after any of them.
+"""Network as a graph of its operators: its values layer by layer, and the same network cut after any layer.
 
 Owns: tracing (torch.export) and cutting. Must not know engines or limits.
 """
@@ -23,19 +23,19 @@ from models.exports.networks import unchecked_module
 from models.onnx.graph import with_named_nodes
 
 Array = npt.NDArray[Any]
-# What only copies, shows or casts: no layer that could be wrong, and not in every precision's graph.
+# Operators that only copy, view or cast: they cannot be wrong, and not every precision's graph has them.
 _PLAIN = ("_to_copy", "alias", "detach", "clone", "to", "contiguous", "lift_fresh_copy")
 
 
 class LayerTracingError(Exception):
-    """A network cannot be taken apart; the message says why."""
+    """Failure to take a network apart; the message says why."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One operator's result. `name`: of the graph's node; `path`: of the module it belongs to, empty where unknown.
+    """Result of one operator. `name`: of the graph's node; `path`: of the module it belongs to, empty if unknown.
 
-    `ends_batch`: whether a network may end there: the result has a row for each item.
+    `ends_batch`: True if a network may end there: the result has a row for each item.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Layer:
 
     @property
     def title(self) -> str:
-        """Where the layer is in the model, and its operator."""
+        """Place of the layer in the model, and its operator."""
         return f"{self.path} ({self.operator})" if self.path else f"{self.name} ({self.operator})"
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """`alone`: the layer's own error, on the reference's inputs; `sum`: with what all layers before it have added."""
+    """Errors of a layer. `alone`: its own, on the reference's inputs; `sum`: with those of all layers before it."""
 
     layer: Layer
     alone: Difference
@@ -59,10 +59,10 @@ class LayerError:
 
 
 class TracedNetwork:
-    """A network of `batch` items, traced in each precision that is asked for."""
+    """Network of `batch` items, traced in each precision that is asked for."""
 
     def __init__(self, build: Callable[[], Any], input_shape: tuple[int, ...], batch: int = 2) -> None:
-        """`build`: makes the network, in float32 on the CPU. Raises LayerTracingError."""
+        """Trace the network that `build` makes, in float32 on the CPU. Raises LayerTracingError."""
         self.input_shape, self.batch = input_shape, batch
         self._build = build
         self._graphs: dict[torch.dtype, GraphModule] = {}
@@ -72,7 +72,7 @@ class TracedNetwork:
             raise LayerTracingError("it has no layer with numbers in it")
 
     def graph(self, dtype: torch.dtype) -> GraphModule:
-        """The network's operators, on the CPU, with weights of this type. Raises LayerTracingError."""
+        """Trace the network's operators, on the CPU, with weights of this type. Raises LayerTracingError."""
         if dtype not in self._graphs:
             network: Any = with_named_nodes(self._build())
             if dtype is not torch.float32:
@@ -81,7 +81,7 @@ class TracedNetwork:
         return self._graphs[dtype]
 
     def values(self, items: Array) -> dict[str, Tensor]:
-        """What every operator returns in float32 on the CPU, by its node's name."""
+        """Return every operator's result in float32 on the CPU, by its node's name."""
         recorder = _Kept(self.graph(torch.float32))
         with torch.no_grad():
             recorder.run(torch.from_numpy(items))
@@ -90,7 +90,7 @@ class TracedNetwork:
     def errors(
         self, items: Array, dtype: torch.dtype, device: torch.device, tolerance: float, *, truth: TracedNetwork
     ) -> list[LayerError]:
-        """Each layer on a device against float32 on the CPU, in the order of computation. `truth`: who is right."""
+        """Compare each layer on a device with float32 on the CPU, in order of computation. `truth`: reference."""
         expected = truth.values(items)
         graph = moved(copy.deepcopy(self.graph(dtype)), device)
 
@@ -100,17 +100,17 @@ class TracedNetwork:
                 comparison.run(torch.from_numpy(items).to(device))
             return comparison
 
-        # What the device lacks is provided here as it is for models that are served.
+        # Operators that the device lacks are replaced as for models that are served.
         comparison = compared() if device.type == "cpu" else Operators(device.type).completed(compared)
         layers = {layer.name: layer for layer in self.layers}
         return [LayerError(layers[name], *found) for name, found in comparison.found.items() if name in layers]
 
     def prefix(self, layer: Layer) -> PrefixNetwork:
-        """The network that ends with this layer: its one output is [batch, numbers], float32."""
+        """Return the network that ends with this layer: its one output is [batch, numbers], float32."""
         return PrefixNetwork(self, layer.name)
 
     def cut(self, dtype: torch.dtype, name: str) -> GraphModule:
-        """The graph up to a node. Raises LayerTracingError where this precision's graph has no such node."""
+        """Cut the graph after a node. Raises LayerTracingError if this precision's graph has no such node."""
         whole = self.graph(dtype)
         graph, copies = Graph(), cast(dict[Node, Node], {})
         graph.graph_copy(whole.graph, copies)
@@ -150,7 +150,7 @@ class TracedNetwork:
 
 
 class PrefixNetwork(nn.Module):
-    """A network up to one of its layers, as backends load it."""
+    """Network up to one of its layers, for backends to load."""
 
     def __init__(self, traced: TracedNetwork, name: str) -> None:
         super().__init__()
@@ -166,19 +166,19 @@ class PrefixNetwork(nn.Module):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move the module; what the graph makes itself is made there, too."""
+        """Move the module and the tensors that the graph makes itself."""
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
             self.core = moved(self.core, device)
         return super().to(*args, **kwargs)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, *input_shape] -> float32 [n, numbers]."""
+        """Compute uint8 [n, *input_shape] -> float32 [n, numbers]."""
         return (self.core(pixels).to(torch.float32).flatten(1),)
 
 
 class _Kept(torch.fx.Interpreter):
-    """Keeps what every node returns."""
+    """Interpreter that keeps every node's result."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
@@ -192,7 +192,7 @@ class _Kept(torch.fx.Interpreter):
 
 
 class _Comparison(torch.fx.Interpreter):
-    """Runs a graph as it is, and each node once more on what the reference had before it."""
+    """Interpreter that runs a graph as it is, and each node once more on the reference's inputs."""
 
     def __init__(
         self, graph: GraphModule, expected: Mapping[str, Tensor], device: torch.device, tolerance: float
@@ -210,7 +210,7 @@ class _Comparison(torch.fx.Interpreter):
         return result
 
     def _compared(self, n: Node, result: Any) -> Any:
-        """What the nodes after this one are tried on: the reference's value, where there is one."""
+        """Return the value on which the next nodes are tried: the reference's, if there is one."""
         args, kwargs = torch.fx.map_arg((n.args, n.kwargs), lambda node: self._clean[node])
         alone = n.target(*args, **kwargs)  # type: ignore[operator]
         expected = self._expected.get(n.name)
@@ -228,7 +228,7 @@ class _Comparison(torch.fx.Interpreter):
 
 
 def moved(graph: GraphModule, device: torch.device) -> GraphModule:
-    """The graph on a device, with what it makes itself made there."""
+    """Move the graph to a device, and the tensors that it makes itself."""
     device = torch.device("cpu") if device.type == "cpu" else device
     for node in graph.graph.nodes:
         if node.op == "call_function":

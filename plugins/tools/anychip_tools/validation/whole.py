@@ -1,4 +1,4 @@
-"""A model's answers on a device against float32 on the CPU, for one engine and precision after the other.
+"""Comparison of a model's answers on a device with float32 on the CPU, by engine and precision.
 
     reference ─┬─► whole answers: errors, agreement of classes or boxes, the gate's verdict
                ├─► layer by layer, as PyTorch runs it on the device
@@ -40,10 +40,10 @@ Array = npt.NDArray[Any]
 
 @dataclass
 class Comparison:
-    """One engine in one precision. `verdict`: "agrees", "differs" or "refused", then with the `reason`.
+    """Result of one engine in one precision. `verdict`: "agrees", or "differs" or "refused" with the `reason`.
 
-    `errors`: the precision gate's, `limits`: what it allows; `agreement`: of what people see. `culprit`: the first
-    layer of the engine that differs, where it was looked for; `cut_note`: why not, or how sure that is.
+    `errors`: the precision gate's, `limits`: its limits; `agreement`: of what people see. `culprit`: the first
+    layer of the engine that differs, if it was searched; `cut_note`: why it was not, or how sure it is.
     """
 
     engine: str
@@ -61,7 +61,7 @@ class Comparison:
 
 @dataclass
 class Depth:
-    """Layer by layer in one precision. `first`: the first layer whose own error is over the limit."""
+    """Errors layer by layer in one precision. `first`: the first layer whose own error is over the limit."""
 
     precision: str
     layers: list[LayerError]
@@ -71,7 +71,7 @@ class Depth:
 
 
 class Validation:
-    """One model on one device."""
+    """Validation of one model on one device."""
 
     def __init__(
         self,
@@ -84,8 +84,8 @@ class Validation:
         calibration: Callable[[], Any] | None = None,
         reference: Model | None = None,
     ) -> None:
-        """`items`: uint8 [n, *input_shape]. `folder`: for files of the moment. `reference`: a model that is right, of
-        the same inputs and outputs; by default the model itself, in float32 on the CPU.
+        """Compute the reference. `items`: uint8 [n, *input_shape]. `folder`: for temporary files. `reference`:
+        a correct model of the same inputs and outputs; by default the model itself, in float32 on the CPU.
         """
         self.model, self.reference = model, reference or model
         self._backend, self._device, self._items, self._folder = backend, device, items, folder
@@ -104,7 +104,7 @@ class Validation:
         accuracy: Callable[[Executable], dict[str, float]] | None = None,
         cut: bool = True,
     ) -> Comparison:
-        """Load, run, compare; where it differs, find the layer. Raises OutOfDeviceMemoryError, DeviceLostError."""
+        """Load, run, compare; if it differs, find the layer. Raises OutOfDeviceMemoryError, DeviceLostError."""
         try:
             executable, used = self._loaded(self.model.network(), engine, precision)
         except EngineRefusedError as error:
@@ -125,7 +125,7 @@ class Validation:
         return found
 
     def depth(self, precision: str) -> Depth:
-        """Each layer on the device, as PyTorch runs it there; of ONNX files of tensors, the reference's file."""
+        """Compare each layer as PyTorch runs it on the device; for ONNX files of tensors, with the reference's file."""
         limit = LAYER_LIMITS[precision]
         try:
             layers = self._traced()
@@ -171,7 +171,7 @@ class Validation:
         return Comparison(engine, precision, verdict, reason, whole, dict(errors), dict(limits), agreement)
 
     def _cut(self, found: Comparison) -> None:
-        """Name the first layer with which a network that ends there is wrong on this engine."""
+        """Find the first layer at which a network that ends there is wrong on this engine."""
         try:
             layers = self._traced()
         except LayerTracingError as error:
@@ -232,7 +232,7 @@ class Validation:
 
 
 def layers_of(model: Model, batch: int, folder: Path) -> TracedNetwork | OnnxLayers:
-    """A model's layers, by tracing it or out of its file. Raises LayerTracingError."""
+    """Return a model's layers, traced or from its file. Raises LayerTracingError."""
     network = model.network()
     if getattr(network, "form", "pixels") == "onnx" and isinstance(model, TensorModel):
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def layers_of(model: Model, batch: int, folder: Path) -> TracedNetwork | OnnxLay
 
 
 def run_in_batches(run: Callable[[Array], Sequence[Array]], items: Array, size: int) -> tuple[Array, ...]:
-    """Outputs for all items, in batches of one size; the last batch is filled up with the first items."""
+    """Compute outputs for all items, in batches of one size; fill the last batch up with the first items."""
     parts = []
     for first in range(0, len(items), size):
         rows = np.arange(first, first + size) % len(items)
@@ -253,7 +253,7 @@ def run_in_batches(run: Callable[[Array], Sequence[Array]], items: Array, size: 
 
 
 def agreement_of(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-    """How much of the answers is the same, as the model's task measures it; empty where it does not."""
+    """Measure how much of the answers agrees, by the model's task; return {} if the task has no measure."""
     accuracy = model.accuracy if isinstance(model, PixelModel) else None
     if accuracy is None or [each.shape for each in expected] != [each.shape for each in outputs]:
         return {}
@@ -277,11 +277,11 @@ def _in_float32(model: Model) -> Callable[[Array], tuple[Array, ...]]:
 
 
 def first_wrong(count: int, agrees: Callable[[int], bool | None]) -> int | None:
-    """The number of the first of `count` layers at which a network that ends there is wrong.
+    """Find the first of `count` layers at which a network that ends there is wrong; None for no layers.
 
-    `agrees(k)`: whether the network up to layer k, that one included, is right; None where that cannot be told (the
-    engine does not take such a network). Once wrong, it is taken to stay wrong. The last layer is taken to be wrong.
-    Asks about log2(count) times. None for no layers.
+    `agrees(k)`: True if the network up to and with layer k is right; None if that cannot be told (the
+    engine does not take such a network). Once wrong, it is taken to stay wrong; the last layer is taken to be wrong.
+    It is called about log2(count) times.
     """
     if not count:
         return None
@@ -293,12 +293,12 @@ def first_wrong(count: int, agrees: Callable[[int], bool | None]) -> int | None:
                 right, wrong = (middle, wrong) if answer else (right, middle)
                 break
         else:
-            break  # Nothing between the two can be told.
+            break  # No answer for any layer between the two.
     return wrong
 
 
 def _from_the_middle(first: int, last: int) -> Iterator[int]:
-    """The middle, then its neighbours, ever further away."""
+    """Yield the middle, then its neighbours, ever further away."""
     middle = (first + last) // 2
     yield middle
     for distance in range(1, last - first + 1):

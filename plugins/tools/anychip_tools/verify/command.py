@@ -1,4 +1,4 @@
-"""The command: chooses the device, runs each part in a process of its own, and writes the report after each.
+"""Command of `anychip verify`: it chooses the device, runs each part in a child process, and writes the report.
 
 Owns: the order, the time limits and the exit status. Must not touch the device itself beyond detection: a driver may
 end the process that does.
@@ -34,14 +34,14 @@ TEXT = "Check and measure a device in ten minutes; writes a report to publish."
 EXAMPLE = "anychip verify --device npu --out report/"
 NOTHING_TO_VERIFY = 2
 SAMPLED = ("resnet50", "yolov8n")
-"""Networks whose weights come with anychip, so that there is an answer to compare with."""
+"""Networks whose weights come with anychip, so that their answers can be compared."""
 _DETAILS = ("driver", "driver_version", "runtime", "cuda", "cann", "hip", "arch", "capability", "compute_capability")
 _LEAST_S = 5.0
 _TOOK_TOO_LONG = 124
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `anychip verify`."""
+    """Add the options of `anychip verify`."""
     add_settings(parser, ("device", "simulate"))
     parser.add_argument("--models", default="resnet50,yolov8n", help="of the sample weights (default: %(default)s)")
     parser.add_argument("--sizes", default="1,8,64", help="batch sizes of the sweep (default: %(default)s)")
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """0: all passed. 1: something failed. 2: there is no such device. Raises CommandError, OSError."""
-    # Else what has been started would go on by itself: it is in a session of its own.
+    """Return 0: all passed; 1: something failed; 2: no such device. Raises CommandError, OSError."""
+    # Else the children would go on: each is in its own session.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     settings = read_settings(parsed)
     from backends import simulated
@@ -95,11 +95,11 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 class _NoDeviceError(Exception):
-    """There is no such device here; the message says why."""
+    """Absence of the device; the message says why."""
 
 
 def _about(wanted: str, seconds: float) -> VerifyReport:
-    """A report without parts, on the first of the devices that were chosen."""
+    """Make a report without parts, on the first of the chosen devices."""
     from backends import BackendUnavailableError, choose
 
     try:
@@ -116,7 +116,7 @@ def _about(wanted: str, seconds: float) -> VerifyReport:
 
 def _doctor(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
     del device
-    # A simulated device needs none of the vendor's software, which that check looks for.
+    # A simulated device needs none of the vendor's software that the check looks for.
     skipped = "port,weights,compatibility" if parsed.setting_simulate else "port,weights"
     command = ["doctor", "--json", "--skip", skipped, *_shared(parsed)]
     code, printed = _run(command, end_s)
@@ -152,12 +152,12 @@ def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
 
 
 def _service(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
-    # What is left of the time, but not nothing: whether requests are lost is what people want to know.
+    # The rest of the time, but more than nothing: people want to know whether requests are lost.
     yield from _in_child(parsed, device, max(end_s, time.monotonic() + parsed.budget_s / 2), what="service")
 
 
 def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: str) -> Iterator[Finding]:
-    """The findings that a child prints, a line each; and one more where it does not end well."""
+    """Yield the findings that a child prints, one a line; and one more if it does not end well."""
     command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
     command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
     given_s = end_s - time.monotonic()
@@ -165,7 +165,7 @@ def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: st
     for line in printed.splitlines():
         if line.startswith(_MARK):
             yield Finding(**json.loads(line.removeprefix(_MARK)))
-    if code == _TOOK_TOO_LONG:  # Whether the device hangs or the machine is busy, a limit cannot tell.
+    if code == _TOOK_TOO_LONG:  # A time limit cannot tell a device that hangs from a busy machine.
         yield Finding(what, "SKIP", f"the {given_s:.0f} s that were left did not suffice for it (--budget-s)")
     elif code:
         yield Finding(what, "FAIL", _ended(code, printed))
@@ -178,14 +178,14 @@ PARTS: dict[str, Callable[[argparse.Namespace, str, float], Iterator[Finding]]] 
     "service": _service,
     "engines": _engines,
 }
-"""The service before the engines, which take all the time there is."""
+"""Parts in order: the service before the engines, because the engines take all the time there is."""
 
 
 _MARK = "anychip-finding "
 
 
 def _part(parsed: argparse.Namespace) -> int:
-    """What a child does: print findings as they come."""
+    """Run a part in the child: print findings as they come."""
     device, what = parsed.part
     for finding in _findings(parsed, device, what):
         print(_MARK + json.dumps(asdict(finding)), flush=True)
@@ -212,7 +212,7 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
     else:
         from anychip_tools.verify.engines import cases, run_case
 
-        # Compiled anew: what a cache of an earlier run holds is not what is verified.
+        # Compiled anew: the cache of an earlier run is not under test.
         with tempfile.TemporaryDirectory() as folder:
             everything = cases(choice.backend, _sweep(parsed, device, Path(folder)), choice.backend.facts.by_name)
             yield run_case(next(case for case in everything if case.name == what))
@@ -234,19 +234,19 @@ def _simulation(parsed: argparse.Namespace) -> list[str]:
 
 
 def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
-    """Exit status and output of an `anychip` command; after `end_s` _TOOK_TOO_LONG: all that it started has ended."""
+    """Run an `anychip` command; return exit status and output. At `end_s` kill it with its children: _TOOK_TOO_LONG."""
     process = subprocess.Popen(
         python_command("-m", "app", *map(str, words)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # A group of its own, which ends with all that it has started.
+        start_new_session=True,  # A group of its own, which ends with its children.
     )
     try:
         printed, _ = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
         return process.returncode, printed
-    except BaseException as error:  # Interrupted or terminated, too, it leaves nothing behind.
+    except BaseException as error:  # Also when interrupted or terminated: leave no process behind.
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):

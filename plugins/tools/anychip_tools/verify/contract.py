@@ -1,7 +1,7 @@
-"""What every backend promises of its devices, checked on the device itself; the tests run the same checks.
+"""Checks of what every backend promises of its devices, run on the device itself; the tests run the same checks.
 
-Owns: the checks that need nothing but a device. Must not need a test framework: they are part of the package, as the
-machine with the card has no repository.
+Owns: the checks that need nothing but a device. Must not need a test framework: they are part of the package, because
+the machine with the card has no repository.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SPARE_BYTES = 60 * MB
 
 
 class BrokenPromiseError(Exception):
-    """A device does not do what its backend promises; the message says what it did."""
+    """Break of a backend's promise; the message says what the device did."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The device under test. `exact`: its kernels are the CPU's, so that answers are equal bit by bit."""
+    """Device under test. `exact`: its kernels are the CPU's, so that answers are equal bit by bit."""
 
     backend: Backend
     device: str
@@ -41,26 +41,26 @@ class Subject:
 
     @property
     def is_eager(self) -> bool:
-        """Whether PyTorch computes on it, in memory of PyTorch's allocator; else only compiled files do."""
+        """True if PyTorch computes on it, in memory of PyTorch's allocator; False if only compiled files run."""
         return "eager" in self.backend.facts.engines
 
     @property
     def how(self) -> tuple[str, str]:
-        """The plainest engine and precision: the CPU's own, where there is no other the device's."""
+        """Plainest engine and precision that the device has: eager in fp32, else the defaults."""
         return ("eager", "fp32") if self.is_eager else ("auto", "auto")
 
     def same(self, ours: Any, theirs: Any) -> bool:
-        """Whether answers are equal, to the rounding of that precision."""
+        """Compare answers, up to the rounding of that precision."""
         return same(ours, theirs, exact=self.exact and self.is_eager, tolerance=1e-5 if self.is_eager else 1e-2)
 
 
 class SmallNetwork(nn.Module):
-    """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. It wants `extra` bytes to run."""
+    """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. Runs with `extra` bytes."""
 
     input_shape = (8, 6, 3)
 
     def __init__(self, extra: int = 0) -> None:
-        """Weights from a fixed seed: every instance is the same network."""
+        """Set the weights from a fixed seed: every instance is the same network."""
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.features, self.classes, self.extra = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), extra
@@ -72,7 +72,7 @@ class SmallNetwork(nn.Module):
         self.to(dtype)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, 8, 6, 3] -> scores float32 [n, 5], classes int64 [n]."""
+        """Compute uint8 [n, 8, 6, 3] -> scores float32 [n, 5], classes int64 [n]."""
         space = torch.empty(self.extra, dtype=torch.uint8, device=pixels.device)
         features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype)).relu().mean((2, 3))
         scores = self.classes(features).float().softmax(-1)
@@ -81,18 +81,18 @@ class SmallNetwork(nn.Module):
 
 
 def small_images(count: int = 2, seed: int = 0) -> Pixels:
-    """Noise, uint8 [count, 8, 6, 3]."""
+    """Draw noise, uint8 [count, 8, 6, 3]."""
     return np.random.default_rng(seed).integers(0, 256, (count, *SmallNetwork.input_shape), dtype=np.uint8)
 
 
 def on_cpu(network: Network, pixels: Pixels) -> list[Array]:
-    """The network's answers in float32, eager, on the CPU."""
+    """Compute the network's answers in float32, eager, on the CPU."""
     with torch.inference_mode():
         return [output.numpy() for output in network(torch.from_numpy(pixels))]
 
 
 def same(ours: Any, theirs: Any, *, exact: bool, tolerance: float = 1e-5) -> bool:
-    """Whether answers are equal: bit by bit, or to a rounding, by default float32's."""
+    """Compare answers: bit by bit, or up to a rounding, by default float32's."""
     tolerance = 0 if exact else tolerance
     return len(ours) == len(theirs) and all(
         np.allclose(mine, other, rtol=tolerance, atol=tolerance) for mine, other in zip(ours, theirs, strict=True)
@@ -100,7 +100,7 @@ def same(ours: Any, theirs: Any, *, exact: bool, tolerance: float = 1e-5) -> boo
 
 
 def probe_and_devices(subject: Subject) -> None:
-    """The probe says that it is available, and devices are counted from 0 and have memory."""
+    """Check that the probe succeeds, that the device is listed, and that every device has memory."""
     backend = subject.backend
     probe, devices = backend.probe(), backend.devices()
     _hold(probe.available and not probe.reason, f"the probe says: {probe.reason}")
@@ -112,7 +112,7 @@ def probe_and_devices(subject: Subject) -> None:
 
 
 def unknown_device_is_refused(subject: Subject) -> None:
-    """A device that is not there is refused by name."""
+    """Check that a device that does not exist is refused by name."""
     name = f"{subject.backend.name}:99"
     try:
         subject.backend.load(SmallNetwork(), name, "auto", "fp32", (1,))
@@ -123,7 +123,7 @@ def unknown_device_is_refused(subject: Subject) -> None:
 
 
 def small_network_answers(subject: Subject) -> None:
-    """Convolution, matrix product, softmax and arg max answer as on the CPU."""
+    """Check that convolution, matrix product, softmax and arg max answer as on the CPU."""
     executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2))
     answers = executable.run(small_images())
     expected = on_cpu(SmallNetwork(), small_images())
@@ -132,7 +132,7 @@ def small_network_answers(subject: Subject) -> None:
 
 
 def batches_under_way(subject: Subject) -> None:
-    """The next batch is copied while the one before computes; a missing wait shows as an answer to other images."""
+    """Check batches in flight: copying the next batch must not change the answers of the one before."""
     executable, _ = subject.backend.load(SmallNetwork(), subject.device, *subject.how, (1, 2, 4))
     buffers = [executable.buffer(4) for _ in range(executable.depth)]
     under_way: list[Any] = []
@@ -154,7 +154,7 @@ def batches_under_way(subject: Subject) -> None:
 
 
 def memory_adds_up(subject: Subject) -> None:
-    """Allocated, reserved, used and total fit each other, and a release gives back what it says."""
+    """Check that allocated, reserved, used and total fit each other, and that a release returns what it reports."""
     backend, device = subject.backend, subject.device
     backend.release_cache(device)
     executable, _ = backend.load(SmallNetwork(_SPARE_BYTES), device, *subject.how, (2,))
@@ -169,13 +169,13 @@ def memory_adds_up(subject: Subject) -> None:
         _hold(released >= _SPARE_BYTES, f"a release returned {released} bytes of {cached}")
         _hold(before.reserved - after.reserved == released, f"a release said {released} bytes: {before}, then {after}")
         _hold(after.allocated == before.allocated, "a release took memory that is in use")
-    if subject.exact and backend.facts.device_type != "cpu":  # On a real device others take and give, too.
+    if subject.exact and backend.facts.device_type != "cpu":  # On a real device others take and free memory, too.
         _hold(before.used - after.used == released, "what was released is still used")
     executable.close()
 
 
 def telemetry_is_numbers_or_silence(subject: Subject) -> None:
-    """What the device says of itself is possible, or it says nothing."""
+    """Check that each telemetry value of the device is possible, or unknown."""
     said = subject.backend.telemetry(subject.device)
     _hold(all(isinstance(value, float) for value in vars(said).values()), f"not all are numbers: {said}")
     _hold(isnan(said.utilization_ratio) or 0 <= said.utilization_ratio <= 1, f"utilization {said.utilization_ratio}")
@@ -184,7 +184,7 @@ def telemetry_is_numbers_or_silence(subject: Subject) -> None:
 
 
 def error_of_a_batch(subject: Subject) -> None:
-    """What is wrong with one batch is the backend's error, and not a lost device."""
+    """Check that an error of one batch is a BackendError, and not a lost device."""
     network = SmallNetwork()
     executable, _ = subject.backend.load(network, subject.device, *subject.how, (2,))
     where = next(network.parameters()).device
@@ -210,11 +210,11 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
 NEEDS_COMPUTATION = {"small network", "batches under way", "memory", "error of a batch"}
 """Checks that a device which computes nothing cannot pass."""
 NEEDS_EAGER = {"error of a batch"}
-"""Those in which a network is changed that has been loaded: what a compiled file computes stays."""
+"""Checks that change a loaded network: a compiled file would not change with it."""
 
 
 def sample_weights_answer(architecture: str, subject: Subject) -> None:
-    """The sample images get the CPU's answers, to the rounding of float32."""
+    """Check that the sample images get the CPU's answers, up to the rounding of float32."""
     from app.precision.probes import probes
 
     model = sample_model(architecture)
@@ -232,7 +232,7 @@ def sample_weights_answer(architecture: str, subject: Subject) -> None:
 
 
 def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Finding]:
-    """Every check in turn; a check that raises is a finding, and the next one is tried all the same."""
+    """Run every check in turn; a check that raises is a finding, and the next one runs all the same."""
     checks = dict(CHECKS)
     for architecture in architectures:
         checks[f"{architecture}, sample weights"] = partial(sample_weights_answer, architecture)

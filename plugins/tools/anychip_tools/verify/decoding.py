@@ -1,6 +1,6 @@
-"""Decoding on the device: how many images a second, alone and in lists, and how far its answers are from the host's.
+"""Decoding on the device: its speed for single images and lists, and the error of its answers against the host's.
 
-Owns: the measurement. What a service does with files of requests is app.worker.device_decoding's, which is asked here.
+Owns: the measurement. app.worker.device_decoding, which a service uses for files of requests, decodes here too.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from backends.contract.backend import Backend
 from models import PixelModel
 
 LISTS = (1, 8, 32)
-"""Images that are decoded at once."""
+"""Numbers of images decoded at once."""
 
 
 def run_decoding(backend: Backend, device: str, models: tuple[str, ...], seconds: float) -> Iterator[Finding]:
-    """A finding a model; where the backend decodes nothing, that."""
+    """Yield a finding for each model; it also says so if the backend decodes nothing."""
     for name in models:
         model = sample_model(name)
         yield _finding(backend, device, model, seconds)
 
 
 def _finding(backend: Backend, device: str, model: PixelModel, seconds: float) -> Finding:
-    """Answers that differ are a failure: `--decode device` would be refused.
+    """Measure a model; answers that differ are a failure: `--decode device` would be refused.
 
     `images_per_s_1` and so on: decoded, placed and on the host again; `images_per_s_host`: by this process.
     """

@@ -1,4 +1,4 @@
-"""One engine in one precision on the device: through the gate, then its speed over batch sizes, then its memory.
+"""Engine in one precision on the device: the gate, then its speed over batch sizes, then its memory.
 
 Owns: the batch sweep and the memory of 500 batches. Must not serve: the service part does.
 """
@@ -26,12 +26,12 @@ SOAK_BATCHES = 500
 _CHECKED_EVERY = 10
 _SOAK_SHARE = 20
 LEAK_LIMIT_MB_PER_BATCH = 0.05
-"""What a batch may leave behind on the device after a release: allocators round up, a leak adds up."""
+"""Memory that a batch may leave on the device after a release: allocators round up, a leak adds up."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What all cases share. `sizes`: of batches. `seconds`: length of one measurement."""
+    """Settings that all cases share. `sizes`: of batches. `seconds`: length of one measurement."""
 
     device: str
     models: tuple[str, ...]
@@ -42,7 +42,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Case:
-    """What is tried."""
+    """Model, engine and precision to try."""
 
     model: str
     engine: str
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The report's name for it."""
+        """Name of the case in the report."""
         return f"{self.model} {AUTO}" if self.engine == AUTO else f"{self.model} {self.engine} {self.precision}"
 
 
 def run_case(case: Case) -> Finding:
-    """Load through the gate, measure, run 500 batches. A refusal is an answer; wrong answers and leaks are failures."""
+    """Load through the gate, measure, run 500 batches. A refusal is a SKIP; wrong answers and leaks are failures."""
     sweep, sizes = case.sweep, tuple(sorted(case.sweep.sizes))
     model = sample_model(case.model)
     choice = choose(sweep.device)
@@ -102,7 +102,7 @@ def run_case(case: Case) -> Finding:
 
 @dataclass(frozen=True)
 class Soaked:
-    """What batches left behind, and what releases gave back in all."""
+    """Memory that batches left behind, and that releases returned in all."""
 
     batches: int
     left_mb: float
@@ -110,7 +110,7 @@ class Soaked:
 
 
 def soak(backend: Backend, device: str, executable: Executable, pixels: Pixels, seconds: float) -> Soaked:
-    """Run 500 batches, or as many as fit into the time, releasing memory ten times and more.
+    """Run 500 batches, or as many as fit into the time; release memory every ten batches.
 
     Memory that only the cache holds is no leak: it is released before it is compared.
     """
@@ -129,39 +129,39 @@ def soak(backend: Backend, device: str, executable: Executable, pixels: Pixels, 
 
 
 def _held(backend: Backend, device: str) -> int:
-    """Bytes that would be missed: on a card all that is used, as drivers leak past the allocator; else in tensors."""
+    """Return the bytes held: on a card all used memory, as drivers leak past the allocator; else those of tensors."""
     memory = backend.memory(device)
     return memory.allocated if backend.facts.device_type == "cpu" else memory.used
 
 
 class Levels:
-    """Bytes held over time. What first batches take for good is no leak: it must still grow at the end."""
+    """Bytes held over time. Memory that the first batches keep is no leak: a leak still grows at the end."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start with no level."""
         self._bytes: list[int] = []
 
     def add(self, allocated_bytes: int) -> None:
-        """After some batches and a release."""
+        """Add a level, after some batches and a release."""
         self._bytes.append(allocated_bytes)
 
     def left(self, start_bytes: int) -> int:
-        """What is left more than at the start, where it still grew in the second half; else 0."""
+        """Return the growth since the start if it went on in the second half; else 0."""
         middle_bytes = self._bytes[(len(self._bytes) - 1) // 2] if len(self._bytes) > 1 else start_bytes
         end_bytes = self._bytes[-1]
         return max(end_bytes - start_bytes, 0) if end_bytes > middle_bytes else 0
 
 
 def cases(backend: Backend, sweep: Sweep, by_name: Sequence[str] = ()) -> list[Case]:
-    """What `auto` serves, then every engine in every precision: plain precisions before int8, which takes minutes.
+    """Return `auto`, then every engine in every precision: plain precisions before int8, which takes minutes.
 
-    `by_name`: engines that the backend takes only by their name, and that are wanted all the same.
+    `by_name`: engines to try that the backend takes only by their name.
     """
     engines = (*(name for name in backend.facts.by_name if name in by_name), *backend.facts.engines)
     precisions = sorted(backend.facts.precisions, key=lambda precision: precision == "int8")
     return [Case(model, AUTO, AUTO, sweep) for model in sweep.models] + [
         Case(model, engine, precision, sweep)
         for precision in precisions
-        for engine in reversed(engines)  # The last is eager: what everything else is measured against.
+        for engine in reversed(engines)  # The last is eager, the baseline of the others.
         for model in sweep.models
     ]

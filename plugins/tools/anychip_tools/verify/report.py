@@ -1,4 +1,4 @@
-"""What a verification found: its JSON, its page of Markdown, and nothing in them that tells whose machine it was.
+"""Report of a verification: its JSON, its Markdown page, and the removal of everything that identifies the machine.
 
 Owns: the form of a report, and what is taken out of its texts. Must not know how anything was found.
 """
@@ -18,10 +18,10 @@ from anychip_tools.report import markdown_table
 Status = Literal["PASS", "FAIL", "SKIP"]
 Figure = float | str
 AUTO = "auto"
-"""The engine and the precision of what is served where nothing is chosen."""
+"""Engine and precision of a service for which nothing is chosen."""
 
-# A path of at least two steps; a GPU's or a MIG slice's UUID; what follows "serial" in a vendor's words; what the maker
-# of a kernel calls it, behind its version.
+# A path of at least two steps; a GPU's or a MIG slice's UUID; the word behind "serial" in a vendor's text; the maker's
+# name of a kernel, behind its version.
 _PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+){2,}/?")
 _UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _SERIAL = re.compile(r"(serial(?: number)?\W{1,3})\w+", re.IGNORECASE)
@@ -30,7 +30,7 @@ _KERNEL = re.compile(r"(?<![\w.])(\d+\.\d+\.\d+)-[\w.+~-]+(?=: (?:no )?Landlock)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `figures`: what was measured, by a name that says its unit."""
+    """Result of one check. `figures`: measurements, by a name that says the unit."""
 
     name: str
     status: Status
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass
 class Part:
-    """The findings of one process. `seconds`: how long it took."""
+    """Findings of one process. `seconds`: how long it took."""
 
     name: str
     findings: list[Finding] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass
 class VerifyReport:
-    """Everything. `about`: versions of software and what the device says of itself, by name."""
+    """Whole report. `about`: versions of software and the device's details, by name."""
 
     device: str
     device_name: str
@@ -59,7 +59,7 @@ class VerifyReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed, something passed in every part, and what `auto` serves where that was wanted."""
+        """True if nothing failed, something passed in every part, and every case of `auto` passed."""
         found = [finding for part in self.parts for finding in part.findings]
         return (
             bool(self.parts)
@@ -70,23 +70,23 @@ class VerifyReport:
 
     @property
     def verdict(self) -> str:
-        """One word, or two: nothing that was left out for want of time has failed."""
+        """Verdict: passed, FAILED, or not passed. A check left out for want of time has not failed."""
         failed = any(finding.status == "FAIL" for part in self.parts for finding in part.findings)
         return "passed" if self.passed else "FAILED" if failed else "not passed"
 
     @property
     def unseen(self) -> str:
-        """What was left out, by its name, with the reason; empty where nothing was."""
+        """Checks that were left out, by name, with the reason; empty if none was."""
         found = [finding for part in self.parts for finding in part.findings if finding.status == "SKIP"]
         return "; ".join(f"{finding.name} ({finding.detail})" for finding in found)
 
     def json(self) -> str:
-        """The report as JSON, anonymous."""
+        """Format the report as JSON, anonymous."""
         found = {"passed": self.passed, **asdict(self)}
         return json.dumps(_anonymous(found), indent=2, ensure_ascii=False) + "\n"
 
     def markdown(self) -> str:
-        """The report as one page, anonymous."""
+        """Format the report as one page, anonymous."""
         about = ", ".join(f"{name} {value}" for name, value in self.about.items())
         lines = [
             f"# {self.device_name} ({self.device.partition(':')[0]}): {self.verdict}",
@@ -100,14 +100,14 @@ class VerifyReport:
         return str(_anonymous("\n".join(lines) + "\n"))
 
     def write(self, folder: Path) -> None:
-        """`anychip-report.json` and `anychip-report.md` into `folder`. Raises OSError."""
+        """Write `anychip-report.json` and `anychip-report.md` into `folder`. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "anychip-report.json").write_text(self.json(), encoding="utf-8")
         (folder / "anychip-report.md").write_text(self.markdown(), encoding="utf-8")
 
 
 def _table(findings: Sequence[Finding]) -> str:
-    """Rows of one part; every figure that any of its findings has is a column."""
+    """Tabulate one part; every figure that any of its findings has is a column."""
     names = list(dict.fromkeys(name for finding in findings for name in finding.figures))
     rows = [
         [
@@ -122,7 +122,7 @@ def _table(findings: Sequence[Finding]) -> str:
 
 
 def _anonymous(value: object) -> object:
-    """The same with hosts, paths, UUIDs and serial numbers taken out of every text."""
+    """Remove hosts, paths, UUIDs and serial numbers from every text."""
     if isinstance(value, str):
         host = socket.gethostname()
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", value) if len(host) > 3 else value

@@ -1,4 +1,4 @@
-"""The service itself on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile.
+"""Service on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile.
 
 Owns: the load on the service, and the checks; both processes have ended when `run_service` returns.
 """
@@ -42,7 +42,7 @@ class Clients:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Counter[str]]:
-        """Clients while the block runs; the answers of that time, complete when it ends."""
+        """Run clients during the block; yield the counts of their answers, complete at its end."""
         self.statuses, self._stopped = Counter(), threading.Event()
         with ThreadPoolExecutor(_CLIENTS) as pool:
             clients = [pool.submit(self._post, number) for number in range(_CLIENTS)]
@@ -61,7 +61,7 @@ class Clients:
             timeout=_REQUEST_TIMEOUT_S,
             trust_env=False,
             headers=headers,
-            verify=False,  # It asks by HTTP: no authorities are read.
+            verify=False,  # The service speaks plain HTTP: no certificate authorities are read.
         )
         with client:
             encoded = files[number % len(files)].read_bytes()
@@ -75,7 +75,7 @@ class Clients:
 
 
 def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -> Iterator[Finding]:
-    """Start the service with `options`, and every check in turn. Raises ServiceStartError."""
+    """Start the service with `options`, and run every check in turn. Raises ServiceStartError."""
     settings = ("--host", "127.0.0.1", "--admin", "port", "--models", ",".join(models), "--weights", "sample", *options)
     began_s = time.perf_counter()
     with serving(settings, own_session=False) as service:
@@ -101,7 +101,7 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
 
 def _loaded(load: Clients, seconds: float) -> Finding:
     with load.running() as statuses:
-        _until_answers(statuses)  # To make so many clients takes a busy machine seconds.
+        _until_answers(statuses)  # A busy machine needs seconds to start so many clients.
         began_s, before = time.perf_counter(), statuses["200"]
         time.sleep(seconds)
     rate = (statuses["200"] - before) / (time.perf_counter() - began_s)
@@ -111,10 +111,10 @@ def _loaded(load: Clients, seconds: float) -> Finding:
 
 
 def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
-    """The worker that serves is killed under load: no request is lost, and another worker comes and answers.
+    """Kill the worker that serves, under load: no request is lost, and another worker starts and answers.
 
-    The oldest one serves: another that is there may be compiling beside it. So a new process is no sign that the
-    service has recovered; that it has counted a restart is one.
+    The oldest worker serves: a younger one may be compiling beside it. A new process is therefore no sign of recovery;
+    a counted restart is one.
     """
     victim = min(_workers(process), key=lambda pid: psutil.Process(pid).create_time())
     restarts = _restarts(client)
@@ -126,7 +126,7 @@ def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients)
 
 
 def _handed_over(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
-    """The model is loaded again under load: new workers take over, no request is lost."""
+    """Load the model again under load: new workers take over, no request is lost."""
     before = _workers(process)
     with load.running() as statuses:
         answer = client.post(f"/v2/repository/models/{load.model}/load")
@@ -157,7 +157,7 @@ def _telemetry(client: httpx.Client) -> Finding:
 
 
 def _workers(service: subprocess.Popen[str]) -> set[int]:
-    """Process numbers of the workers, which name themselves."""
+    """Return the process ids of the workers, found by their process names."""
     found = set()
     for child in psutil.Process(service.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # It has just ended.
@@ -176,18 +176,18 @@ def _ready(client: httpx.Client) -> bool:
 
 
 def _restarts(client: httpx.Client) -> int:
-    """How often a worker was started again, for whatever reason, on all devices."""
+    """Return the number of worker restarts for any reason, on all devices."""
     return sum(sum(device["restarts"].values()) for device in client.get("/v1/stats").json()["devices"])
 
 
 def _until_answers(statuses: Counter[str]) -> None:
-    """Until one more answer has come, whatever it is; without one the finding fails by itself."""
+    """Wait until one more answer has come, of any status; without one the finding fails by itself."""
     before = statuses.total()
     _until(lambda: statuses.total() > before)
 
 
 def _until(condition: Callable[[], bool]) -> float | None:
-    """Seconds until `condition` holds; None where it does not in time."""
+    """Wait until `condition` holds; return the seconds it took, or None at the time limit."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < _RECOVERY_LIMIT_S:
         with contextlib.suppress(httpx.HTTPError):
