@@ -69,7 +69,7 @@ class Budget:
             del self._promised[client]
 
     def lease(self, client: str, client_lease: ClientLease | None = None) -> Lease:
-        """Return a lease for a client's request, a context manager that gives all back. `client_lease` counts it, too."""
+        """Return a client's lease, a context manager that gives all back at its end. `client_lease` counts it, too."""
         return Lease(self, client, client_lease)
 
     def take(self, client: str, size: int) -> None:
