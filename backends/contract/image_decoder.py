@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class ImageDecoder(ABC):
-    """Decodes on one device. Owned by the thread that owns the device. `name`: as people call it."""
+    """Decoder of JPEG files on one device. Owned by the device's thread. `name`: for people."""
 
     name: str
 
     def __init__(self, device: str) -> None:
-        """`device`: PyTorch's name of it."""
+        """Use a device, by PyTorch's name of it."""
         self.device = torch.device(device)
 
     @abstractmethod
     def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """JPEG files, uint8 [bytes] each on the host -> their pixels as stored, uint8 [3, h, w] each on the device.
+        """Decode JPEG files, uint8 [bytes] each on the host -> pixels as stored, uint8 [3, h, w] each on the device.
 
-        All or none: raises BackendError where any of them cannot be decoded, and then decodes the next ones all the
-        same; OutOfDeviceMemoryError, DeviceLostError.
+        All or none: raises BackendError if any of them cannot be decoded, and can still decode later ones;
+        OutOfDeviceMemoryError, DeviceLostError.
         """
 
 
@@ -47,17 +47,17 @@ class NvjpegDecoder(ImageDecoder):
     name = "nvJPEG"
 
     def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
-        """A list takes a third of the time of its files one by one."""
+        """Decode a list, in a third of the time of its files one by one."""
         with translated_errors(str(self.device)):
             return list(torch.ops.image.decode_jpegs_cuda(list(files), _RGB, self.device))
 
 
 _RGB = 3
-"""torchvision.io.ImageReadMode.RGB."""
+"""Value of torchvision.io.ImageReadMode.RGB."""
 
 
 def nvjpeg_decoder(device: str) -> NvjpegDecoder | None:
-    """None where torchvision is not here, or is too old; whether its build has nvJPEG shows at the first file."""
+    """Return the decoder, or None if torchvision is missing or too old; its first file shows if it has nvJPEG."""
     try:
         importlib.import_module("torchvision.io")
         has_operator = hasattr(torch.ops.image, "decode_jpegs_cuda")

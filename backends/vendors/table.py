@@ -1,8 +1,8 @@
-"""What is known of each vendor's chips: one row of facts a vendor, and nothing that runs.
+"""Table of the vendors' chips: one row of facts a vendor, and nothing that runs.
 
 Owns: the rows. Detection, the adapters, the translation of faults, telemetry, simulated devices, set-up
 (`deploy/install.py`) and the images (`deploy/image/dockerfiles.py`) read them. Must import nothing but the standard
-library: set-up reads this file, by its path, where torch is not installed yet.
+library: set-up reads this file, by its path, before torch is installed.
 
 A vendor outside this repository brings its own row (docs/new-backend.md).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Container:
-    """What a vendor's container takes of its host. Paths may hold `*`.
+    """Parts of the host that a vendor's container takes. Paths may hold `*`.
 
-    `one_of`: the first that is there is taken, the vendor's tool. `groups`: files whose groups the container's user
+    `one_of`: the vendor's tool; the first path that exists is taken. `groups`: files whose groups the container's user
     must be in. `group_variables`: of deploy/compose/.env, with the file whose group is their value. `runtime`: an
     option of `docker run`.
     """
@@ -34,7 +34,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a vendor's tool: its command, and the pattern of what in an answer means trouble."""
+    """Question to a vendor's tool: its command, and the pattern of trouble in an answer."""
 
     command: tuple[str, ...]
     trouble: str
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a simulated device shows: its name, the message of a fault, and the compute capability."""
+    """Properties of a simulated device: its name, the message of a fault, and the compute capability."""
 
     device: str
     fault: str
@@ -51,7 +51,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a backend before any device is touched.
+    """Facts of a backend that are known before any device is touched.
 
     Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
     people call it. `aliases`: other words that `--device` takes. `device_type`: PyTorch's name of the device type.
@@ -130,18 +130,18 @@ class Facts:
 
     @property
     def graph_class(self) -> str:
-        """The class of captured graphs in the device's module of torch: every vendor's is called in this way."""
+        """Return the class of captured graphs in the device's module of torch; all vendors' names have this form."""
         return f"{self.device_type.upper()}Graph"
 
     @property
     def host_memory(self) -> bool:
-        """Whether the device's memory is the host's, so that others add to what is used of it."""
+        """Return True if the device's memory is the host's, so that others add to its used memory."""
         return self.device_type == "cpu"
 
     def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
-        """`environment` for a process in these surroundings, which win.
+        """Return `environment` for a process in these surroundings, which win.
 
-        Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
+        Only one allocator setting is allowed: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
         PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and a user who sets one means it.
         """
         allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
@@ -510,15 +510,15 @@ _known = {row.name: row for row in (*ACCELERATORS, CPU)}
 
 
 def learn(facts: Facts) -> None:
-    """Add the row that another package brings, in the place of the one of its name."""
+    """Add the row of another package, in place of the row with its name."""
     _known[facts.name] = facts
 
 
 def known() -> Iterable[Facts]:
-    """Every row of this process."""
+    """Return every row of this process."""
     return tuple(_known.values())
 
 
 def of_type(device_type: str) -> tuple[Facts, ...]:
-    """The rows of a PyTorch device type: `cuda` has several."""
+    """Return the rows of a PyTorch device type: `cuda` has several."""
     return tuple(facts for facts in known() if facts.device_type == device_type)
