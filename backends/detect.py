@@ -129,8 +129,8 @@ def _order(device_type: str) -> dict[str, str]:
 
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
-    """Ask all devices in one child. If one is silent or fails, each that did not answer is asked again by a child of
-    its own: the first child may have failed for all.
+    """Ask all devices in one child. Ask devices that failed or were not reached again, each by a child of its own: the
+    first child may have failed for all. The device at which it hung or ended is not asked again.
 
     These children run at once: in any case they take no longer than the time limit once more.
     """

@@ -25,7 +25,7 @@ _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the ne
 
 
 class TorchScriptEngine(Engine):
-    """One graph for all batch sizes."""
+    """TorchScript: one graph for all batch sizes."""
 
     name = "torchscript"
     forms = ("pixels", "script")
