@@ -1,7 +1,7 @@
 """The FastAPI application over a service.
 
-Owns: which routes there are, and how the framework's own errors read. Must not know how a request is answered, nor when
-the service starts and stops. The hot routes are here as well: app.http.hot takes ordinary requests for them away.
+Owns: the routes, and the text of the framework's own errors. Must not know how a request is answered, nor when the
+service starts and stops. The hot routes are here as well: app.http.hot answers their ordinary requests first.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ async def _validation_error(_request: Any, error: Any) -> Any:
 
 
 def _telemetry(tracing: Tracing | None) -> dict[str, Any]:
-    """FastAPI's own spans, where it has them: ours then go into these."""
+    """Return the options for FastAPI's own spans, if it has them: ours then go into these."""
     if tracing is None or "telemetry" not in inspect.signature(FastAPI).parameters:
         return {}
     return {"telemetry": {"tracer_provider": tracing.provider, "metrics": False, "logs": False, "exclude": untraced}}
 
 
 def create_app(service: Service, *, hosted: bool = False, share: float = 1.0) -> FastAPI:
-    """The application over a service that its caller starts and stops; `hosted`: others listen for it. `share`: of the
-    bytes that requests may hold; other ingresses have the rest.
+    """Make the application over a service that its caller starts and stops; `hosted`: others listen for it. `share`: of
+    the bytes that requests may hold; other ingresses have the rest.
 
     Raises KeysError.
     """
@@ -85,8 +85,8 @@ def create_app(service: Service, *, hosted: bool = False, share: float = 1.0) ->
 
 
 def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], administered: bool = True) -> None:
-    """Add everything there is. Each route needs a rule in app.access.rules, or no client reaches it."""
-    for name in compat:  # Before ours: X-AnyLabeling's list of models says more.
+    """Add every route. Each one needs a rule in app.access.rules, or no client reaches it."""
+    for name in compat:  # Before ours: X-AnyLabeling's list of models has more in it.
         if name not in CLIENTS:
             app.include_router(client.router(name))
     for each in (predict, status, v2, infer, repository, devices, torchserve, stats):
@@ -99,7 +99,7 @@ def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], adminis
 
 
 class AdminFront:
-    """What the administration's own port serves: everything, and what changes something nowhere else."""
+    """Application of the administration's own port: every route, and alone those that change something."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app

@@ -12,7 +12,7 @@ from app.config import Settings
 
 
 class CommandError(Exception):
-    """A command cannot do what was asked; the message is one plain sentence."""
+    """Failure of a command; the message is one plain sentence."""
 
 
 def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> None:
@@ -29,7 +29,7 @@ def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> No
 
 
 def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
-    """The settings of a command: command line, then `overrides`, then environment, file and defaults.
+    """Read a command's settings: from the command line, then `overrides`, then environment, file and defaults.
 
     Raises pydantic's ValidationError.
     """

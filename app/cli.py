@@ -28,7 +28,7 @@ from app.config import SECTIONS, Settings, unknown_variables
 from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
-"""Of entry points: modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), whose name is the command's."""
+"""Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
 TOOLS = ("predict", "doctor", "ops", "validate", "bench", "tune", "profile", "verify", "top")
 """The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
@@ -50,7 +50,7 @@ log = logging.getLogger("anychip")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code, 0 only on success."""
+    """Run a command; return the exit code, 0 only on success."""
     # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     given = sys.argv[1:] if arguments is None else arguments
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _torch_works() -> bool:
     try:
         import torch  # noqa: F401
-    except Exception:  # A vendor's build raises anything.
+    except Exception:  # A vendor's build raises any error.
         return False
     return True
 
@@ -102,7 +102,7 @@ def _complain(message: str) -> int:
 
 
 def _parser(first: str) -> argparse.ArgumentParser:
-    """Of all commands; outside ones are looked for where `first`, the first argument, is none of ours."""
+    """Make the parser of all commands; look for outside ones if `first`, the first argument, is none of ours."""
     parser = argparse.ArgumentParser(
         prog="anychip", description="Classifies and detects in images, on any accelerator PyTorch reaches."
     )
@@ -169,7 +169,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     if first not in commands.choices:
         outsiders = entry_points(group=COMMAND_GROUP)
-        for entry in outsiders.select(name=first) or outsiders:  # Another's may need what is broken here.
+        for entry in outsiders.select(name=first) or outsiders:  # Another command may need a broken package.
             try:
                 outside = entry.load()
                 outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
@@ -195,7 +195,7 @@ def _serve(parsed: argparse.Namespace) -> int:
 def _demo(parsed: argparse.Namespace) -> int:
     from models.sample import IMAGES
 
-    # Without what was found here earlier: everybody's demo answers alike.
+    # Without earlier findings on this machine: every demo answers alike.
     settings = read_settings(parsed, weights="sample", profiles="false")
 
     def announce(address: str) -> None:
@@ -214,7 +214,7 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
-    gc.disable()  # Imports make little garbage, and looking for it takes a fifth of their time.
+    gc.disable()  # Imports make little garbage, and its collection takes a fifth of their time.
     from app.decoding.process import FORK_SERVER as FOR_DECODERS
     from app.fleet.spawn import BARE_FORK_SERVER, prepare_bare_workers
     from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
@@ -222,7 +222,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
     try:
         prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
-        if any(map(looks_foreign, settings.model_specs)):  # Their workers are confined, unless a device computes.
+        if any(map(looks_foreign, settings.model_specs)):  # Workers of these are confined, unless a device computes.
             prepare_bare_workers()
         return _serve_opened(settings, announce)
     finally:
@@ -232,7 +232,7 @@ def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
 
 
 def _import_torch() -> None:
-    """And what comes with it: in the process from which others are forked, once for all, as they share it."""
+    """Import torch and what comes with it in the process that forks others: once for all, as they share it."""
     from app.decoder import main as decoders
     from app.worker.main import import_libraries
 

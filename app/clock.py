@@ -1,9 +1,8 @@
-"""The clock of what runs in a server's event loop: deadlines, ranks, what things took.
+"""The clock of a server's event loop: deadlines, ranks, durations.
 
-Owns: which clock that is. A call costs as much as `time.monotonic()`, which it is in every process but a test in
-virtual time: that puts its loop's own clock here, so that what is measured and what a timer waits for are one time.
-Not `loop.time()`: uvloop counts that in whole milliseconds. What processes of workers and decoders measure, and time
-stamps, are real time always.
+Owns: which clock that is. It is `time.monotonic()`, and costs as much, except in a test in virtual time. Such a test
+puts its loop's own clock here, so that measured times and timers agree. It is not `loop.time()`: uvloop counts that in
+whole milliseconds. Times that processes of workers and decoders measure, and time stamps, are always real time.
 """
 
 from __future__ import annotations

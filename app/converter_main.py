@@ -1,4 +1,4 @@
-"""The child process of app.ingress.converter: reads requests from its standard input, a socket, until that ends.
+"""The child process of app.ingress.converter: it reads requests from its standard input, a socket, until that ends.
 
 Owns: the limits of the process. Must not import anything large: it starts while a client waits.
 """
@@ -17,13 +17,13 @@ from app.ingress.converter import ANSWER, FAILED, LEAVING, REQUEST
 
 _MOST_MEMORY_BYTES = 4 * 2**30
 _KEPT_MEMORY_BYTES = 80 * 2**20
-"""More than most bodies of 20 MB leave behind. A child that has grown beyond it ends; the next request has another."""
+"""Most memory of a child, more than most bodies of 20 MB leave. A larger child ends; the next request has another."""
 
 log = logging.getLogger("anychip.converter")
 
 
 def main() -> None:
-    """Convert until the server closes its end, or until memory has grown that is better given back."""
+    """Convert until the server closes its end, or until so much memory has grown that the process should end."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     kept_bytes = max(_KEPT_MEMORY_BYTES, _resident_bytes())
     with socket.socket(fileno=0) as connection:
@@ -48,7 +48,7 @@ def _converted(name: str, argument: int, payload: bytes) -> tuple[int, bytes]:
     except Exception:
         log.exception("a conversion failed")
         failure = internal_error()
-    without_frames(failure)  # In them lies what was read, which would stay until the next collection of garbage.
+    without_frames(failure)  # The frames hold the read data, which would stay until the next collection of garbage.
     return FAILED, orjson.dumps({"code": failure.code, "message": failure.message})
 
 
@@ -57,13 +57,13 @@ def _resident_bytes() -> int:
         with open("/proc/self/statm", "rb") as statm:
             return int(statm.read().split()[1]) * resource.getpagesize()
     except PermissionError:
-        # A confined process that starts this one may read what Linux says of itself, and this one has another number.
-        # The highest value is what is left, which counts the process that this one was made from.
+        # A confined process that starts this one may read only its own entry of /proc, and this one has another number.
+        # The peak is left, which counts the process that this one was made from.
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; none where the other end has closed before the first."""
+    """Receive so many bytes; none if the other end has closed before all of them."""
     received = bytearray(size)
     view = memoryview(received)
     while view:

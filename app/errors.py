@@ -36,7 +36,7 @@ Code = Literal[
 
 
 class ErrorKind(NamedTuple):
-    """What a code is on the wire; `meaning`: when it is answered, for the playground and the API description."""
+    """Statuses of a code; `meaning`: when it is answered, for the playground and the API description."""
 
     status: int
     grpc: str
@@ -83,11 +83,11 @@ ERRORS: dict[Code, ErrorKind] = {
         504, "DEADLINE_EXCEEDED", "The request was accepted, and its deadline passed before the answer was ready."
     ),
 }
-"""HTTP's and gRPC's status of each code: what a client should try again elsewhere or later is UNAVAILABLE in gRPC."""
+"""HTTP's and gRPC's status of each code: an error to be tried again elsewhere or later is UNAVAILABLE in gRPC."""
 
 
 class ServiceError(Exception):
-    """A request that cannot be answered. `message` is one plain sentence the client may read."""
+    """Error of a request that cannot be answered. `message` is one plain sentence the client may read."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ServiceError(Exception):
         retry_after_s: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """`retry_after_s` becomes the Retry-After header; `headers` are sent as they are."""
+        """Make the error. `retry_after_s` becomes the Retry-After header; `headers` are sent as they are."""
         super().__init__(message)
         self.code: Code = code
         self.message = message
@@ -111,21 +111,21 @@ class ServiceError(Exception):
 
 
 class ClientLeftError(Exception):
-    """The client has left: no answer is written."""
+    """Sign that the client has left: no answer is written."""
 
 
 def invalid_request(message: str) -> ServiceError:
-    """INVALID_REQUEST with this sentence: the client's mistake."""
+    """Make an INVALID_REQUEST with this sentence: the client's mistake."""
     return ServiceError("INVALID_REQUEST", message)
 
 
 def internal_error() -> ServiceError:
-    """INTERNAL: our fault, whose detail is in the log under the request id."""
+    """Make an INTERNAL: our fault, whose detail is in the log under the request id."""
     return ServiceError("INTERNAL", "internal error; quote the request id")
 
 
 def without_frames(error: ServiceError) -> ServiceError:
-    """The error without the calls that it came through, for who keeps it after `except`.
+    """Remove from the error the calls that it came through, for code that keeps it after `except`.
 
     Their local variables, among them a body, would live as long as the error, for ever with an error in one of them.
     """
@@ -134,5 +134,5 @@ def without_frames(error: ServiceError) -> ServiceError:
 
 
 def error_body(code: Code, message: str, request_id: str) -> dict[str, str]:
-    """The body of every error answer."""
+    """Make the body of every error answer."""
     return {"error": message, "code": code, "request_id": request_id}

@@ -3,8 +3,8 @@
     owner ─► connections that it has accepted ─► http ─► ingress ─► RemoteLink ─► owner ─► results ─► answers
 
 Owns: the process from its first message to its end. It has no models' networks, no devices and no port: connections
-come with their descriptors, and what is not for a hot route goes to the owner with the rest of its connection. It must
-not import torch. Should the owner end, so does it.
+come with their descriptors. A connection with a request for another route goes to the owner for its rest. The process
+must not import torch. It ends when the owner ends.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from models.tasks.tiles import parse_tilings
 
 
 def main(channel: Channel, messages: list[bytes]) -> None:
-    """The process; `messages`: what has come already."""
+    """Run the process; `messages`: those that have come already."""
     name_process("anychip-ingress")
     refuse_rings()
     running = _Process().run(channel, messages)
@@ -77,13 +77,13 @@ def main(channel: Channel, messages: list[bytes]) -> None:
 
 
 _DESCRIPTORS = 2
-"""Of a connection that is carried: the client's, and the end of what carries it to the owner."""
+"""Descriptors of a carried connection: the client's, and the end of the socket that carries it to the owner."""
 _REASON = 300
-"""Characters of why it cannot start."""
+"""Most characters of the reason why it cannot start."""
 
 
 def _secrets(settings: Settings) -> set[Path]:
-    """Return the folders of files that are read again when they have changed: another file may have their name then."""
+    """Return the folders of files that are read again after a change: another file may have their name then."""
     files = (settings.api_keys_file, settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     found = [Path(each).expanduser().absolute() for each in files if each]
     return {folder for each in found for folder in (each.parent, each.resolve().parent)}
@@ -95,25 +95,25 @@ async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
 
 @dataclass
 class _OwnersWord:
-    """What a hot route asks of `Administration`; all else the owner answers itself."""
+    """State that hot routes ask of `Administration`; the owner answers all other questions itself."""
 
     draining: bool = False
 
 
 class _OwnersBudget(Budget):
-    """Of connections: the owner counts them, and hears which has ended."""
+    """Budget of connections: the owner counts them, and is told which has ended."""
 
     def __init__(self, closed: Callable[[int], None]) -> None:
         super().__init__(1, "connections")
         self._closed = closed
 
     def give(self, client: str, size: int) -> None:
-        """`client`: the connection's number."""
+        """Report the end of a connection. `client`: the connection's number."""
         self._closed(int(client))
 
 
 class _Server(Server):
-    """Listens nowhere. `number`: of the connection that is begun."""
+    """Server that listens nowhere. `number`: of the connection that is begun."""
 
     number = 0
 
@@ -129,7 +129,7 @@ class _Server(Server):
 
 
 class _Process:
-    """What the owner's messages change, and all that lives as long as this process."""
+    """State that the owner's messages change, and all that lives as long as this process."""
 
     def __init__(self) -> None:
         self._ending = asyncio.Event()
@@ -138,7 +138,7 @@ class _Process:
         self._server: _Server | None = None
 
     async def run(self, channel: Channel, messages: list[bytes]) -> None:
-        """Serve until the owner says so, or has ended. The owner is told of what keeps it from starting."""
+        """Serve until the owner says so, or has ended. Tell the owner if it cannot start."""
         try:
             await self._run(channel, messages)
         except (OSError, MemoryError, ServiceError, KeysError) as error:
@@ -148,7 +148,7 @@ class _Process:
     async def _run(self, channel: Channel, messages: list[bytes]) -> None:
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
         self._talk = Talk(channel, ToIngress, self._heard, messages)
-        self._talk.say(Here())  # The owner says the rest to who listens.
+        self._talk.say(Here())  # The owner sends the rest once we listen.
         ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
         await asyncio.wait((self._begun, ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._begun.done():

@@ -1,4 +1,4 @@
-"""What passes between the two halves of the service: the owner of queues and processes, and the ingress.
+"""The link between the two halves of the service: the owner of queues and processes, and the ingress.
 
     ingress                     link                                  owner
     connections, keys, bodies ─ check, reserve, submit, cancel ─────► queues, decoders, workers
@@ -7,9 +7,9 @@
 
 Owns: these records and these calls, and nothing behind them. The ingress (http, grpc, compat, protocols, ingress) knows
 nothing else of the owner (serving, scheduling, fleet, decoding, worker), and the owner nothing of the ingress. Both
-live in one process and one event loop, where the owner's class implements the calls in memory; with --ingresses there
-are more ingresses, each in a process of its own, and app.link_messages is what the two say to each other. Must not know
-a transport, nor how anything is computed.
+live in one process and one event loop, where the owner's class implements the calls in memory. With --ingresses there
+are more ingresses, each in a process of its own; app.link_messages has the messages between them. Must not know a
+transport, nor how anything is computed.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ Array = npt.NDArray[Any]
 Encoded = bytes | bytearray | memoryview
 
 INLINE_BYTES = 1 << 20
-"""Arrays up to this size are copied in the event loop: a hop to a thread would cost more."""
+"""Largest size of arrays that are copied in the event loop: a hop to a thread would cost more."""
 
 
 class ServedModel:
     """One model as clients see it. `index`: its number; `model` is another object after a load.
 
     A model of images may have a second form, which takes normalised tensors (`models.NormalisedModel`). That form is a
-    served model of its own, whose metrics and statistics are those of the model it belongs to.
+    served model of its own, with the metrics and statistics of the model it belongs to.
     """
 
     def __init__(self, index: int, model: Model, metrics: ModelMetrics, statistics: ModelStatistics) -> None:
         self.index, self.model, self.metrics, self.statistics = index, model, metrics, statistics
         self.floats: ServedModel | None = None
-        """The form that takes normalised tensors, where that is enabled."""
+        """Form that takes normalised tensors, if that is enabled."""
         self.signature: tuple[Model, Any] | None = None
-        """What app.protocols.signatures computed from a model, and from which one. It is kept for each request."""
+        """Model, and the signature that app.protocols.signatures has computed from it. It is kept for each request."""
 
 
 @dataclass(slots=True)
 class Terms:
-    """On what terms a request is answered. `deadline_s` is in `time.monotonic()`; of priorities 0 is normal, and higher
-    ones go first. `client`: whose request it is; `client_lease`: of the client's limits, None where nothing counts it.
-    `checked`: what `check` has found before the body was read.
+    """Terms of a request. `deadline_s` is in `time.monotonic()`; priority 0 is normal, and higher ones go first.
+    `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it. `checked`: the
+    finding of `check` before the body was read.
     """
 
     deadline_s: float
@@ -80,8 +80,8 @@ class Terms:
 class Frame:
     """An image that needs no decoding.
 
-    `placed`: it is the network's input as it is, in whatever type and order; else uint8 [height, width, 3], and resized
-    as a decoded image would be.
+    `placed`: it is the network's input as it is, in any type and order; else uint8 [height, width, 3], and resized like
+    a decoded image.
     """
 
     pixels: Array
@@ -104,11 +104,11 @@ class Regions(NamedTuple):
 
 
 Content: TypeAlias = Encoded | Frame | TensorRow | Regions
-"""What fills slots: one, or of Regions one each."""
+"""Content of slots: of one, or of Regions one each."""
 
 
 class ComputedBy(NamedTuple):
-    """By which weights an item was computed, and on what."""
+    """Weights, device, engine and precision that computed an item."""
 
     weights: str
     device: str
@@ -118,12 +118,12 @@ class ComputedBy(NamedTuple):
 
 @dataclass(slots=True)
 class Result:
-    """What a worker computed for one item.
+    """Result of a worker for one item.
 
-    `arrays`: what `Model.reduce` returned, None where the network computed NaN or infinity; `model`: the worker's own,
-    which after a load may be another than the served one; `placement`: where the image lies in the network's input.
-    Since `begun_s` its slot was being filled, since `queued_s` it waited for a worker (`time.monotonic()`); the device
-    took `infer_s`. `batch`: the span of its batch, where that is traced.
+    `arrays`: as `Model.reduce` returned them, None if the network computed NaN or infinity; `model`: the worker's own,
+    which after a load may differ from the served one; `placement`: the image's place in the network's input. Its slot
+    was being filled since `begun_s`, it waited for a worker since `queued_s` (`time.monotonic()`); the device took
+    `infer_s`. `batch`: the span of its batch, if that is traced.
     """
 
     arrays: tuple[Array, ...] | None
@@ -140,17 +140,17 @@ Reply: TypeAlias = Result | ServiceError
 
 
 def too_late() -> ServiceError:
-    """The deadline of something that was accepted has passed."""
+    """Make the error for an accepted item whose deadline has passed."""
     return ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the answer was there")
 
 
 def image_refusal(error: ImageError) -> ServiceError:
-    """What a client hears of an encoded image that cannot be used."""
+    """Make the error for an encoded image that cannot be used."""
     return ServiceError("IMAGE_TOO_LARGE" if isinstance(error, ImageTooLargeError) else "INVALID_IMAGE", str(error))
 
 
 def measured(image: Encoded, lease: ClientLease | None, max_pixels: int) -> tuple[int, int]:
-    """Width and height of an image as displayed, by its header alone; `lease`: what they count against.
+    """Return width and height of an image as displayed, by its header alone; `lease`: they count against it.
 
     Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
     """
@@ -165,8 +165,8 @@ def measured(image: Encoded, lease: ClientLease | None, max_pixels: int) -> tupl
 
 
 class DecodedBy(BaseModel):
-    """Who decodes JPEG files: the `host` or the `device`. `refusal`: why the device does not, where it was asked to;
-    `errors`: of answers to what it decodes against those to what the host decodes.
+    """Decoder of JPEG files: the `host` or the `device`. `refusal`: why the device does not decode, if it was asked to;
+    `errors`: of answers to its pixels against those to the host's.
     """
 
     by: str
@@ -175,8 +175,8 @@ class DecodedBy(BaseModel):
 
 
 class ServedOn(BaseModel):
-    """How a device serves a model. `staged`: another engine or precision is made ready meanwhile, and takes over.
-    `memory_bytes`: what it takes of the device, as measured when it was loaded, which took `load_s`.
+    """A model on a device. `staged`: another engine or precision is made ready meanwhile, and takes over.
+    `memory_bytes`: its share of the device's memory, as measured when it was loaded; `load_s`: the time of that load.
     """
 
     device: str
@@ -217,8 +217,8 @@ class ClassDifference(BaseModel):
 
 
 class ShadowReport(BaseModel):
-    """How another version of a model answers live images: `same` or `different`; `dropped` are those for which there
-    was no time. `classes`: by label.
+    """Comparison of another version of a model with the served one on live images: `same` or `different`; `dropped`:
+    there was no time for them. `classes`: by label.
     """
 
     model: str
@@ -230,63 +230,63 @@ class ShadowReport(BaseModel):
 
 
 class ModelState(Enum):
-    """What a request for a model can expect now."""
+    """State of a model: it says what a request can expect now."""
 
     READY = "ready"
-    """A worker serves the model."""
+    """State of a model that a worker serves."""
     STARTING = "starting"
-    """No worker serves it, but one is being started: requests wait for it until their deadlines."""
+    """State without a worker, but one is being started: requests wait for it until their deadlines."""
     ON_DEMAND = "on demand"
-    """No worker has it, and one loads it as soon as it is asked for: requests wait for that."""
+    """State without a worker that has it; one loads it as soon as it is asked for: requests wait for that."""
     UNAVAILABLE = "unavailable"
-    """No worker serves it, and none is being started: requests are refused."""
+    """State without a worker, and none is being started: requests are refused."""
     UNLOADED = "unloaded"
-    """It was unloaded, or is being unloaded: requests are refused until it is loaded again."""
+    """State of a model that was or is being unloaded: requests are refused until it is loaded again."""
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether a request can be answered, now or after a wait."""
+        """True if a request can be answered, now or after a wait."""
         return self.is_ready or self is ModelState.STARTING
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model answers when it is asked, at once or once it is loaded."""
+        """True if the model answers when it is asked, at once or once it is loaded."""
         return self is ModelState.READY or self is ModelState.ON_DEMAND
 
 
 class Administration(ABC):
-    """What status routes and administrators ask of the owner: documents, and changes of what is served."""
+    """The owner's answers to status routes and administrators: documents, and changes of what is served."""
 
     draining: bool
-    """The service is shutting down; it may still take requests."""
+    """True if the service is shutting down; it may still take requests."""
 
     @abstractmethod
     def why_not(self, model: str = "") -> str:
-        """Why the service, or a model, cannot be asked now, in one sentence; empty when it can."""
+        """Return why the service, or a model, cannot be asked now, in one sentence; empty if it can."""
 
     @abstractmethod
     def state(self, model: str) -> tuple[ModelState, str]:
-        """The state of a model, and why it is not ready; that is empty when it is."""
+        """Return the state of a model, and why it is not ready; empty if it is."""
 
     @abstractmethod
     def served_on(self, model: str) -> list[ServedOn]:
-        """How each ready worker serves a model."""
+        """Return how each ready worker serves a model."""
 
     @abstractmethod
     def profile_of(self, model: str) -> str:
-        """What the profile that a model is served by is called; empty where there is none."""
+        """Return the name of the profile that a model is served by; empty if there is none."""
 
     @abstractmethod
     def devices(self) -> Devices:
-        """The devices in use."""
+        """Return the devices in use."""
 
     @abstractmethod
     def workers(self) -> list[str]:
-        """The device of each ready worker."""
+        """Return the device of each ready worker."""
 
     @abstractmethod
     def shadows(self) -> list[ShadowReport]:
-        """What is computed by two versions, and how they differ."""
+        """Return the models that two versions compute, and how the versions differ."""
 
     @abstractmethod
     def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:
@@ -296,25 +296,25 @@ class Administration(ABC):
     async def load(self, model: str) -> None:
         """Read a model's weights again and hand over to workers that have them, without losing a request.
 
-        Raises MODEL_NOT_FOUND, INVALID_REQUEST when the weights cannot be read or are of a network with another input,
-        QUEUE_FULL while another change goes on, INTERNAL when a worker cannot start with them; all workers then serve
-        on with the old ones. Cancelled, it goes on.
+        Raises MODEL_NOT_FOUND, INVALID_REQUEST if the weights cannot be read or are of a network with another input,
+        QUEUE_FULL while another change goes on, INTERNAL if a worker cannot start with them; all workers then serve on
+        with the old ones. If cancelled, it goes on.
         """
 
     @abstractmethod
     async def unload(self, model: str) -> None:
-        """Refuse new requests for a model, answer those under way, and hand over to workers without it. Idempotent.
+        """Refuse new requests for a model, answer those in flight, and hand over to workers without it. Idempotent.
 
-        Raises MODEL_NOT_FOUND, QUEUE_FULL; INTERNAL when a worker cannot start without it: the model then serves on.
-        Cancelled, it goes on.
+        Raises MODEL_NOT_FOUND, QUEUE_FULL; INTERNAL if a worker cannot start without it: the model then serves on. If
+        cancelled, it goes on.
         """
 
     @abstractmethod
     async def release(self, device: str) -> dict[str, dict[int, int]]:
-        """Have a device's workers give cached memory back: bytes by worker and release level. Raises NOT_FOUND."""
+        """Have a device's workers release cached memory; return bytes by worker and release level. Raises NOT_FOUND."""
 
     def check(self, *models: str) -> None:
-        """Raises DRAINING or NOT_READY, with the reason, unless the service, or each of these models, is ready."""
+        """Raise DRAINING or NOT_READY, with the reason, unless the service, or each of these models, is ready."""
         for model in models or ("",):
             if reason := self.why_not(model):
                 raise ServiceError("DRAINING" if self.draining else "NOT_READY", reason, retry_after_s=1)
@@ -323,7 +323,7 @@ class Administration(ABC):
 class Room(ABC):
     """Room in a model's queue for the images of one request, as long as the context lasts."""
 
-    __slots__ = ()  # Who makes it has these, in slots where many are made.
+    __slots__ = ()  # Subclasses have the attributes, some in slots, as many are made.
     served: ServedModel
     terms: Terms
 
@@ -332,13 +332,13 @@ class Room(ABC):
 
     @abstractmethod
     def __exit__(self, *_: object) -> None:
-        """Give the room back; what has no reply yet is cancelled."""
+        """Give the room back; cancel every item that has no reply yet."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What the owner says before the first request. `models` and `cascades`: by the names that clients use; `tilings`:
-    of models, where `--tiles` names them; `traffic`: the shares of versions, which may change.
+    """Tables that the owner sends before the first request. `models` and `cascades`: by the names that clients use;
+    `tilings`: of models, if `--tiles` names them; `traffic`: the shares of versions, which may change.
     """
 
     settings: Settings
@@ -353,7 +353,7 @@ class Tables:
 
 
 class Link(ABC):
-    """One ingress's end of the link: what is there, and the calls."""
+    """One ingress's end of the link: the tables, and the calls."""
 
     def __init__(self, tables: Tables) -> None:
         self.settings, self.metrics, self.tracing = tables.settings, tables.metrics, tables.tracing
@@ -362,7 +362,7 @@ class Link(ABC):
         self._traffic = tables.traffic
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """The names of the models that answer under a name: one, or those of a cascade. Raises MODEL_NOT_FOUND."""
+        """Return the names of the models that answer under a name: one, or a cascade's. Raises MODEL_NOT_FOUND."""
         cascade = self.cascades.get(name)
         names = (name,) if cascade is None else cascade.models
         if names[0] not in self.models:
@@ -371,16 +371,16 @@ class Link(ABC):
         return names
 
     def find(self, name: str) -> ServedModel:
-        """The model of this name; of a cascade, the first. Raises MODEL_NOT_FOUND."""
+        """Return the model of this name; of a cascade, the first. Raises MODEL_NOT_FOUND."""
         return self.models.get(name) or self.models[self.parts(name)[0]]
 
     def version(self, name: str) -> str:
-        """The version that answers the next request which names none, as the shares say; "" where there is but one."""
+        """Choose the version for the next request that names none, by the shares; "" if there is but one."""
         shares = self._traffic.get(name)
         return random.choices([*shares], [*shares.values()])[0] if shares else ""
 
     def versions(self, name: str) -> list[str]:
-        """All of a model's."""
+        """Return all versions of a model."""
         return [FIRST_VERSION, *(each.partition("@")[2] for each in self.models if each.startswith(f"{name}@"))]
 
     def count(self, name: str, code: str, seconds: float, recorder: Recorder) -> None:
@@ -391,7 +391,7 @@ class Link(ABC):
 
     @abstractmethod
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:
-        """From now on `on_reply` is called with each reply and its token."""
+        """Call `on_reply` with each reply and its token from now on."""
 
     @abstractmethod
     async def check(self, served: ServedModel, terms: Terms) -> None:
@@ -402,13 +402,13 @@ class Link(ABC):
 
     @abstractmethod
     def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:
-        """Room in the queue for the `count` items of a request.
+        """Reserve room in the queue for the `count` items of a request.
 
         Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
 
     def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:
-        """Width and height of an image as displayed, by its header alone; its pixels count from now on.
+        """Return width and height of an image as displayed, by its header alone; its pixels count from now on.
 
         Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
         """
@@ -418,7 +418,7 @@ class Link(ABC):
     def submit(
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
     ) -> None:
-        """Have items computed for which there is `room`: one, or of Regions one each.
+        """Submit the items of `content` for which there is `room`: one, or of Regions one each.
 
         `tokens`: the ingress's names for them, each used once; `position`: of the first one in its request. Raises
         nothing: each token gets exactly one reply, perhaps before this returns, at the latest at the deadline.
@@ -426,7 +426,7 @@ class Link(ABC):
 
     @abstractmethod
     def cancel(self, token: int) -> None:
-        """The item is wanted no longer: its one reply comes now, an error, unless it has been.
+        """Cancel an item that is not wanted any more: its one reply, an error, comes now unless it came before.
 
         Its slot is free once no process looks at it any more.
         """

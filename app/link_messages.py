@@ -1,11 +1,11 @@
-"""The link between processes: what an ingress and the owner say to each other, as records.
+"""The link between processes: messages of an ingress and the owner, as records.
 
     ingress ─► IngressReady, NotStarted, Ask, Reserve, Submit, Cancel, Leave, Closed, Carry, Gained, Here
     owner   ─► IngressBegin, NewConnection, Asked, ItemComputed, ItemFailed, NewModels, Serves, Calm, NewShares, …
 
-Owns: these records and their checks against what they may name. Bodies lie in shared memory (app.processes.blocks), a
-large result in memory of its own. Must not know what either side does. Each token gets exactly one ItemComputed or
-ItemFailed, also after a Cancel; only then is what it brought the ingress's again.
+Owns: these records and the checks of what they may name. Bodies lie in shared memory (app.processes.blocks), a large
+result in memory of its own. Must not know what either side does. Each token gets exactly one ItemComputed or
+ItemFailed, also after a Cancel; only then the ingress may use the token's memory again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from models import Options, Placement, TensorOptions
 from models.contract.cascade import Region
 
 INLINE_BYTES = 16 * 1024
-"""A larger result comes in memory of its own."""
+"""Largest result within a message; a larger one comes in memory of its own."""
 
 
 class Record(msgspec.Struct, array_like=True, tag=True):
-    """What all of them are."""
+    """Base of all messages."""
 
 
 class ArrayAt(msgspec.Struct, array_like=True):
@@ -65,7 +65,7 @@ At: TypeAlias = EncodedAt | FrameAt | RowAt
 
 
 def placed(content: Content, write: Callable[[memoryview], int]) -> At:
-    """Put what fills slots into shared memory, by `write`, which says where it lies."""
+    """Put the content of slots into shared memory, by `write`, which returns its place."""
 
     def put(array: Array) -> ArrayAt:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -84,7 +84,7 @@ def placed(content: Content, write: Callable[[memoryview], int]) -> At:
 
 
 def found(at: At, memory: memoryview) -> Content:
-    """What `placed` has put there. Raises ValueError for what lies elsewhere."""
+    """Return the content that `placed` has put there. Raises ValueError if it lies outside of the memory."""
 
     def data(start: int, size: int) -> memoryview:
         if not 0 <= start <= start + size <= len(memory):
@@ -104,7 +104,7 @@ def found(at: At, memory: memoryview) -> Content:
 
 
 class IngressReady(Record):
-    """The ingress takes connections, `connections` at most. With a descriptor: of the memory in which bodies lie."""
+    """The ingress takes connections, `connections` at most. Its descriptor: the memory in which bodies lie."""
 
     connections: int
 
@@ -116,7 +116,7 @@ class NotStarted(Record):
 
 
 class Ask(Record):
-    """`Link.check`: Asked is the answer."""
+    """Call of `Link.check`; the reply is Asked."""
 
     token: int
     model: int
@@ -126,7 +126,7 @@ class Ask(Record):
 
 
 class Reserve(Record):
-    """`Link.reserve`: what it raises, each token of the room hears."""
+    """Call of `Link.reserve`; an error goes to each token of the room."""
 
     room: int
     model: int
@@ -138,7 +138,7 @@ class Reserve(Record):
 
 
 class Submit(Record):
-    """`Link.submit`, of images or of rows of tensors."""
+    """Call of `Link.submit`, for images or for rows of tensors."""
 
     room: int
     tokens: tuple[int, ...]
@@ -149,7 +149,7 @@ class Submit(Record):
 
 
 class Cancel(Record):
-    """`Link.cancel`. `abandoned`: the client has left."""
+    """Call of `Link.cancel`. `abandoned`: the client has left."""
 
     room: int
     token: int
@@ -157,32 +157,32 @@ class Cancel(Record):
 
 
 class Leave(Record):
-    """The room is not wanted any more."""
+    """End of a room: it is not wanted any more."""
 
     room: int
 
 
 class Closed(Record):
-    """A connection has ended, by the number that it came with."""
+    """End of a connection, by the number that it came with."""
 
     connection: int
 
 
 class Carry(Record):
-    """A connection goes on with what is not for an ingress. With a descriptor: the end that the owner is to serve."""
+    """Connection whose next request is not for an ingress. Its descriptor: the end of the socket for the owner."""
 
     connection: int
     encrypted: bool
 
 
 class Gained(Record):
-    """What was counted since the last one (app.observability.gained)."""
+    """Counts since the last one (app.observability.gained)."""
 
     content: bytes
 
 
 class Here(Record):
-    """The answer to Look."""
+    """Reply to the liveness probe Look."""
 
 
 ToOwner: TypeAlias = (
@@ -191,9 +191,9 @@ ToOwner: TypeAlias = (
 
 
 class IngressBegin(Record):
-    """The first. `floats`: of each model its form that takes normalised tensors, -1 where there is none; the first
-    `names` are the models that clients see. `share`: of the bytes that requests may hold. With a descriptor: all forms,
-    packed, in order.
+    """First message. `floats`: for each model its form that takes normalised tensors, -1 for none; the first `names`
+    are the models that clients see. `share`: of the bytes that requests may hold. Its descriptor: all forms, packed, in
+    order.
     """
 
     settings: dict[str, Any]
@@ -211,14 +211,14 @@ class NewConnection(Record):
 
 
 class Asked(Record):
-    """`refusal`: None where it may come."""
+    """Reply to Ask. `refusal`: None if the request may come."""
 
     token: int
     refusal: SaidError | None
 
 
 class SaidError(msgspec.Struct, array_like=True):
-    """A ServiceError."""
+    """A ServiceError as a record."""
 
     code: str
     message: str
@@ -226,17 +226,17 @@ class SaidError(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, error: ServiceError) -> SaidError:
-        """The error as a record."""
+        """Make the record of an error."""
         return cls(error.code, error.message, error.retry_after_s)
 
     def error(self) -> ServiceError:
-        """The error again."""
+        """Make the error of the record."""
         return ServiceError(self.code, self.message, retry_after_s=self.retry_after_s)  # type: ignore[arg-type]
 
 
 class ItemComputed(Record):
-    """`app.link.Result`. `arrays`: kinds and shapes, None for NaN or infinity; `data`: their bytes one after the other,
-    b"" where a descriptor is with it. `batch`: of a span its trace, its id, its flags.
+    """Reply with an `app.link.Result`. `arrays`: kinds and shapes, None for NaN or infinity; `data`: their bytes one
+    after the other, b"" if they come with a descriptor. `batch`: trace, id and flags of its span.
     """
 
     token: int
@@ -252,46 +252,46 @@ class ItemComputed(Record):
 
 
 class ItemFailed(Record):
-    """The item's one reply is an error."""
+    """Reply with an error, the item's one reply."""
 
     token: int
     refusal: SaidError
 
 
 class NewModels(Record):
-    """Models that results may name, by their number, of each form. With a descriptor: they, packed, in this order."""
+    """Models that results may name: their numbers by form. Its descriptor: the models, packed, in this order."""
 
     numbers: dict[int, int]
 
 
 class Serves(Record):
-    """The number of what each of these forms is from now on."""
+    """Numbers of the models that these forms are from now on."""
 
     numbers: dict[int, int]
 
 
 class Calm(Record):
-    """What is asked of these forms is let in without a question: little waits for them."""
+    """Forms for which little waits: their requests are admitted without a question."""
 
     forms: tuple[int, ...]
 
 
 class NewShares(Record):
-    """The shares of versions, all of them."""
+    """Shares of versions, all of them."""
 
     shares: dict[str, Mapping[str, float]]
 
 
 class Draining(Record):
-    """The service is shutting down; it may still take requests."""
+    """Shutdown of the service, which may still take requests."""
 
 
 class End(Record):
-    """What has no answer yet gets DRAINING, and the process ends once its connections have."""
+    """End of the process: requests without an answer get DRAINING, and it ends once its connections have ended."""
 
 
 class Look(Record):
-    """Here is the answer of who is not hung."""
+    """Liveness probe; the reply is Here."""
 
 
 ToIngress: TypeAlias = (

@@ -1,9 +1,9 @@
-"""Log lines: JSON for machines, one readable line for people; each names its request and worker where it has one.
+"""Log lines: JSON for machines, one readable line for people; each names its request and worker if it has one.
 
     {"time":"2026-11-21T14:05:09.123Z","level":"error","logger":"anychip","message":"…","request_id":"…","worker":"…"}
 
-Owns: what a line looks like and what request it belongs to. Must not decide what is logged; no line holds a body, a
-header, a query or a secret: none is given to the log.
+Owns: the form of a line and the request it belongs to. Must not decide what is logged; no line holds a body, a header,
+a query or a secret: none is given to the log.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ Style = tuple[str, Format]
 """Level and form."""
 
 AUDIT = "anychip.audit"
-"""The logger of app.access.audit."""
+"""Name of app.access.audit's logger."""
 
 CLEAR_LINE = "\r\x1b[K"
-"""For a terminal, whose last line may show how far something is: what comes now takes its place."""
+"""Sequence that clears a terminal's last line, which may show progress: the new line takes its place."""
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
-"""The request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
+"""Request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
 trace_id: ContextVar[str] = ContextVar("anychip_trace_id", default="")
-"""The trace that this task belongs to, where it is recorded."""
+"""Trace that this task belongs to, if it is recorded."""
 
 
 def configure(level: str, form: Format) -> None:
-    """Log to stderr; `auto` is readable on a terminal and JSON elsewhere. Replaces what was configured before."""
+    """Log to stderr; `auto` is readable on a terminal and JSON elsewhere. Replaces an earlier configuration."""
     if form == "auto":
         form = "text" if sys.stderr.isatty() else "json"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)
-    # It has a warning for each strange byte that a client sends; the client is told, and the log is not the client's.
+    # It warns of each strange byte that a client sends; the client is told, and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    # Whatever people read, the audit is for machines, and no level silences it.
+    # The audit is for machines, in any form of the log, and no level silences it.
     audit = logging.getLogger(AUDIT)
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(JsonFormatter())
@@ -52,7 +52,7 @@ def configure(level: str, form: Format) -> None:
 
 
 def _marks(record: logging.LogRecord) -> dict[str, str]:
-    """Which request, trace and worker a record is about; only those that are known."""
+    """Return the request, trace and worker that a record is about; only those that are known."""
     process = multiprocessing.current_process()
     marks = {
         "request_id": getattr(record, "request_id", "") or request_id.get(),
@@ -63,10 +63,10 @@ def _marks(record: logging.LogRecord) -> dict[str, str]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; a traceback is in `exception`."""
+    """Formatter of one JSON object a line; a traceback is in `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As `logging.Formatter.format`."""
+        """Format a record, as `logging.Formatter.format`."""
         time = datetime.fromtimestamp(record.created, timezone.utc)
         line: dict[str, object] = {
             "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -82,18 +82,18 @@ class JsonFormatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """With what ends a line or moves a terminal's cursor written out: clients choose paths and names of files."""
+    """Escape characters that end a line or move a terminal's cursor: clients choose paths and names of files."""
     return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, message, and in brackets what the line is about."""
+    """Formatter of time, level, logger, message, and the line's marks in brackets."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        """As `logging.Formatter.formatMessage`."""
+        """Format a message, as `logging.Formatter.formatMessage`."""
         marks = {**_marks(record), **getattr(record, "fields", {})}
         about = " ".join(f"{name}={mark}" for name, mark in marks.items())
         line = printable(super().formatMessage(record) + (f" [{about}]" if about else ""))

@@ -51,24 +51,25 @@ from models import Model
 log = logging.getLogger("anychip")
 
 _RPC_DESCRIPTORS = 3
-"""Of a connection of gRPC: the client's, and both ends of what carries it to gRPC's core (plugins/grpc)."""
+"""Descriptors of a gRPC connection: the client's, and both ends of the socket to gRPC's core (plugins/grpc)."""
 TRANSPORT_GROUP = "anychip.transports"
-"""The entry-point group of other ways in than HTTP. An entry is an asynchronous context manager: within it, it listens,
-and what it yields is called with the ingress once there is a service."""
+"""Entry-point group of transports other than HTTP. An entry is an asynchronous context manager. Within it, it listens;
+it yields a function, which is called with the ingress once there is a service.
+"""
 _ADMIN_CONNECTIONS = 512
 _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
-"""For each thing that still goes on after a second signal."""
+"""Time for each part that still goes on after a second signal."""
 _TOLD_EVERY_S = 0.5
 _THREADS = 8
-"""For `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
+"""Threads for `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
 
 
 async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. `on_ready` hears the address once every model answers.
+    """Serve until SIGTERM or SIGINT, then drain. `on_ready` gets the address once every model answers.
 
-    The port is open before the models are read: it says how far that is. Raises ModelError,
-    BackendUnavailableError, WorkerStartError when a worker cannot start, OSError when the port is taken.
+    The port is open before the models are read: it says how far that is. Raises ModelError, BackendUnavailableError,
+    WorkerStartError if a worker cannot start, OSError if the port is taken.
     """
     room = make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)
@@ -83,7 +84,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     ):
         ports = _Ports(server, admin, rpc, lambda: opening.said)
         await ports.listen_for_rpc(settings)
-        # Signals end the process meanwhile: nothing would be lost.
+        # Signals end the process meanwhile: nothing is lost.
         async with _told(ports.said):
             opened = await _opened(opening, settings)
         await _serve(settings, *opened, ports, on_ready)
@@ -144,7 +145,7 @@ async def _serve(
             app.state.ingress.refuse_what_is_under_way()
             if ingresses is not None:
                 ingresses.end()
-            # While there are listeners: what comes now, or waits for a worker, is told why it gets no other answer.
+            # While listeners are open: new and waiting requests are told why they get no other answer.
             await _stopped(service, stop)
             for each in filter(None, (server, admin_server)):
                 each.should_exit = True  # Both at once.
@@ -161,7 +162,7 @@ async def _serve(
 
 
 async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model], Choice]:
-    """Raises ModelError, BackendUnavailableError."""
+    """Open models and devices. Raises ModelError, BackendUnavailableError."""
     try:
         models, choice = await opening.apart(settings)
     except BaseException:
@@ -173,7 +174,7 @@ async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model]
 
 @contextlib.asynccontextmanager
 async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
-    """Meanwhile a terminal shows how far the start is, in its last line."""
+    """Show in a terminal's last line how far the start is, for as long as the context."""
 
     async def tell() -> None:
         while sys.stderr.isatty():
@@ -191,20 +192,20 @@ async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
 
 
 async def _started(service: Service, app: FastAPI, ingresses: Ingresses | None) -> None:
-    """Every model answers, and what takes a tenth of a second when it is first asked for is there."""
+    """Wait until every model answers, and make now what would take a tenth of a second at the first request."""
     beside = [ingresses.start()] if ingresses is not None else []
     await asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
 
 
 class _Carried:
-    """Connections that ingresses hand on: with what is not for them."""
+    """Connections that ingresses hand on, with requests that are not for them."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._beginning: set[asyncio.Task[Any]] = set()
 
     def begin(self, end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
-        """Serve what comes from the end of a socket; `ended` is called at its end.
+        """Serve the end of a socket; `ended` is called at its end.
 
         `address`: the client's; `encrypted`: it speaks TLS.
         """
@@ -220,7 +221,7 @@ class _Carried:
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
-    """Readiness off, serve on for the grace period, refuse, finish what was accepted. A second signal cuts it short."""
+    """Turn readiness off, serve on for the grace period, refuse, finish accepted images. A second signal hurries."""
     service.administration.draining = True
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(hurry.wait(), settings.grace_s)
@@ -248,7 +249,7 @@ async def _stopped(service: Service, hurry: asyncio.Event) -> None:
 
 
 def port_of(server: Server) -> int:
-    """The port that a server listens on."""
+    """Return the port that a server listens on."""
     port: int = server.servers[0].sockets[0].getsockname()[1]
     return port
 
@@ -264,7 +265,7 @@ async def _listening(
     hurry: asyncio.Event | None = None,
     tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
-    """A server that listens; ends with its connections closed: in a `hurry` those, too, that read no answer."""
+    """Run a server that listens; close its connections at the end, in a `hurry` also those that read no answer."""
     hurry, (host, port) = hurry or asyncio.Event(), where
     config = configured(app, kind, settings, host, port)
     config.ssl = tls.context if tls else None
@@ -289,9 +290,9 @@ async def _listening(
 
 
 async def _sharing(server: Server, settings: Settings) -> Listener | None:
-    """Listen on the port that is shared with others, too, where that is wanted: the system deals connections out.
+    """Listen also on the port that is shared with others, if that is wanted: the system deals connections out.
 
-    Begun when the service is ready, as connections come at once. Raises OSError.
+    Called when the service is ready, as connections come at once. Raises OSError.
     """
     if not settings.reuse_port:
         return None
@@ -306,7 +307,7 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
 
 @dataclass
 class _Ports:
-    """Where this listens. `rpc`: ends what listens for gRPC; `said`: how far the start is."""
+    """Ports of this process. `rpc`: ends the listening for gRPC; `said`: how far the start is."""
 
     server: Server
     admin: Server | None
@@ -315,7 +316,7 @@ class _Ports:
     _rpc_becomes: Callable[[Ingress], None] | None = None
 
     async def listen_for_rpc(self, settings: Settings) -> None:
-        """Listen for gRPC, where it is wanted. Raises OSError when its packages are missing or its port is taken."""
+        """Listen for gRPC, if it is wanted. Raises OSError if its packages are missing or its port is taken."""
         if not settings.grpc_port:
             return
         try:
@@ -342,12 +343,12 @@ class _Ports:
 async def _listening_for_administration(
     app: ASGIApp, settings: Settings, public: Server
 ) -> AsyncIterator[Server | None]:
-    """Listen on this machine alone, where that is wanted. Raises OSError when a port that was asked for is taken."""
+    """Listen on this machine alone, if that is wanted. Raises OSError if a port that was asked for is taken."""
     if settings.admin != "loopback":
         yield None
         return
     port = settings.admin_port or (settings.port and port_of(public) + ADMIN_PORT_DISTANCE)
-    # Its own: whatever the public ports have taken, it can be asked, also whether this lives.
+    # A budget of its own: it answers, also the liveness probe, however full the public ports are.
     counted = Budget(_ADMIN_CONNECTIONS, "connections", least=_ADMIN_CONNECTIONS)
     server = None
     async with contextlib.AsyncExitStack() as stack:
@@ -357,7 +358,7 @@ async def _listening_for_administration(
         except OSError as error:
             if settings.admin_port:
                 raise
-            # Another service has it, perhaps a second one of ours: that is no reason to serve nothing.
+            # Another service has it, perhaps another of ours: that is no reason to serve nothing.
             log.warning("%s; administration is off here until --admin-port names a port", error)
         else:
             log.info("administration at http://%s:%d", LOOPBACK, port_of(server))

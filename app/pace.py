@@ -1,4 +1,4 @@
-"""How often something may be begun: a token bucket.
+"""A token bucket: it limits how often something may be begun.
 
 Owns: the arithmetic. Must not know what is begun; the clock is a parameter, in seconds.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class Pace:
-    """So many a minute in the long run, and `burst` at once after a rest."""
+    """Token bucket of so many a minute in the long run, and `burst` at once after a rest."""
 
     __slots__ = ("_left", "_most", "_rate", "_seen_s")
 
@@ -17,7 +17,7 @@ class Pace:
         self._seen_s = 0.0
 
     def wait_s(self, now_s: float, size: float = 1) -> float:
-        """Seconds until `size` more may be taken; 0: now. What never fits may be taken once all is there."""
+        """Return the seconds until `size` more may be taken; 0: now. A size that never fits waits for all there is."""
         if now_s > self._seen_s:
             self._left = min(self._most, self._left + (now_s - self._seen_s) * self._rate)
             self._seen_s = now_s

@@ -1,4 +1,4 @@
-"""What a network is: architecture, weights, preprocessing, postprocessing, labels. No HTTP, no device names.
+"""Models: architecture, weights, preprocessing, postprocessing, labels. No HTTP, no device names.
 
 Owns: the names the rest of anychip may use.
 """
@@ -58,7 +58,7 @@ _WITH_TORCH = {
     "PixelNetwork": "models.contract.networks",
     **dict.fromkeys(("ARCHITECTURES", "ModelSpec", "open_model", "parse_spec"), "models.catalog"),
 }
-"""What reads files and builds networks, by module: imported when it is asked for, as what answers has no torch."""
+"""Names that read files or build networks, with their modules; imported on first use, as the server has no torch."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""From what a person writes (`resnet50`, `dogs=resnet50:dogs.safetensors`) to a model that can be served.
+"""Catalogue: from a name that a person writes (`resnet50`, `dogs=resnet50:dogs.safetensors`) to a servable model.
 
 Owns: the grammar of model names, which family an architecture belongs to, where labels come from. Must not know how
-families work, and reads no weights: only their names and shapes, so that a wrong file stops the start at once.
+families work. Reads no weights, only their names and shapes, so that a wrong file stops the start at once.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log = logging.getLogger(__name__)
 ARCHITECTURES: tuple[str, ...] = (*classifiers.ARCHITECTURES, *yolo.ARCHITECTURES)
 
 _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
-# A part of URLs and a metric label; behind @ the version, where it is another one than the first.
+# A part of URLs and a metric label. The version follows @ where it is not the first.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
 
 
 _FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
-"""Folders of Ultralytics' exports with one network each, by the ends of their names; what the network is."""
+"""Suffixes of Ultralytics' export folders with one network each, and the type of that network's file."""
 _KERAS = "a file of Keras"
 _UNREAD = {
     ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
@@ -52,23 +52,23 @@ _UNREAD = {
     ".keras": _KERAS,
     ".h5": _KERAS,
 }
-"""What exporters write as well, by the ends of their names."""
+"""Suffixes of other exporters' files, which anychip does not read, and a description of each."""
 
 
 _EXPORTED_FIRST = {
     "detection": ("a detector", "([torch.rand(3, 640, 640)],)"),
     "segmentation": ("a network of semantic segmentation", "torch.rand(1, 3, 520, 520)"),
 }
-"""Networks of torchvision that are not built here, by their modules."""
+"""Modules of torchvision whose networks are not built here, with a description and an example input."""
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A model to serve: `weights` is `official`, `sample`, `random` or a path.
 
-    Of a file that carries its own graph, `architecture` is its suffix without the dot, and `sidecar` what is written
-    behind it in place of a file beside it; of weights that say what they are of, it is "". `sha256`: of the only file
-    that will do; "": any.
+    For a file with its own graph, `architecture` is its suffix without the dot, and `sidecar` is the text after "?"
+    that replaces a sidecar file. For weights that name their own architecture, `architecture` is "". `sha256`: the
+    required digest; "" accepts any.
     """
 
     name: str
@@ -80,7 +80,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class _Family:
-    """What is asked of a module of architectures."""
+    """Functions of a family of architectures."""
 
     class_count: Callable[[str, Mapping[str, Tensor]], int]
     default_labels: Callable[[str], tuple[str, ...]]
@@ -92,11 +92,11 @@ _YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
-    """`[name=]architecture[:weights]`, `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) or `[name=]best.pt`
-    -> what to open.
+    """Parse `[name=]architecture[:weights]`, `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) or
+    `[name=]best.pt`.
 
-    A file may be followed by what its sidecar would say: `file.onnx?task=detect&size=640`. Either may end with
-    `@sha256:` and the digest that the file must have. Raises UnknownModelError, ModelError.
+    A sidecar's content may follow a file: `file.onnx?task=detect&size=640`. `@sha256:` and the digest that the file
+    must have may end either form. Raises UnknownModelError, ModelError.
     """
     text = text.strip()
     sha256 = ""
@@ -146,12 +146,12 @@ def open_model(
     *,
     trust_exported: bool = True,
 ) -> Model:
-    """Find the weights, downloading published ones if need be, and say what the model is.
+    """Find the weights, downloading published ones if needed, and return the model.
 
-    The number of classes comes from the weights. Labels come from a file beside them or their own metadata, else they
-    are those of the architecture's published weights if the number fits, else "class 0", "class 1", ….
-    `trust_exported`: whether files that are programs (.pt2, .ts) may be read though their SHA-256 is not named.
-    Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+    The weights give the number of classes. Labels come from a file beside the weights or from their metadata. Otherwise
+    they are those of the published weights if the number fits, else "class 0", "class 1", …. `trust_exported`: whether
+    files that are programs (.pt2, .ts) may be read without a SHA-256 in the spec. Raises UnknownModelError,
+    WeightsNotFoundError, WeightsError.
     """
     store = cache_directory / "opened"
     if f".{spec.architecture}" in exported.SUFFIXES:
@@ -175,7 +175,7 @@ def open_model(
     if spec.architecture:
         _family(spec.architecture)
     files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec)
-    if spec.weights not in ("official", "sample"):  # Those lie where nobody else exchanges them.
+    if spec.weights not in ("official", "sample"):  # Nobody exchanges these files in their folders.
         files = copied(files, store)
     file = files.file
     if not spec.architecture:
@@ -211,7 +211,7 @@ def open_model(
 
 
 def _folder(text: str) -> Path:
-    """What `[name=]./folder` names."""
+    """Return the folder in `[name=]./folder`."""
     return Path(text.rpartition("=")[2]).expanduser()
 
 
@@ -232,7 +232,7 @@ def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
 
 
 def _said_by(file: Path, spec: ModelSpec) -> str:
-    """The architecture of weights, by their own words. Raises WeightsNotFoundError, WeightsError."""
+    """Return the architecture that the weights themselves name. Raises WeightsNotFoundError, WeightsError."""
     header = read_header(file)
     found = architecture_of(header.state)
     network, described = (header.metadata.get(key, "") for key in ("network", "yaml_file"))
@@ -259,7 +259,7 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
 
 
 def _of_library(folder: Path) -> tuple[str, Path] | None:
-    """What timm or transformers would build of a folder, and its weights. Raises WeightsError."""
+    """Return the architecture of timm or transformers for a folder, and its weights. Raises WeightsError."""
     config, files = config_of(folder), sorted(folder.glob("*.safetensors"))
     if not config and not any(folder.glob("*.onnx")) and (sentence := export_of(folder)):
         raise WeightsError(sentence)
@@ -273,13 +273,13 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
 
 
 def _onnx_in(folder: Path) -> tuple[str, Path] | None:
-    """The only .onnx in a folder."""
+    """Return the folder's .onnx if it has exactly one."""
     files = sorted(folder.glob("*.onnx"))
     return ("onnx", files[0]) if len(files) == 1 else None
 
 
 def _network_in(folder: Path, kind: str) -> Path:
-    """The only network in a folder of an export. Raises WeightsNotFoundError."""
+    """Return the only network in a folder of an export. Raises WeightsNotFoundError."""
     files = sorted(folder.glob(f"*.{kind}"))
     if len(files) != 1:
         raise WeightsNotFoundError(
@@ -289,7 +289,7 @@ def _network_in(folder: Path, kind: str) -> Path:
 
 
 def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> OpenedFiles:
-    """All files of a model, where they lie. Raises WeightsError where others were wanted."""
+    """Return all files of a model in their original place. Raises WeightsError for another digest than the spec's."""
     files = looked_at(file, names_beside(file, is_graph=is_graph), names_within)
     if spec.sha256 and files.sha256 != spec.sha256:
         what, others = f"{file.name} has", [name for name, _ in files.digests if name != files.main]
@@ -300,7 +300,7 @@ def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> Opened
 
 
 def _with(model: Model, files: OpenedFiles) -> Model:
-    """The model of these files. Raises WeightsError for files that changed while they were read where they lie."""
+    """Return the model with these files. Raises WeightsError if uncopied files changed during the reading."""
     if not files.is_copy:
         files.check()
     return replace(model, weights_sha256=files.sha256, files=files)
@@ -345,7 +345,7 @@ def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, 
 
 
 def _only_file(folder: Path) -> Path:
-    """The weights in a folder that a storage initialiser has filled, as KServe's does with /mnt/models."""
+    """Return the only weights file of a folder, e.g. /mnt/models filled by KServe's storage initialiser."""
     files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if len(files) != 1:
         what = f"{len(files)} weights files ({', '.join(path.name for path in files)})" if files else "no weights file"

@@ -1,7 +1,7 @@
-"""torchvision's classifiers, every one by name: their networks and the preprocessing of their published weights.
+"""torchvision's classifiers, all by name: their networks and the preprocessing of their published weights.
 
-Owns: building these networks, which weights fit them, and untrained ones that behave like trained ones. Must not know
-HTTP, devices or how images and files are read.
+Owns: building these networks, checking that weights fit them, untrained ones that behave like trained ones. Must not
+know HTTP, devices or how images and files are read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ _OLD_DENSENET_NAME = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)"
 
 
 def default_labels(architecture: str) -> tuple[str, ...]:
-    """Labels of the published weights (ImageNet-1k). Raises UnknownModelError."""
+    """Return the labels of the published weights (ImageNet-1k). Raises UnknownModelError."""
     return tuple(_published(architecture).meta["categories"])
 
 
 def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
-    """Number of classes of a state dict (meta tensors do), which must fit `architecture` in every name and shape.
-
-    Raises UnknownModelError, WeightsError.
+    """Return the number of classes of a state dict, which must fit `architecture` in every name and shape. Meta tensors
+    suffice. Raises UnknownModelError, WeightsError.
     """
     state = _renamed(architecture, state)
     head = _head(architecture)
@@ -54,10 +53,10 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
 
 class ClassificationNetwork(PixelNetwork):
-    """A classifier as it is served."""
+    """A classifier in its served form."""
 
     def compute(self, normalised: Tensor) -> tuple[Tensor]:
-        """-> float32 logits [n, classes]."""
+        """Return float32 logits [n, classes]."""
         return (self.core(normalised).float(),)
 
 
@@ -69,7 +68,7 @@ class Classifier(PixelModel):
     def of(
         cls, name: str, architecture: str, labels: Sequence[str], weights: str, weights_file: str | None
     ) -> Classifier:
-        """With the preprocessing that torchvision declares for `architecture`. Raises UnknownModelError."""
+        """Build a classifier with torchvision's preprocessing for `architecture`. Raises UnknownModelError."""
         declared = _published(architecture).transforms()
         side = declared.crop_size[0]
         kernel, antialias = declared.interpolation.value, bool(declared.antialias)
@@ -87,9 +86,8 @@ class Classifier(PixelModel):
         )
 
     def network(self) -> ClassificationNetwork:
-        """The network on the CPU: float32, BatchNorm fused, channels-last weights, eval mode.
-
-        Raises UnknownModelError, WeightsNotFoundError, WeightsError.
+        """Build the network on the CPU: float32, BatchNorm fused, channels-last weights, eval mode. Raises
+        UnknownModelError, WeightsNotFoundError, WeightsError.
         """
         core = self._random_core() if self.weights == "random" else self._load()
         _fuse(core.eval())
@@ -97,7 +95,7 @@ class Classifier(PixelModel):
         return self._around(core)
 
     def network_of_shapes(self) -> ClassificationNetwork:
-        """Random weights are zeros: they need not be measured. A file is read all the same, as it may not fit."""
+        """Build zeros for random weights, which need no measuring. Read a file all the same, as it may not fit."""
         if self.weights != "random":
             return self.network()
         core = _skeleton(self.architecture, len(self.labels), auxiliary=False)
@@ -113,11 +111,11 @@ class Classifier(PixelModel):
         return network.eval().requires_grad_(False)
 
     def _random_core(self) -> nn.Module:
-        """An untrained network that behaves like a trained one: layers of unit variance, logits that differ.
+        """Build an untrained network that behaves like a trained one: layers of unit variance, logits that differ.
 
-        Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero, so
-        BatchNorm and the head are measured on noise, smooth and sharp as images are: on two images, a faint one and one
-        of much contrast, as each more makes every start slower.
+        Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero. So
+        BatchNorm and the head are measured on noise, smooth and sharp as images are. Two images serve, one of low and
+        one of high contrast; each further image makes every start slower.
         """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -146,7 +144,7 @@ class Classifier(PixelModel):
 
 
 def _published(architecture: str) -> Any:
-    """torchvision's entry for the best published weights: its `meta`, `transforms` and `url`."""
+    """Return torchvision's entry for the best published weights: its `meta`, `transforms` and `url`."""
     if architecture not in ARCHITECTURES:
         raise UnknownModelError(f"torchvision has no classifier called {architecture}.")
     return torchvision.models.get_model_weights(architecture).DEFAULT
@@ -159,20 +157,20 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
         options = {"transform_input": True, "aux_logits": auxiliary, "init_weights": False}
     published = _published(architecture)
     if architecture.startswith("vit_"):
-        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, and its weights have that many parts.
+        options["image_size"] = published.meta["min_size"][0]  # 518 for vit_h_14, as its weights require.
     core: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=count, **options)
     return core
 
 
 def _skeleton(architecture: str, count: int, auxiliary: bool) -> nn.Module:
-    """The module with weights on the meta device."""
+    """Build the module with weights on the meta device."""
     with WithoutValues():
         return _build(architecture, count, auxiliary)
 
 
 @cache
 def _head(architecture: str) -> str:
-    """Name of the weight whose first dimension is the number of classes: the first that changes with it."""
+    """Return the name of the first weight whose shape changes with the number of classes."""
     one, other = (_skeleton(architecture, count, auxiliary=False).state_dict() for count in (2, 3))
     return next(name for name in one if one[name].shape != other[name].shape)
 
@@ -183,20 +181,20 @@ def _has_auxiliary(architecture: str, state: Mapping[str, Tensor]) -> bool:
 
 
 def _renamed(architecture: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """With today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
+    """Rename to today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
     if not architecture.startswith("densenet"):
         return state
     return {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in state.items()}
 
 
 def _fuse(core: nn.Module) -> None:
-    """Fold every BatchNorm that follows a convolution, and nothing else does, into that convolution (in place).
+    """Fold a BatchNorm into the convolution before it (in place), if nothing else uses that convolution's output.
 
-    The traced graph only tells which modules follow each other; the module itself stays as it was.
+    The traced graph only shows which modules follow each other; the module itself keeps its structure.
     """
     try:
         graph = fx.Tracer().trace(core)
-    except Exception:  # whatever data-dependent Python a network has; unfused it is as right, and a little slower
+    except Exception:  # data-dependent Python of a network; unfused it is as right, and a little slower
         return
     modules = dict(core.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")

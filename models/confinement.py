@@ -1,9 +1,9 @@
-"""What a process may no longer do once it reads what cannot be trusted: files that are programs, images of strangers.
+"""Confinement of a process before it reads untrusted data: files that are programs, images of strangers.
 
     limits of resources ─► landlock: which files ─► seccomp: which system calls
 
-Owns: these three of Linux, taken on for good by the process that asks. Must not know what the process is for. Where the
-kernel lacks one, the others hold, and `what_there_is` says so.
+Owns: these three means of Linux, which bind the calling process for good. Must not know what the process is for. Where
+the kernel lacks one, the others hold, and `what_there_is` says so.
 
 System calls are named by number, so only x86-64 and AArch64 are known here; elsewhere there is no filter. Numbers are
 those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h; layouts those of
@@ -35,9 +35,9 @@ from pathlib import Path
 from anychip_base.interpreter import OURS
 
 _PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDNN|ATEN|OPENBLAS|MALLOC)_[A-Z_]+")
-"""Where libraries are, and what says how they compute and allocate: without it the same would be slower."""
+"""Variables that locate libraries or set how they compute and allocate; without them the process would be slower."""
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""OpenBLAS of NumPy and OpenCV starts threads when it is imported, and Landlock binds those only that begin later."""
+"""Setting that keeps OpenBLAS from starting threads at import (NumPy, OpenCV), as Landlock binds only later threads."""
 log = logging.getLogger("anychip.confinement")
 _MACHINE = platform.machine()
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
@@ -59,8 +59,8 @@ def _words(text: str) -> Sequence[str]:
 
 
 def bare_environment(folder: str = os.sep) -> dict[str, str]:
-    """The environment of a process that runs what a file says: nothing of ours but where libraries are, as what it
-    holds may be secret. `folder`: where it may write, if anywhere.
+    """Return the environment for a process that runs a file's program. Only variables of `_PASSED_ON` pass, as others
+    may be secret. `folder`: the writable folder, if any.
     """
     return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -100,7 +100,7 @@ _NUMBERS = _table(
     ioctl 16 29
     """
 )
-"""Of each call on x86-64 and on AArch64; None where there is no such call."""
+"""Number of each call on x86-64 and on AArch64; None where there is no such call."""
 
 _DECODING = _words(
     """
@@ -111,7 +111,7 @@ _DECODING = _words(
     getegid
     """
 )
-"""All that a process needs that computes on memory it has and talks over sockets that it has."""
+"""Calls of a process that computes on memory it has and talks over sockets it has."""
 
 _NEVER = _words(
     """
@@ -126,18 +126,18 @@ _NEVER = _words(
     semget semop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_init inotify_init1 fanotify_init
     """
 )
-"""What no network of a file needs: other programs, other processes, the network, the system; of files what Landlock
-does not ask about (modes, owners, times, opening by handle), and memory and queues that have names.
+"""Calls that no network of a file needs: other programs, other processes, the network, the system. Also calls on files
+that Landlock does not cover (modes, owners, times, opening by handle), and named memory and queues.
 """
 
 _RINGS = _words("io_uring_setup io_uring_enter io_uring_register")
 _STARTING = _words("fork vfork execve socketpair")
 _CONNECTING = _words("socket connect")
-"""Of these, what a server needs that starts its own programs, and one that connects to others."""
+"""Calls of `_NEVER` that a server needs to start its own programs, and to connect to other machines."""
 
 _OF_ITSELF = _words("kill tkill tgkill prlimit64 sched_setaffinity")
-"""Their first argument is a process, and must be this one: libraries end and limit their own, and OpenVINO gives each
-of its threads a core.
+"""Calls whose first argument is a process and must be this one: libraries end and limit their own process, and OpenVINO
+gives each of its threads a core.
 """
 _ZERO_IS_ITSELF = ("prlimit64", "sched_setaffinity")
 
@@ -145,14 +145,14 @@ _NO_COMMANDS = {
     "fcntl": (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send the signal.
     "ioctl": (0x8901, 0x8902, 0x5412, 0x541C, 0x5423),  # FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX, TIOCSETD
 }
-"""By name: what its second argument must not be. Who may write to a terminal could type there."""
+"""Forbidden values of the second argument, by call. A process that may write to a terminal could type there."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 38, 4
 _SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = {"x86_64": 317}.get(_MACHINE, 277), 1, 1
 _CAPSET = {"x86_64": 126}.get(_MACHINE, 91)
 _CAPABILITY_VERSION_3 = 0x20080522
 _READ_ANY_FILE = 1 << 1 | 1 << 2
-"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root goes on reading files of others, where Landlock lets it."""
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root can still read files of others, if Landlock lets it."""
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _RET_ALLOW, _RET_ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -197,19 +197,19 @@ _LATER = _words(
     yaml
     """
 )
-"""What readers of files import when a file wants it."""
+"""Packages that readers of files import when a file needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhatThereIs:
-    """Of this kernel: the version of landlock (0: none), and whether system calls can be filtered."""
+    """Means of this kernel: the version of landlock (0: none), and whether system calls can be filtered."""
 
     landlock: int
     seccomp: bool
 
 
 def what_there_is() -> WhatThereIs:
-    """What this kernel has; asks it, and changes nothing."""
+    """Ask the kernel which means it has, changing nothing."""
     libc = _libc()
     if libc is None or _COLUMN is None:
         return WhatThereIs(0, seccomp=False)
@@ -219,9 +219,9 @@ def what_there_is() -> WhatThereIs:
 
 
 def confine_decoder(memory_bytes: int) -> None:
-    """No files, no sockets but those it has, no processes, no threads. Whatever else it asks for is refused (EPERM).
+    """Forbid opening files, new sockets, processes and threads. The kernel refuses every other call, too (EPERM).
 
-    `memory_bytes`: how much address space it may take beyond what it has.
+    `memory_bytes`: how much more address space the process may take.
     """
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
@@ -243,10 +243,10 @@ def confine_program(
     memory_bytes: int | None,
     seconds: int | None = None,
 ) -> None:
-    """No other programs or processes, no sockets; of files those in `readable`, and in `writable` more than read.
+    """Forbid other programs, processes and sockets. Files in `readable` may be read, those in `writable` also written.
 
-    For a process that runs what a file says. `own`: the files of that network, which are read only where they are plain
-    files: a link among them opens nothing. `memory_bytes`: as for decoders, None: unlimited; `seconds`: of processor.
+    For a process that runs a file's program. `own`: the files of that network, readable only if they are plain files; a
+    link among them opens nothing. `memory_bytes`: as for decoders, None: unlimited; `seconds`: of processor time.
     """
     _limit(resource.RLIMIT_CORE, 0)
     if memory_bytes is not None:
@@ -262,11 +262,11 @@ def confine_program(
 
 
 def confine_server(readable: Iterable[Path], *, network: bool) -> None:
-    """No sockets but those it has and gets; of files those in `readable`, none to write; processes of its own alone,
-    which are confined as it is.
+    """Forbid new sockets and writing files; allow reading `readable`, and processes of its own, which are confined
+    alike. Sockets that it has or is handed still work.
 
-    For a process that answers strangers' requests on connections that another one has accepted. `network`: it may also
-    connect to other machines. Signals reach its own processes where Landlock says so, else itself alone.
+    For a process that answers strangers' requests on connections that another process accepted. `network`: it may also
+    connect to other machines. Signals reach its own processes where Landlock can scope them, else only itself.
     """
     _limit(resource.RLIMIT_CORE, 0)
     libc = _ready()
@@ -283,7 +283,7 @@ def confine_server(readable: Iterable[Path], *, network: bool) -> None:
 
 
 def begun_before() -> list[str]:
-    """Return the names of this process's other threads. Landlock binds who asks for it, and those begun later."""
+    """Return the names of this process's other threads. Landlock binds only the caller and later threads."""
     found = []
     for each in Path("/proc/self/task").iterdir():
         if int(each.name) != threading.get_native_id():
@@ -293,17 +293,17 @@ def begun_before() -> list[str]:
 
 
 def refuse_rings() -> None:
-    """Refuse io_uring, whose calls pass the filter of system calls. libuv does without, if its loop begins so."""
+    """Refuse io_uring, whose calls bypass the filter of system calls. libuv works without it, if its loop begins so."""
     libc = _ready()
     if libc is not None and _COLUMN is not None:
         _filter(libc, [*_answering(_RINGS, _RET_ERRNO | errno.EPERM), (_RETURN, 0, 0, _RET_ALLOW)])
 
 
 def python_files() -> list[Path]:
-    """Where modules and libraries lie that are imported when they are first used, and what Linux says of the machine.
+    """Return the places of modules and libraries that are imported on first use, and of Linux's facts on the machine.
 
-    The import system says where. An editable install, for one, is a finder, and puts no folder on the path. A package's
-    folder is given, and never the folder of a whole project, which may hold anything.
+    The import system gives the places, as an editable install may be a finder that puts no folder on the path. The list
+    has a package's folder, never the folder of a whole project, which may hold anything.
     """
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -321,9 +321,9 @@ def python_files() -> list[Path]:
 
 
 def _installed_in(entry: Path) -> list[Path]:
-    """What may be read of an entry of the path: an archive, and what was installed into a folder.
+    """Return the readable parts of an entry of sys.path: an archive, or the packages installed into a folder.
 
-    Of a folder that holds nothing else also which files it has: a process that begins later finds modules by that.
+    A site-packages folder is given whole: a process that begins later lists it to find modules.
     """
     if entry.is_file() or entry.name in ("site-packages", "dist-packages"):
         return [entry]
@@ -338,27 +338,27 @@ def _modules_in(folder: Path) -> list[Path]:
 
 
 def _is_project(folder: Path) -> bool:
-    """Whether a folder is more than a package: some projects say that all of theirs is one."""
+    """Return True if a folder is more than a package; some projects declare all of theirs to be one."""
     return any((folder / name).exists() for name in _PROJECT) or str(folder) in map(os.path.abspath, sys.path)
 
 
 def _needed() -> set[str]:
-    """Packages by name: ours, those that this process has imported, and those that any of these may import later."""
+    """Return names of packages: ours, those this process has imported, those that any of them may import later."""
     names = {*OURS, *_LATER, *sys.modules}
     for each in distributions():
         names.update(entry.value for entry in each.entry_points if entry.group.startswith("anychip."))
         with contextlib.suppress(ValueError, AttributeError):  # PEP 610 has not reached its installer.
             if json.loads(each.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
-                # Who made it may say nothing of its packages.
+                # The metadata may say nothing of its packages.
                 names.update((each.read_text("top_level.txt") or each.metadata["Name"].replace("-", "_")).split())
     return {re.split(r"[.:]", name, maxsplit=1)[0] for name in names} - {"__main__"}
 
 
 def _places(name: str) -> list[str]:
-    """The folders of a package, or the file of a module; empty for what is not here, or is part of Python."""
+    """Return a package's folders, or a module's file; empty if it is not installed, or built into Python."""
     try:
         spec = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
-    except Exception:  # Another's finder may raise anything.
+    except Exception:  # Finders of other packages may raise anything.
         return []
     if spec is None:
         return []
@@ -378,7 +378,7 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def _ready() -> ctypes.CDLL | None:
-    """What both of the kernel's means ask for first: privileges never grow again. None: they are not there."""
+    """Set no_new_privs, which Landlock and seccomp need: privileges never grow again. None: neither is available."""
     libc = _libc()
     if libc is None or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return None
@@ -386,7 +386,7 @@ def _ready() -> ctypes.CDLL | None:
 
 
 def _drop_capabilities(libc: ctypes.CDLL, kept: int) -> None:
-    """Of a thread of root's: with all of them it could read any process's memory through /proc (CAP_PERFMON)."""
+    """Drop this thread's capabilities but `kept`: root with all could read any memory in /proc (CAP_PERFMON)."""
     header = struct.pack("<Ii", _CAPABILITY_VERSION_3, 0)
     libc.syscall(_CAPSET, header, struct.pack("<6I", kept, kept, 0, 0, 0, 0))
 
@@ -440,7 +440,7 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     except OSError:
-        return  # What is not there needs no permission.
+        return  # A missing path needs no permission.
     try:
         mode = os.fstat(beneath).st_mode
         if flags and not stat.S_ISREG(mode):
@@ -451,13 +451,13 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags
         if libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0) != 0:
             raise OSError(ctypes.get_errno(), f"landlock refuses {path}")
     finally:
-        # What Linux makes up, it may make up anew: the rule is of this entry, which stays while it is open.
+        # /proc may make an entry anew: the rule holds for this entry, which stays while it is open.
         if path != _OWN_PROCESS:
             os.close(beneath)
 
 
 Instruction = tuple[int, int, int, int]
-"""Of a classic BPF program: code, jump if true, jump if false, operand."""
+"""Instruction of a classic BPF program: code, jump if true, jump if false, operand."""
 
 
 def _number(name: str) -> int | None:
@@ -475,7 +475,7 @@ def _begin() -> list[Instruction]:
 
 
 def _clones() -> list[Instruction]:
-    """Threads may be made and processes not. clone3 hides its flags in memory: ENOSYS has glibc ask clone instead."""
+    """Allow new threads, refuse new processes. clone3 hides its flags in memory, so ENOSYS makes glibc use clone."""
     clone, clone3 = _number("clone"), _number("clone3")
     assert clone is not None
     assert clone3 is not None
@@ -491,7 +491,7 @@ def _clones() -> list[Instruction]:
 
 
 def _answering(names: Sequence[str], answer: int) -> list[Instruction]:
-    """Begin a program that gives the calls of these names an answer; a processor lacks some of them."""
+    """Begin a program that returns `answer` for these calls; a processor lacks some of them."""
     program = _begin()
     for name in names:
         if (number := _number(name)) is not None:
@@ -517,7 +517,7 @@ def _refusing(names: Sequence[str], *, itself: Sequence[str] = _OF_ITSELF, start
 
 
 def _of_itself(names: Sequence[str] = _OF_ITSELF) -> list[Instruction]:
-    """Signals, limits and cores for this process alone; 0 is its whole group to kill."""
+    """Allow signals, limits and cores for this process alone; for kill, 0 is its whole group and refused."""
     program: list[Instruction] = []
     for name in names:
         number = _number(name)
@@ -535,7 +535,7 @@ class _Program(ctypes.Structure):
 
 
 def _filter(libc: ctypes.CDLL, program: Sequence[Instruction]) -> None:
-    """For every thread that there is. Without a filter in the kernel nothing happens. Raises OSError."""
+    """Apply the filter to every existing thread. Does nothing if the kernel has no filter. Raises OSError."""
     if not what_there_is().seccomp:
         return
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in program))

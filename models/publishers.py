@@ -1,4 +1,4 @@
-"""Where weights come from: the publishers' files, the cache they are kept in, the sample weights, conversion.
+"""Sources of weights: the publishers' files, their cache, the sample weights, conversion.
 
 Owns: addresses, sizes and checksums of published files; downloading; the cache directory's layout. Must not know what a
 network looks like, and reads no environment: directories and mirrors are parameters.
@@ -52,7 +52,7 @@ _READ_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """A published file. `sha256` is the whole checksum or its beginning; `size_bytes` is None where it is not known."""
+    """A published file. `sha256` is the whole checksum or its beginning; `size_bytes` is None if unknown."""
 
     architecture: str
     url: str
@@ -61,12 +61,12 @@ class WeightsSource:
 
     @property
     def file_name(self) -> str:
-        """The publisher's name of the file, which it keeps in the cache."""
+        """The publisher's name of the file; the cache keeps it."""
         return self.url.rpartition("/")[2]
 
 
 def official_source(architecture: str, mirror: str | None = None) -> WeightsSource:
-    """The published weights of an architecture; `mirror` is a URL that serves the same file names.
+    """Return the source of an architecture's published weights; `mirror` is a URL that serves the same file names.
 
     Raises UnknownModelError.
     """
@@ -89,7 +89,7 @@ def official_source(architecture: str, mirror: str | None = None) -> WeightsSour
 
 
 def sample_file(architecture: str) -> Path:
-    """The sample weights that come with anychip. Raises WeightsNotFoundError."""
+    """Return the sample weights that come with anychip. Raises WeightsNotFoundError."""
     path = SAMPLE_DIRECTORY / f"{architecture}.safetensors"
     if not path.is_file():
         there = " and ".join(sorted(file.stem for file in SAMPLE_DIRECTORY.glob("*.safetensors"))) or "none"
@@ -101,7 +101,7 @@ def sample_file(architecture: str) -> Path:
 
 
 def official_file(architecture: str, cache_directory: Path, allow_download: bool, mirror: str | None = None) -> Path:
-    """The published weights in the cache, downloaded if they are not there yet.
+    """Return the published weights in the cache, downloading missing ones.
 
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
@@ -116,7 +116,7 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
 
 
 def verify(architecture: str, cache_directory: Path) -> Path:
-    """The published weights in the cache, their size and checksum compared with the published ones.
+    """Return the published weights in the cache, after a check of their size and checksum.
 
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
@@ -138,13 +138,13 @@ class CachedFile:
 
 
 def cached_files(cache_directory: Path) -> list[CachedFile]:
-    """Published weights that the cache holds, by architecture."""
+    """List the published weights in the cache, in the order of `PUBLISHED`."""
     paths = ((name, cache_directory / official_source(name).file_name) for name in PUBLISHED)
     return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
 
 
 def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write what `source` holds as safetensors, floating-point tensors in `dtype`, labels in the metadata.
+    """Write the content of `source` as safetensors, floating-point tensors in `dtype`, labels in the metadata.
 
     `source` is a checkpoint or an archive of TorchServe. Raises WeightsNotFoundError, WeightsError.
     """
@@ -174,10 +174,10 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
 
 
 def download(source: WeightsSource, directory: Path) -> Path:
-    """Download into `directory`, going on where an earlier attempt ended, and check size and checksum.
+    """Download into `directory`, resuming an earlier attempt, and check size and checksum.
 
-    The file gets its name only once it is whole. A process that asks for the same file meanwhile waits for it. Shows a
-    progress bar where standard error is a terminal. Raises WeightsNotFoundError, WeightsError.
+    The file gets its name only when it is complete. Another process that needs the same file waits. Shows a progress
+    bar if standard error is a terminal. Raises WeightsNotFoundError, WeightsError.
     """
     import httpx
 
@@ -215,7 +215,7 @@ def _download_whole(source: WeightsSource, partial: Path) -> None:
             except WeightsError:
                 _discard(partial)
                 if resumed:
-                    continue  # what was there before may be of another file: once more, from the beginning
+                    continue  # the earlier part may be of another file: once more, from the beginning
                 raise
             _etag_file(partial).unlink(missing_ok=True)
             return
@@ -223,7 +223,7 @@ def _download_whole(source: WeightsSource, partial: Path) -> None:
 
 
 def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -> None:
-    """One request: append what `partial` lacks, or write it anew when the server cannot or must not go on."""
+    """Make one request: append the rest to `partial`, or write it anew if the server cannot or must not resume."""
     start = partial.stat().st_size if partial.exists() else 0
     headers = {"Accept-Encoding": "identity"}
     etag_file = _etag_file(partial)
@@ -247,7 +247,7 @@ def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -
         if None not in (total, source.size_bytes) and total != source.size_bytes:
             raise WeightsError(f"{source.url} offers {total} bytes, not the {source.size_bytes} that were published.")
         with partial.open("ab" if start else "wb") as file, _progress(source.file_name, start, total) as advance:
-            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose what precedes a break
+            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose bytes before a break
                 file.write(chunk)
                 advance(len(chunk))
 
@@ -274,7 +274,7 @@ def _etag_file(partial: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    """Hold a lock for one process at a time; the system releases it when the process ends in any way."""
     with path.open("ab") as file:
         if os.name == "posix":
             import fcntl

@@ -1,4 +1,4 @@
-"""torchvision, imported in a fifth of the time.
+"""torchvision, with an import five times faster.
 
 Owns: that import; everything else in anychip says `from models.vision import torchvision`. torchvision 0.29 imports
 torch._dynamo, 1.5 s of a process's start, for one question that only `roi_align` under `torch.compile` asks. Here it
@@ -20,7 +20,7 @@ def _is_compile_supported(device_type: Any) -> Any:
 
 
 def _imported() -> Any:
-    """torchvision. Whatever it wants of torch._dynamo beyond that question, it gets: then the import takes its time."""
+    """Import torchvision. If it needs more of torch._dynamo, import it again with the real one, which takes longer."""
     if "torch._dynamo" in sys.modules or "torchvision" in sys.modules:
         return importlib.import_module("torchvision")
     before = set(sys.modules)

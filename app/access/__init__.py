@@ -1,4 +1,4 @@
-"""Who may ask for what: keys, roles, the administration's own bind, fair shares, the audit.
+"""Access: keys, roles, the administration's own bind, fair shares, the audit.
 
 Both transports call this package, so that one rule holds for HTTP and gRPC. It must not know frameworks, models, or how
 a request is answered.

@@ -1,9 +1,9 @@
-"""Whether a caller may ask for what it asks for.
+"""Admission of callers: a caller may ask for some things, and is refused others.
 
     bind, Host, Origin ─► key ─► role ─► Caller
 
-Owns: this order and the sentences of a refusal, for every transport. Must not know frameworks, nor what is asked but
-for its `Need`.
+Owns: this order and the sentences of a refusal, for every transport. Must not know frameworks, nor anything of a
+request but its `Need`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger("anychip.access")
 
 @dataclass(eq=False, slots=True)
 class Caller:
-    """Who asks. `name`: what its shares are counted under: a key's name, or `client_of` its address; `key`: the key's,
-    "" without one; `sees_others`: it may hear which other clients there are.
+    """Caller of the service. `name`: its shares count under it, a key's name or `client_of` its address; `key`: the
+    key's name, "" without one; `sees_others`: it may see the list of other clients.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Caller:
     sees_others: bool = True
 
     def check_priority(self, priority: int) -> None:
-        """Raises FORBIDDEN for more than it may ask for."""
+        """Raise FORBIDDEN for a priority above the caller's limit."""
         if priority > self.limits.priority:
             message = f"a priority of {priority} is more than the {self.limits.priority} that this key may have"
             raise ServiceError("FORBIDDEN", message)
@@ -48,13 +48,13 @@ class Caller:
 
 _WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
 _LABELLING_KEY = b"token"
-"""Where X-AnyLabeling sends its key."""
+"""Header of X-AnyLabeling's key."""
 HIGHEST_PRIORITY = 100
-"""What every client may ask for where there are no keys."""
+"""Highest priority of every client if there are no keys."""
 
 
 class KeyForbiddenError(ServiceError):
-    """FORBIDDEN: a key that is known may not ask for this."""
+    """FORBIDDEN: a known key may not ask for this."""
 
     def __init__(self, key: str) -> None:
         super().__init__("FORBIDDEN", f"the key {key} may not administer this service")
@@ -62,7 +62,7 @@ class KeyForbiddenError(ServiceError):
 
 
 def check_exposure(settings: Settings) -> None:
-    """Whether keys would be sent in the clear to other machines. Raises KeysError."""
+    """Raise KeysError if keys would cross the network to other machines in plain text."""
     if settings.api_keys_file and not (settings.insecure_keys or settings.tls_cert or is_loopback(settings.host)):
         raise KeysError(
             f"with --host {settings.host}, keys would cross the network in plain text; use --tls-cert and --tls-key, "
@@ -71,8 +71,8 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_secrets(settings: Settings, *, programs: bool) -> None:
-    """Whether keys lie in the cache, which workers may write to: an error where files that are `programs` are served,
-    else a warning. Raises KeysError.
+    """Check that no keys lie in the cache, which workers may write to: KeysError if files that are `programs` are
+    served, else a warning.
     """
     cache = settings.cache_dir.expanduser().resolve()
     for option, name in (("--api-keys-file", settings.api_keys_file), ("--tls-key", settings.tls_key)):
@@ -84,18 +84,18 @@ def check_secrets(settings: Settings, *, programs: bool) -> None:
 
 
 class Access:
-    """To one service."""
+    """Access to one service."""
 
     def __init__(self, settings: Settings, *, hosted: bool = False) -> None:
-        """`hosted`: others listen for the service, who knows where. Raises KeysError."""
+        """Read the keys. `hosted`: others listen for the service, at unknown addresses. Raises KeysError."""
         self._settings = settings
         self.keys = Keys(Path(settings.api_keys_file).expanduser()) if settings.api_keys_file else None
         limits = client_limits(settings.client_limits)
         self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
-        self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it so.
-        # A web page that was rebound has no key. On loopback names are asked for all the same: those who listen there
-        # want this machine alone.
+        self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it unchanged.
+        # A rebound web page has no key. Names are checked on loopback all the same: a service there is meant for
+        # this machine alone.
         checked = self.keys is None or (not hosted and is_loopback(settings.host))
         self._hosts: dict[Bind, Hosts] = {
             "public": Hosts(settings.host_names, checked=checked),
@@ -108,7 +108,7 @@ class Access:
             )
 
     def admit(self, need: Need, bind: Bind, headers: Iterable[tuple[bytes, bytes]], address: str) -> Caller:
-        """Who asks, if it may. `headers`: HTTP's or gRPC's metadata, names in lower case.
+        """Return the caller, if it is admitted. `headers`: HTTP's or gRPC's metadata, names in lower case.
 
         Raises FORBIDDEN, UNAUTHORIZED.
         """
@@ -138,7 +138,7 @@ class Access:
         return self._identified(self.keys, sent, "admin" if need == "admin" else "infer")
 
     def counts(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        """Whether what the caller has under way is limited; False where it is refused."""
+        """Return True if the caller's requests in flight are limited; False if it is refused."""
         if self.keys is None:
             return self._limits.any
         with contextlib.suppress(ServiceError):

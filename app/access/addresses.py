@@ -1,8 +1,8 @@
-"""What an address is counted as, and which names in a Host header mean this service.
+"""Names of clients by their addresses, and names in a Host header that mean this service.
 
-Owns: one name for one client, over whichever transport it comes; and the rule against DNS rebinding, with which a page
-in a browser gives its own name the address of this service and then reads its answers as its own. Such a request has
-that name as its Host. Must not know transports: how an address is written in gRPC's `peer` is gRPC's business.
+Owns: one name for one client, over any transport; and the rule against DNS rebinding. With rebinding a page in a
+browser gives its own name the address of this service and then reads its answers as its own. Such a request has that
+name as its Host. Must not know transports: gRPC owns the form of an address in its `peer`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import re
 
 
 def client_of(address: str) -> str:
-    """The client that an address without its port belongs to.
+    """Return the client that an address without its port belongs to.
 
-    An IPv6 address counts as its /64, which is what a host is given, and so could use one after the other; an IPv4
-    address written in IPv6 counts as itself. What is no address ("", a path) is its own name.
+    An IPv6 address counts as its /64: a host is given all of it, and could use one address after the other. An IPv4
+    address written in IPv6 counts as itself. Any other text ("", a path) is its own name.
     """
     return _network_of(address) if ":" in address else address
 
@@ -40,18 +40,18 @@ class Hosts:
     """Names that mean this service."""
 
     def __init__(self, names: tuple[str, ...], *, checked: bool) -> None:
-        """`names`: those that were named; `*` is all of them, `*.example.com` those below.
+        """Keep `names`: `*` is all of them, `*.example.com` those below.
 
-        Localhost and addresses are this service's always, as rebinding needs a name. `checked`: whether a name counts
-        as another's where none was named.
+        Localhost and addresses are this service's always, as rebinding needs a name. `checked`: without any `names`,
+        other names are refused.
         """
         self._every = "*" in names or not (names or checked)
         self._exact = {name.lower() for name in names if not name.startswith("*")}
         self._below = tuple(name[1:].lower() for name in names if name.startswith("*."))
-        self._known: set[bytes] = set()  # Of headers: those that were found good.
+        self._known: set[bytes] = set()  # Headers that were found good.
 
     def accepts(self, header: bytes) -> bool:
-        """Whether a Host header names this service. None at all (HTTP/1.0) is no browser's."""
+        """Return True if a Host header names this service. A request without one (HTTP/1.0) is no browser's."""
         if self._every or not header or header in self._known:
             return True
         if not self._names(header):
@@ -69,7 +69,7 @@ class Hosts:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, in brackets where it has colons."""
+    """Return True if a host is an IP address, in brackets if it has colons."""
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     try:
@@ -80,7 +80,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a service that listens there hears this machine alone."""
+    """Return True if a service that listens on this host hears this machine alone."""
     if host == "localhost":
         return True
     return is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback

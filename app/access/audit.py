@@ -3,11 +3,10 @@
     {"time":…,"logger":"anychip.audit","message":"load","key":"ops","address":"127.0.0.1","model":"dogs",
      "weights_sha256":"…","outcome":"OK","ms":812.4}
 
-What strangers ask for in vain is not worth a disk: long values are cut, and of their calls beyond a rate only the
-number is written, as `left_out` of the next line. Calls that did something, or came with a key that may, are always
-there.
+Refused calls of strangers must not fill the disk: long values are cut, and beyond a rate only the number of these calls
+is written, as `left_out` of the next line. Calls that did something, or came with a key that may, are always there.
 
-Owns: what such a line says, and which are left out. Must not decide who may call.
+Owns: the content of such a line, and which are left out. Must not decide who may call.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def record(
     outcome: str,
     seconds: float,
 ) -> None:
-    """Write the line. `subject`: what the call was about, such as its model; `outcome`: OK or the error's code."""
+    """Write the line. `subject`: the call's object, such as its model; `outcome`: OK or the error's code."""
     fields: dict[str, object] = {"key": key, "address": address, **subject}
     if weights_sha256:
         fields["weights_sha256"] = weights_sha256
@@ -43,7 +42,7 @@ def record(
 
 
 class _Refused:
-    """What was refused to strangers, within a rate."""
+    """Lines of refused calls of strangers, within a rate."""
 
     def __init__(self) -> None:
         self._pace = Pace(_REFUSED_PER_MINUTE, _REFUSED_AT_ONCE)

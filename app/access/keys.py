@@ -5,9 +5,9 @@
 Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
 
 A key is 256 random bits, so a plain SHA-256 hides it: they are too many to be guessed. It is looked up by a hash that
-is keyed anew in each process, so the time this takes says nothing about the hashes in the file. The same is true of the
-keys that have been found, which are remembered as they were sent until the file changes: a `dict` compares bytes only
-where their hashes are equal, and Python's hash is keyed anew in each process, too.
+is keyed anew in each process, so the time of a look-up says nothing about the hashes in the file. The same is true of
+the keys that have been found, which are remembered as they were sent until the file changes: a `dict` compares bytes
+only if their hashes are equal, and Python's hash is keyed anew in each process, too.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _LOOK_AGAIN_S = 1.0
 
 
 class KeysError(Exception):
-    """The file of keys cannot be used; the message is one plain sentence."""
+    """Failure to use the file of keys; the message is one plain sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallerLimits:
-    """What one caller may have at once; 0: no limit of its own. `priority`: the highest it may ask for."""
+    """Limits of one caller; 0: no limit of its own. `priority`: the highest it may ask for."""
 
     requests: int = 0
     bytes: int = 0
@@ -56,7 +56,7 @@ class CallerLimits:
 
     @property
     def any(self) -> bool:
-        """Whether one of them counts what is under way."""
+        """True if one of them counts requests in flight, or their rate."""
         return bool(self.requests or self.bytes or self.pixels or self.images_per_s)
 
 
@@ -67,10 +67,10 @@ class Key:
     name: str
     role: Role
     limits: Mapping[str, float]
-    """Those that the file names; the service's hold for the others."""
+    """Limits that the file names; the service's hold for the others."""
 
     def limited(self, defaults: CallerLimits) -> CallerLimits:
-        """The limits of this key."""
+        """Return the limits of this key."""
         kinds = {field.name: type(getattr(defaults, field.name)) for field in fields(defaults)}
         return replace(defaults, **{name: kinds[name](value) for name, value in self.limits.items()})
 
@@ -79,7 +79,7 @@ _LIMITS = frozenset(field.name for field in fields(CallerLimits))
 
 
 def client_limits(text: str) -> CallerLimits:
-    """The setting `client_limits`, which every client has. Raises KeysError."""
+    """Read the setting `client_limits`, which every client has. Raises KeysError."""
     try:
         limits = _limits(text.replace(",", " ").split(), _LIMITS - {"priority"})
     except KeysError as error:
@@ -88,12 +88,12 @@ def client_limits(text: str) -> CallerLimits:
 
 
 def digest_of(key: str | bytes) -> bytes:
-    """SHA-256 of a key."""
+    """Return the SHA-256 of a key."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
 
 def parse(text: str) -> dict[bytes, Key]:
-    """Keys by their SHA-256. Raises KeysError, naming the line and never what stands in it."""
+    """Return the keys by their SHA-256. Raises KeysError, which names the line and never its content."""
     found: dict[bytes, Key] = {}
     names = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -134,7 +134,7 @@ def _limits(words: list[str], names: frozenset[str]) -> dict[str, float]:
 
 
 def read(path: Path) -> dict[bytes, Key]:
-    """The keys of a file. Raises KeysError."""
+    """Read the keys of a file. Raises KeysError."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
@@ -156,17 +156,17 @@ class Keys:
     """The keys of a file, as it is now."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: in seconds. Raises KeysError."""
+        """Read the file. `clock`: in seconds. Raises KeysError."""
         self.path = path
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         self._seen = stamp(path)
         self._look_s = clock() + _LOOK_AGAIN_S
         self._by_hash = self._hashed(read(path))
-        self._found: dict[bytes, Key] = {}  # By what was sent: one entry a key of the file, at most.
+        self._found: dict[bytes, Key] = {}  # By the key as sent: at most one entry a key of the file.
 
     def find(self, sent: bytes) -> Key | None:
-        """The key that was sent; None where there is none like it."""
+        """Return the key that was sent; None if there is none like it."""
         if self._clock() >= self._look_s:
             self._look_again()
         known = self._found.get(sent)
@@ -186,7 +186,7 @@ class Keys:
         return {self._hash(digest): (digest, key) for digest, key in keys.items()}
 
     def _look_again(self) -> None:
-        """Read the file again where it has changed. What cannot be read changes nothing: the log says so."""
+        """Read the file again if it has changed. A file that cannot be read changes nothing: the log says so."""
         self._look_s = self._clock() + _LOOK_AGAIN_S
         seen = stamp(self.path)
         if seen == self._seen:
@@ -202,7 +202,7 @@ class Keys:
 
 
 def add(path: Path, name: str, role: Role) -> str:
-    """Make a key, append its hash to the file (made for its owner alone if need be); returns the key.
+    """Make a key, append its hash to the file (made for its owner alone if need be), and return the key.
 
     Raises KeysError.
     """

@@ -1,9 +1,9 @@
-"""What one caller has under way, so that no caller takes everything.
+"""Limits of each caller's requests in flight, so that no caller takes everything.
 
     request begins ─► bytes arrive ─► images are admitted ─► (pixels are counted) ─► request ends
 
-Owns: the counts of each caller (a key, or an address where there are no keys) and the refusals when one has enough.
-Must not know queues: which image goes first is app.scheduling's business, who may come at all is app.access.access's.
+Owns: the counts of each caller (a key, or an address without keys) and the refusals when one has enough. Must not know
+queues: app.scheduling decides which image goes first, and app.access.access who may come at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.pace import Pace
 
 @dataclass(eq=False, slots=True)
 class ClientUsage:
-    """What one caller has under way, over all its requests; `pace`: of its images, where they have a rate."""
+    """Counts of one caller's requests in flight; `pace`: of its images, if they have a rate."""
 
     pace: Pace | None
     requests: int = 0
@@ -29,17 +29,17 @@ class ClientUsage:
 
 
 class ClientLimits:
-    """Of all callers that have something under way, or a rate that is remembered."""
+    """Limits of all callers that have something in flight, or a rate that is remembered."""
 
     def __init__(self) -> None:
         self._usages: dict[str, ClientUsage] = {}
 
     def request(self, caller: Caller) -> AbstractContextManager[ClientLease | None]:
-        """What a request of this caller holds; None where nothing of it is limited. Entering it raises QUEUE_FULL."""
+        """Return the lease of a request; it gives None if nothing is limited. Entering it raises QUEUE_FULL."""
         return ClientLease(self, caller) if caller.limits.any else _UNLIMITED
 
     def usage(self, caller: Caller) -> ClientUsage:
-        """Of a caller, made if need be."""
+        """Return the counts of a caller, made if need be."""
         usage = self._usages.get(caller.name)
         if usage is None:
             rate = caller.limits.images_per_s
@@ -48,7 +48,7 @@ class ClientLimits:
         return usage
 
     def ended(self, caller: Caller) -> None:
-        """Forget a caller that has nothing under way: addresses are the clients', and must not pile up."""
+        """Forget a caller that has nothing in flight: addresses are the clients', and must not pile up."""
         usage = self._usages[caller.name]
         if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(clock.monotonic(), math.inf) <= 0):
             del self._usages[caller.name]
@@ -58,7 +58,7 @@ class ClientLimits:
 
 
 class ClientLease:
-    """What one request holds of its caller's limits, until its context ends."""
+    """Share that one request holds of its caller's limits, until its context ends."""
 
     __slots__ = ("_bytes", "_limits", "_pixels", "_usage", "caller")
 
@@ -85,7 +85,7 @@ class ClientLease:
             self._limits.ended(self.caller)
 
     def hold_bytes(self, size: int) -> None:
-        """So many bytes of the body are held. Raises QUEUE_FULL."""
+        """Hold so many more bytes of the body. Raises QUEUE_FULL."""
         most = self.caller.limits.bytes
         if most and self._usage.bytes + size > most:
             raise _enough(f"{most} bytes of requests")
@@ -93,7 +93,7 @@ class ClientLease:
         self._bytes += size
 
     def admit_images(self, count: int) -> None:
-        """So many images are to be computed. Raises QUEUE_FULL."""
+        """Admit so many images to be computed. Raises QUEUE_FULL."""
         pace = self._usage.pace
         if pace is None:
             return
@@ -104,11 +104,11 @@ class ClientLease:
 
     @property
     def counts_pixels(self) -> bool:
-        """Whether the caller's pixels are limited: then an image's header is to be read before it is decoded."""
+        """True if the caller's pixels are limited: then an image's header is to be read before it is decoded."""
         return self.caller.limits.pixels > 0
 
     def hold_pixels(self, pixels: int) -> None:
-        """An image of so many is to be decoded. Raises QUEUE_FULL."""
+        """Hold the pixels of an image that is to be decoded. Raises QUEUE_FULL."""
         most = self.caller.limits.pixels
         if most and self._usage.pixels + pixels > most:
             raise _enough(f"{most} pixels")

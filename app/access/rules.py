@@ -1,7 +1,7 @@
-"""What each route asks of its caller.
+"""Rules of access: the need of each route.
 
-Owns: the table. What is not in it is not reached, and a test compares it with the routes that there are.
-Must not know keys.
+Owns: the table. A route that is not in it is not reached; a test compares it with the routes that there are. Must not
+know keys.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Literal
 from app.errors import ServiceError
 
 Need = Literal["open", "metrics", "infer", "admin"]
-"""`open`: every client; `metrics`: every client where it is set so; `infer`: a key, where there are keys; `admin`: one
-of that role, at the administration's bind.
+"""Condition of a route. `open`: every client; `metrics`: every client if it is set so; `infer`: a key, if there are
+keys; `admin`: one of that role, at the administration's bind.
 """
 Bind = Literal["public", "admin"]
-"""Where a request came in."""
+"""Port that a request came in by."""
 
 LIVE = ("/v2/health/live", "/livez", "/healthz")
-"""Paths that say whether the process answers at all."""
+"""Paths of the liveness probe: the process answers at all."""
 READY = ("/v2/health/ready", "/readyz", "/health")
-"""Paths that say whether every model has a worker."""
+"""Paths of the readiness probe: every model has a worker."""
 ROUTES: dict[str, dict[str, Need]] = {
-    # Whether it lives and is ready: load balancers and kubelets have no key.
+    # Liveness and readiness probes: load balancers and kubelets have no key.
     **{path: {"GET": "open"} for path in (*LIVE, *READY)},
     "/ping": {"GET": "open"},
     "/metrics": {"GET": "metrics"},
-    # The pages are the same for all and say nothing of this service; what they ask needs a key.
+    # The pages are the same for all and tell nothing of this service; their own requests need a key.
     "/": {"GET": "open"},
     "/playground/facts.json": {"GET": "infer"},
     "/playground/{name:path}": {"GET": "open"},
@@ -65,7 +65,7 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/predictions/{model}": {"POST": "infer", "PUT": "infer"},
     "/predictions/{model}/{version}": {"POST": "infer", "PUT": "infer"},
 }
-"""By path, as the application writes it, and method."""
+"""Needs by path, as the application writes it, and method."""
 
 _PARAMETER = re.compile(r"\\\{(\w+)(:path)?\\\}")
 _FIXED = {path: needs for path, needs in ROUTES.items() if "{" not in path}
@@ -77,13 +77,13 @@ _OTHER_SPELLING = re.compile(
 
 
 def offer(routes: Mapping[str, dict[str, Need]]) -> None:
-    """Take in the routes of clients that another package answers."""
+    """Add the routes of clients that another package answers."""
     _FIXED.update({path: needs for path, needs in routes.items() if "{" not in path})
     _PATTERNS.extend((_pattern(path), needs) for path, needs in routes.items() if "{" in path)
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """The pattern of a path: a parameter is one part of it, with `:path` the rest of it, as in the application."""
+    """Return the pattern of a path: a parameter is one part of it, with `:path` the rest, as in the application."""
     named = _PARAMETER.sub(lambda found: f"(?P<{found[1]}>{'.*' if found[2] else '[^/]+'})", re.escape(template))
     return re.compile(named)
 
@@ -93,7 +93,7 @@ _PATTERNS = [(_pattern(path), needs) for path, needs in ROUTES.items() if "{" in
 
 
 def need_of(method: str, path: str) -> Need:
-    """What this method asks at this path. Raises NOT_FOUND where the table has nothing at this path.
+    """Return the need of this method at this path. Raises NOT_FOUND if the table has nothing at this path.
 
     A method that the table does not have needs what the others need: the application then says that it is not allowed.
     """
@@ -106,9 +106,9 @@ def need_of(method: str, path: str) -> Need:
 
 
 def administered(path: str) -> tuple[str, dict[str, str]]:
-    """What a path of the administration does, and to what: `/v2/repository/models/dogs/load` loads the model dogs.
+    """Return a call's action and its object: `/v2/repository/models/dogs/load` loads the model dogs.
 
-    What an RPC does is in its name, and what it does it to in its message.
+    An RPC has its action in its name, and its object in its message.
     """
     for pattern, template in _ADMINISTERED:
         if found := pattern.fullmatch(path):

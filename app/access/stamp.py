@@ -1,4 +1,4 @@
-"""What tells that a file has changed.
+"""Stamp of a file: a tuple that differs once the file has changed.
 
 Owns: that tuple. Must not know what is in the file.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def stamp(path: Path) -> tuple[int, ...]:
-    """Of what a link leads to, as Kubernetes changes that; empty where nothing is there."""
+    """Return the stamp of a link's target, as Kubernetes changes that; empty if nothing is there."""
     try:
         found = path.stat()
     except OSError:

@@ -22,17 +22,17 @@ LOOK_AGAIN_S = 2.0
 
 
 class Tls:
-    """Of one service. `context`: for asyncio's servers; `seen`: another value once the files have changed."""
+    """TLS of one service. `context`: for asyncio's servers; `seen`: another value once the files have changed."""
 
     def __init__(self, certificate: Path, key: Path, client_authority: Path | None) -> None:
-        """`client_authority`: clients need a certificate from it. Raises OSError with one sentence."""
+        """Load the files. `client_authority`: clients need a certificate from it. Raises OSError with one sentence."""
         self.certificate, self.key, self.client_authority = certificate, key, client_authority
         self.seen = self._stamp()
         self.context = self._made()
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """What the settings name; None where they name nothing. Raises OSError."""
+        """Load the files that the settings name; None if they name none. Raises OSError."""
         if not settings.tls_cert and not settings.tls_key:
             if settings.tls_client_ca:
                 raise OSError("--tls-client-ca needs --tls-cert and --tls-key")
@@ -60,12 +60,12 @@ class Tls:
             raise OSError(f"TLS cannot be had from {self.certificate} and {self.key}: {reason}") from None
 
     def refresh(self) -> bool:
-        """Read the files again where they have changed; whether they are in use now."""
+        """Read the files again if they have changed; return True if they are in use now."""
         seen = self._stamp()
         if seen == self.seen:
             return False
         try:
-            self._made()  # In a context of its own first: a certificate without its key would spoil the one in use.
+            self._made()  # First in its own context: a certificate without its key would spoil the one in use.
             self._load(self.context)
         except OSError as error:
             log.error("the certificate stays as it was: %s", error)
@@ -76,7 +76,7 @@ class Tls:
         return True
 
     async def keep_fresh(self) -> None:
-        """Until cancelled."""
+        """Refresh every two seconds, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             self.refresh()

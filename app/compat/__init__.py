@@ -1,4 +1,4 @@
-"""Routes that other servers' clients ask: TorchServe's, and those that packages answer.
+"""Routes for other servers' clients: TorchServe's, and those that packages answer.
 
-Must not decide anything that our own routes could decide otherwise; what a request means is app.ingress's business.
+Must not decide anything that our own routes could decide otherwise; app.ingress owns the meaning of a request.
 """

@@ -1,9 +1,9 @@
 """Clients of other servers that packages answer, by the entry-point group `anychip.clients`: `--compat NAME`.
 
-Owns: that contract. A package brings a module with `router` and `NEEDS`, what each of its paths asks of a caller, and
-perhaps `collector`, which makes further metrics of ours (app.serving). Or, for clients that post a JSON object with one
-image in base64, a JsonClient. That one says which path, which model and what the answer looks like; the rest is that
-of any request.
+Owns: that contract. A package brings a module with `router` and `NEEDS` (the need of each of its paths), and perhaps
+`collector`, which makes further metrics of ours (app.serving). For clients that post a JSON object with one image in
+base64, it may bring a JsonClient instead. A JsonClient gives the path, the model and the form of the answer; the rest
+is that of any request.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from models.contract.model import Options
 
 
 class JsonClient(ABC):
-    """`path`: what is posted to. The image is the text `image` or `file` of the JSON object."""
+    """Client that posts a JSON object to `path`. The image is its text `image` or `file`."""
 
     path: ClassVar[str]
 
     @abstractmethod
     def choose(self, document: Mapping[str, Any], cascades: Mapping[str, Cascade]) -> tuple[str, Options]:
-        """The cascade that answers, by name, and what is asked of it; of an empty document: who it will likely be.
+        """Return the name of the cascade that answers, and its options; for an empty document: the likely one.
 
-        `document`: what was posted, without the image. Raises ServiceError.
+        `document`: the posted object, without the image. Raises ServiceError.
         """
 
     @abstractmethod
     def answer(self, document: Mapping[str, Any], entry: Mapping[str, Any], request_id: str) -> Any:
-        """The answer, of the entry that the cascade made of the image."""
+        """Make the answer of the entry that the cascade made of the image."""
 
     @abstractmethod
     def refuse(self, error: ServiceError, request_id: str) -> Any:
-        """The body of an answer with the error's status."""
+        """Make the body of an answer with the error's status."""
 
 
 class ClientCall(HttpCall[Answer]):
-    """One such request; `document` is there once it was read."""
+    """Call of such a client; `document` is there once it was read."""
 
     def __init__(self, client: JsonClient, request: AsgiRequest, model: str) -> None:
         super().__init__(request, model)
@@ -60,7 +60,7 @@ class ClientCall(HttpCall[Answer]):
         self.document: Mapping[str, Any] = {}
 
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """What the JSON asks. Raises INVALID_REQUEST, and what the client's contract raises."""
+        """Return the run that the JSON asks for. Raises INVALID_REQUEST, and the errors of the client's contract."""
         packed = await ingress.converter.convert(documents.packed_with_image, 0, self.body)
         lease.take(len(packed))
         self.document, [image] = documents.unpack(packed)
@@ -70,7 +70,7 @@ class ClientCall(HttpCall[Answer]):
 
 
 def router(name: str) -> APIRouter:
-    """The routes of a client that an installed package answers. Raises ValueError where that brings another thing."""
+    """Return the routes of a client that an installed package answers. Raises ValueError if it brings another thing."""
     [entry] = entry_points(group=CLIENT_GROUP, name=name)
     brought = entry.load()
     if isinstance(getattr(brought, "router", None), APIRouter):

@@ -1,4 +1,4 @@
-"""What TorchServe's clients call: `/ping`, `/predictions/{model}`, `/models`. For those who leave it: it is archived.
+"""TorchServe's routes: `/ping`, `/predictions/{model}`, `/models`. For clients that leave it: it is archived.
 
 Owns: its paths, and answers in the shape of its handlers `image_classifier` and `object_detector`. Errors are ours.
 TorchServe listened on three ports; here inference and the list of models are on one.
@@ -37,13 +37,13 @@ _DOCUMENTATION: dict[str, Any] = {
 
 
 class Ping(BaseModel):
-    """Every model has a worker."""
+    """Sign that every model has a worker."""
 
     status: str
 
 
 class ListedModel(BaseModel):
-    """A model, and where its weights come from."""
+    """A model, and the origin of its weights."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -52,14 +52,14 @@ class ListedModel(BaseModel):
 
 
 class ModelList(BaseModel):
-    """Every model."""
+    """List of every model."""
 
     models: list[ListedModel]
 
 
 @router.get("/ping", responses={503: {"description": "Not healthy, with the reason"}})
 async def ping(request: Request) -> Ping:
-    """200 while every model has a worker and the service is not shutting down."""
+    """Answer 200 while every model has a worker and the service is not shutting down."""
     link: Link = request.app.state.link
     link.administration.check()
     return Ping(status="Healthy")
@@ -67,7 +67,7 @@ async def ping(request: Request) -> Ping:
 
 @router.get("/models")
 async def models(request: Request) -> ModelList:
-    """What is served."""
+    """List the models."""
     link: Link = request.app.state.link
     return ModelList(
         models=[ListedModel(modelName=name, modelUrl=served.model.weights) for name, served in link.models.items()]
@@ -79,12 +79,12 @@ async def models(request: Request) -> ModelList:
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def predictions(request: Request, model: str, version: str = "") -> Response:
-    """Classes with their probabilities, or detections, of one image; of several in one request, a list of these."""
+    """Return classes with probabilities, or detections, of one image; a list of these for several in one request."""
     return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
 
 
 async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
-    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    """Return the content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model, version, any_type=True))
     shaped = [_shaped(ingress.link.find(model).model, each) for each in answered.predictions]
     if answered.is_large and len(shaped) > 1:

@@ -1,4 +1,4 @@
-"""The server's side of the workers: what is sent to which, what becomes of it, and how a worker is replaced.
+"""The server's side of the workers: dispatch of batches, their outcomes, and the replacement of workers.
 
-Must not know requests or a transport; which item runs next is app.scheduling's business.
+Must not know requests or a transport, nor which item runs next: app.scheduling decides that.
 """

@@ -1,8 +1,8 @@
-"""Files that lie in slots for a device to decode: which models' files may, and what became of those of a batch.
+"""Files in slots for a device to decode: whose files may pass, and the outcome for the files of a batch.
 
-Owns: whether files pass to a model's workers. They do where all of its workers decode, and not for a pause after a row
-of files of which a device could decode none: each would cost a call of the device for every half of its batch, and its
-batch's time, before the host decodes it after all. Must not know images, nor who decodes on the host.
+Owns: whether files pass to a model's workers. They pass if all of its workers decode. They do not pass for a while
+after a row of files of which a device could decode none: each such file would cost a device call for every half of its
+batch, and its batch's time, before the host decodes it after all. Must not know images, nor the host's decoders.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from app.scheduling.queue import ENDED, Batch
 from app.worker.messages import Done
 
 REFUSED_IN_A_ROW = 64
-"""Undecodable files of a model before its files are decoded by the host for a while: more than one request may have."""
+"""Undecodable files of a model before the host decodes its files for a while: more than one request may have."""
 PAUSE_S = 60.0
 
 log = logging.getLogger("anychip.dispatcher")
 
 
 class DeviceFiles:
-    """Of `models`, whose workers are `workers` at any time; both by name, and changed by their owner."""
+    """Files of `models`, by name, for `workers`, by id, to decode. The owner of the mappings changes them."""
 
     def __init__(self, models: Mapping[str, ModelPool], workers: Mapping[str, WorkerProcess]) -> None:
         self._models, self._workers = models, workers
@@ -32,7 +32,7 @@ class DeviceFiles:
         self._pauses: dict[ModelPool, asyncio.TimerHandle] = {}
 
     def workers_changed(self) -> None:
-        """Say of each model whether its files pass. What a device could not do, its next worker may."""
+        """Decide for each model whether its files pass. A new worker may decode what the device could not before."""
         self.stop()
         self._in_a_row.clear()
         for pool in self._models.values():
@@ -45,9 +45,9 @@ class DeviceFiles:
         self._pauses.clear()
 
     def refused(self, pool: ModelPool, batch: Batch[Submission], done: Done, device: str) -> frozenset[Submission]:
-        """The items whose files the device could not decode, of those that are still wanted. Counts both kinds.
+        """Return the items that are still wanted and whose files the device could not decode. Count both kinds.
 
-        A worker is not believed that it was asked to decode what is no file.
+        Positions that the worker names but that hold no file are ignored.
         """
         asked = set(files_among(batch.items))
         if not asked:

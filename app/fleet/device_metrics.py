@@ -1,6 +1,6 @@
-"""What a device's workers report, and what they serve, as metrics.
+"""Metrics of what a device's workers report and of the models they serve.
 
-Owns: one device's series, the sums over several workers on it, and who serves what. Must not decide anything.
+Owns: one device's series, the sums over its workers, and which worker serves which model. Must not decide anything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RELEASES = (
 
 @cache
 def _operators() -> frozenset[str]:
-    """PyTorch's, by the list that comes with it: a worker that was taken over could name any number of others."""
+    """Return PyTorch's operators, from its own list: a compromised worker could name any number of others."""
     torchgen = find_spec("torchgen")
     folder = Path((torchgen.origin if torchgen else None) or "").parent
     with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def _operators() -> frozenset[str]:
 
 
 class DeviceMetrics:
-    """Of one device."""
+    """Metrics of one device."""
 
     def __init__(self, metrics: Metrics, device: str, vendor: str) -> None:
         self._metrics, self._device, self._labels = metrics, device, (device, vendor)
@@ -59,11 +59,11 @@ class DeviceMetrics:
             metrics.cache_released_bytes.labels(device, rung)
 
     def ready(self) -> None:
-        """A worker serves."""
+        """Record that a worker serves."""
         self._up.set(1)
 
     def report(self, worker: str, stats: Stats) -> None:
-        """Memory of a device is what all its workers hold of it; used and total are the device's own."""
+        """Record a worker's report. Device memory is the sum over its workers; used and total are the device's own."""
         before = self._stats.get(worker)
         self._stats[worker] = stats
         here = self._stats.values()
@@ -73,7 +73,7 @@ class DeviceMetrics:
             metrics.device_memory_bytes.labels(*self._labels, kind).set(value)
         metrics.worker_resident_bytes.labels(self._device).set(sum(each.resident for each in here))
         self._show(stats.telemetry)
-        if worker == next(iter(self._stats)):  # Of several workers on a device one is enough.
+        if worker == next(iter(self._stats)):  # One of several workers on a device is enough.
             then = before.telemetry if before else stats.telemetry
             self._count(metrics.device_energy_joules, (), "energy_joules", then, stats.telemetry)
             for kind, name in MEMORY_ERRORS.items():
@@ -85,7 +85,7 @@ class DeviceMetrics:
             metrics.operator_fallbacks.labels(self._device, name).inc(new)
 
     def gone(self, worker: str, *, last: bool) -> None:
-        """A worker is gone; `last`: none serves the device now, so that its state is unknown."""
+        """Record that a worker is gone. `last`: no other serves the device, so its state is unknown."""
         self._stats.pop(worker, None)
         if not last:
             return
@@ -96,7 +96,7 @@ class DeviceMetrics:
         self._show({})
 
     def released(self, message: Released) -> None:
-        """A worker has climbed rungs of the memory guard."""
+        """Record the rungs of the memory guard that a worker has climbed."""
         for rung in message.returned.keys() & {COLLECT, CACHE}:
             returned = message.returned[rung]
             self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
@@ -116,14 +116,14 @@ class DeviceMetrics:
         then: Mapping[str, float],
         now: Mapping[str, float],
     ) -> None:
-        """What was added since the worker's report before; one that was never known is not there."""
+        """Add the increase since the worker's report before; skip a value that is not in the report."""
         if name in now:
             added = now[name] - then.get(name, now[name])
-            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # One that began again has added nothing yet.
+            counter.labels(*self._labels, *labels).inc(max(added, 0.0))  # A counter that began again has added nothing.
 
 
 class ServedStates:
-    """Who serves what now, by which engine, and what the gate found."""
+    """Metrics of the models that are served: worker, engine, precision and the findings of the precision gate."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._info = States(metrics.model_info)
@@ -133,7 +133,7 @@ class ServedStates:
         self._memory = States(metrics.model_memory_bytes)
 
     def show(self, workers: Iterable[WorkerProcess]) -> None:
-        """These are all workers that are ready."""
+        """Show the states of `workers`: all workers that are ready."""
         info: dict[tuple[str, ...], float] = {}
         errors: dict[tuple[str, ...], float] = {}
         verdicts: dict[tuple[str, ...], float] = {}

@@ -1,12 +1,12 @@
-"""Items between their queue and the workers: batches are sent, and every item gets exactly one outcome.
+"""Dispatch of items to workers: batches are sent, and every item gets exactly one outcome.
 
     enqueue ─► dispatch ─► Run ─► worker ─► Done ─► Result
                   ▲                  ├─ Failed, or it is gone: its items again, one by one, once
                   └── every event ◄──┘
 
 Owns: every item from its filled slot until its outcome is known: no item is lost, and none is answered twice. Must not
-know which workers there should be, nor requests. What is recorded of batches costs no answer when it goes wrong.
-Everything here runs in the event loop's thread, so nothing needs a lock.
+know which workers there should be, nor requests. A failure to record a batch costs no answer. Everything here runs in
+the event loop's thread, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger("anychip.dispatcher")
 
 
 class BatchRecords:
-    """Records batches when they are sent and when they are done."""
+    """Records of batches, in metrics and traces, when they are sent and when they are done."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
         self._metrics, self._tracing = metrics, tracing
 
     def sent(self, batch: Batch[Submission], served: ModelPool, device: str) -> None:
-        """A batch is sent to a worker of the device."""
+        """Record that a batch is sent to a worker of the device."""
         size, padding, _ = served.metrics.batch(device)
         size.observe(len(batch.items))
         if batch.size > len(batch.items):
@@ -52,7 +52,7 @@ class BatchRecords:
     def done(
         self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Done
     ) -> SpanContext | None:
-        """A batch is done. Returns its span, where one of its requests is traced."""
+        """Record that a batch is done. Return its span, if one of its requests is traced."""
         try:
             served.statistics.batch(len(batch.items), done.infer_s)
             served.metrics.batch(worker.device)[2].observe(done.infer_s)
@@ -89,7 +89,7 @@ log = logging.getLogger("anychip.dispatcher")
 
 
 class Dispatcher:
-    """Of `models`, by name, to `workers`, by id: both are the fleet's."""
+    """Dispatch of batches of `models`, by name, to `workers`, by id; the fleet owns both."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class Dispatcher:
         records: BatchRecords,
         refuse_unless_served: Callable[[str], None],
     ) -> None:
-        """`refuse_unless_served` raises NOT_READY where requests for a model are refused."""
+        """Keep `refuse_unless_served`: it raises NOT_READY if requests for a model are refused."""
         self._scheduler, self._models, self._workers, self._arena = scheduler, models, workers, arena
         self._records, self._refuse_unless_served = records, refuse_unless_served
         self.files = DeviceFiles(models, workers)
         self._loop = asyncio.get_running_loop()
-        self._dispatching = False  # It is about to, in this turn of the loop.
+        self._dispatching = False  # True if `_dispatch` is due in this turn of the loop.
         self._wake: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
@@ -116,9 +116,9 @@ class Dispatcher:
         self.files.stop()
 
     def enqueue(self, item: Submission, now_s: float) -> None:
-        """Queue an item whose slot is filled: for the first time, or where it was before.
+        """Queue an item whose slot is filled: for the first time, or at its former place.
 
-        It fails with NOT_READY where the model was unloaded or lost its last worker meanwhile.
+        The item fails with NOT_READY if the model was unloaded or lost its last worker meanwhile.
         """
         if item.queued_s:
             self._scheduler.requeue(item)
@@ -139,18 +139,17 @@ class Dispatcher:
         self._fail(item, error)
 
     def refuse_waiting(self, model: str, reason: str) -> None:
-        """Nothing will compute what waits for a model."""
+        """Fail every item that waits for a model: no worker will compute it."""
         for item in self._scheduler.queues[model].take_all():
             self._fail(item, ServiceError("NOT_READY", reason, retry_after_s=60))
 
     def dispatch_soon(self) -> None:
-        """Dispatch once, after all that this turn of the loop brings, and before those that it answers go on."""
+        """Dispatch once, after all events of this turn of the loop and before the tasks that they wake go on."""
         if not self._dispatching:
             self._dispatching = True
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Send what can be sent."""
         self._dispatching = False
         now_s = clock.monotonic()
         batches, dropped = self._scheduler.dispatch(now_s)
@@ -163,7 +162,7 @@ class Dispatcher:
             self._wake.cancel()
             self._wake = None
         if (wake_at := self._scheduler.wake_at(now_s)) is not None:
-            # Timers have a resolution of a millisecond: a shorter one would be asked for again and again.
+            # Timers have a resolution of a millisecond: a shorter one would be set again and again.
             self._wake = self._loop.call_later(max(wake_at - now_s, 1e-3), self._dispatch)
 
     def _send(self, batch: Batch[Submission]) -> None:
@@ -172,19 +171,19 @@ class Dispatcher:
         worker.send(run_of(batch, pool.index))
 
     def _fail(self, item: Submission, error: ServiceError) -> None:
-        """An item out of its queue and with no worker ends."""
+        """End an item that is in no queue and with no worker."""
         item.end(error)
         item.give_slot()
 
     def _refill(self, item: Submission) -> None:
-        """The device could not decode its file, or it may have ended a worker: the host fills its slot with pixels."""
+        """Have the host fill the slot with pixels: no device decoded the file, or the file may have ended a worker."""
         refill, item.refill = item.refill, None
         assert refill is not None
         item.status = FILLING
         refill(item)
 
     def _again(self, items: Iterable[Submission], reason: str, *, suspects: bool) -> None:
-        """Items whose batch has failed: those that may be to blame run once more, each alone."""
+        """Retry the items of a failed batch. `suspects`: they may be to blame, and run once more, each alone."""
         for item in items:
             if item.status is ENDED:  # The client left, or its deadline passed.
                 item.give_slot()
@@ -197,17 +196,17 @@ class Dispatcher:
                 item.pool.metrics.retried.inc()
                 if suspects:
                     item.attempt = ALONE
-                if suspects and item.refill is not None:  # It may be its file: pixels do no harm.
+                if suspects and item.refill is not None:  # Its file may be to blame: pixels do no harm.
                     self._refill(item)
                 else:
                     self.enqueue(item, clock.monotonic())
 
     def computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
-        """A worker has answered with these results, one for each item."""
+        """Handle a worker's answer: `results` has one entry for each item of the batch."""
         now_s = clock.monotonic()
         learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
         batch = self._scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
-        # From here on nothing may raise before the slots are given back: the batch is nowhere else any more.
+        # From here on nothing may raise before the slots are given back: the batch is not recorded elsewhere.
         if len(results) != len(batch.items):
             self._lost(worker, batch, f"{len(results)} results came for {len(batch.items)} items")
             return
@@ -221,7 +220,7 @@ class Dispatcher:
         for item in batch.items:
             if item not in again:
                 item.give_slot()
-        self._finished(worker)  # The device first, then those who wait.
+        self._finished(worker)  # First the device, then the waiting clients.
         model = worker.model(pool.index)
         computed_by = _computed_by(worker, pool)
         for item, arrays in zip(batch.items, results, strict=True):
@@ -234,12 +233,12 @@ class Dispatcher:
                 item.end(Result(arrays, model, computed_by, placement, begun_s, queued_s, done.infer_s, span))
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
-        """A worker has answered that a batch failed."""
+        """Handle a worker's answer that a batch failed."""
         batch = self._scheduler.finish(worker.id, failed.batch_id, clock.monotonic(), learn=False)
         self._lost(worker, batch, failed.reason)
 
     def _lost(self, worker: WorkerProcess, batch: Batch[Submission], reason: str) -> None:
-        """A batch has failed, and the worker lives on."""
+        """Retry a failed batch whose worker lives on."""
         about = {"request_id": ",".join(item.request_id for item in batch.items), "worker": worker.id}
         log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, reason, extra=about)
         self._again(batch.items, reason, suspects=True)
@@ -257,7 +256,7 @@ class Dispatcher:
             worker.drained.set()
 
     def gone(self, worker: WorkerProcess, reason: str) -> None:
-        """A worker has ended: what it had is tried again."""
+        """Retry all batches in flight on a worker that has ended."""
         lost = self._scheduler.remove_worker(worker.id)
         if worker.abandoned:
             for batch in (*lost.begun, *lost.waiting):
@@ -269,7 +268,7 @@ class Dispatcher:
         self.dispatch_soon()
 
     def _move_out(self, worker: WorkerProcess, batch: Batch[Submission]) -> None:
-        """The items of a worker whose process cannot be killed go on in other slots: it may still write to theirs."""
+        """Move items to other slots: their worker's process cannot be killed and may still write to the old ones."""
         pool = self._models[batch.model]
         for item in batch.items:
             left, slot = item.slot, pool.slots.take()
@@ -280,7 +279,7 @@ class Dispatcher:
 
 
 def _computed_by(worker: WorkerProcess, pool: ModelPool) -> ComputedBy:
-    """Who computes for a model: the worker's own, which after a hand-over may be another than the served one."""
+    """Describe what computes for a model, by the worker's own model: after a hand-over the served one may differ."""
     assert worker.ready is not None
     loaded = worker.ready.loaded[pool.index]
     assert loaded is not None

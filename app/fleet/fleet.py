@@ -1,8 +1,8 @@
-"""Models on workers: which workers there are, what each serves, and what is handed to them.
+"""Models on workers: the workers, what each serves, and what is handed to them.
 
-Owns: the scheduler, the arena and its slots, the replicas, and what is heard of workers. What becomes of items is
-app.fleet.dispatcher's. Must not know HTTP, encoded images or predictions. Everything here runs in the event loop's
-thread, so nothing needs a lock.
+Owns: the scheduler, the arena and its slots, the replicas, and what is heard of workers. app.fleet.dispatcher owns the
+outcome of items. Must not know HTTP, encoded images or predictions. Everything here runs in the event loop's thread, so
+nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger("anychip.dispatcher")
 
 
 class Fleet:
-    """Made, started and stopped inside one running event loop."""
+    """The workers and what they share; made, started and stopped inside one running event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Fleet:
         spare_slots: int = 0,
         profiles: Mapping[str, Profile] | None = None,
     ) -> None:
-        """`spare_slots`: beyond those of images that wait or are computed. `profiles`: of models, by name."""
+        """Make the parts. `spare_slots`: beyond those of images that wait or run. `profiles`: of models, by name."""
         self._profiles = profiles or {}
         devices = worker_devices(settings, choice)
         # Two batches a worker, and twice as many workers while they hand over.
@@ -114,7 +114,7 @@ class Fleet:
         pool.metrics.slots_taken.set_function(lambda: pool.slots_taken)
 
     async def start(self) -> None:
-        """Start a worker for every replica; returns when all are ready. Raises WorkerStartError."""
+        """Start a worker for every replica and wait until all are ready. Raises WorkerStartError."""
         events = Events(
             ready=self._worker_ready,
             computed=self.dispatcher.computed,
@@ -136,7 +136,7 @@ class Fleet:
             await self._begin_residents()
 
     async def _begin_residents(self) -> None:
-        """Raises WorkerStartError."""
+        """Give models on demand their memory budget. Raises WorkerStartError."""
         models = [pool.model for name, pool in self.models.items() if name in self.residents.names]
         known = await asyncio.to_thread(footprints.stored, self._settings, self._choice, models)
         workers, each = self.residents.workers(), self._settings.workers_per_device
@@ -156,7 +156,7 @@ class Fleet:
         self.dispatcher.dispatch_soon()
 
     def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
-        """Batch sizes that a worker has found, by the number of the model, for the next start. Not for the loop."""
+        """Keep the batch sizes that a worker has found, by the model's number, for the next start. Not for the loop."""
         if device != self._choice.device(self._choice.devices[0]).name:
             return  # Profiles are of the first device.
         for pool in self.models.values():
@@ -167,7 +167,7 @@ class Fleet:
                     log.warning("the batch sizes found for %s cannot be kept: %s", pool.model.name, error)
 
     async def stop(self) -> None:
-        """Stop every worker; what is still under way has no outcome. Idempotent."""
+        """Stop every worker; what is still in flight has no outcome. Idempotent."""
         self.dispatcher.stop()
         self.residents.stop()
         await self._handovers.stop()
@@ -175,7 +175,7 @@ class Fleet:
         self.arena.close()
 
     def refuse_unless_served(self, name: str) -> None:
-        """Raises NOT_READY where no worker serves the model and none is being started for it."""
+        """Raise NOT_READY if no worker serves the model and none is being started for it."""
         if self.readiness.is_served(name):
             return
         state = self.readiness.state(name)
@@ -185,24 +185,24 @@ class Fleet:
             raise ServiceError("NOT_READY", self.readiness.reason(name), retry_after_s=retry_after_s)
 
     def workers(self) -> list[WorkerProcess]:
-        """The workers that are ready."""
+        """Return the workers that are ready."""
         return list(self._workers.values())
 
     def loaded(self, pool: ModelPool) -> list[tuple[str, Loaded]]:
-        """How each ready worker serves the model, with its device."""
+        """Return how each ready worker serves the model, with its device."""
         workers = [(worker.device, worker.ready) for worker in self.workers()]
         loaded = [(device, ready.loaded[pool.index]) for device, ready in workers if ready]
         return [(device, each) for device, each in loaded if each]
 
     def retry_after_s(self, name: str) -> int:
-        """Seconds until the queue has drained at the rate the workers show, at least one."""
+        """Return the seconds until the queue has drained at the workers' rate: 1 to 60."""
         return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
 
     async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
-        """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one
-        that is to be unloaded. What still waits for such a one is refused. It goes on when the caller is cancelled.
+        """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one to
+        unload. Items that wait for an unloaded model are refused. A hand-over goes on when its caller is cancelled.
 
-        Raises WorkerStartError when a new worker cannot start: nothing has changed then.
+        Raises WorkerStartError if a new worker cannot start: nothing has changed then.
         """
         await self._handovers.run(self._hand_over(tuple(models), reason))
 
@@ -215,7 +215,7 @@ class Fleet:
                 self.dispatcher.refuse_waiting(name, f"{name} was unloaded")
 
     async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
-        """Have every worker (of a device) release cached memory; returns bytes by worker and level, once all have.
+        """Have every worker (of a device) release cached memory; return bytes by worker and level, once all have.
 
         A worker does it after the batches it has. One that ends meanwhile has returned nothing.
         """

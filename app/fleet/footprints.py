@@ -1,4 +1,4 @@
-"""What models take of a device: measured when they were loaded here, and kept in the cache folder for the next start.
+"""Footprints: the device memory of models, measured when they were loaded and kept in the cache for the next start.
 
 Owns: what such a measurement is valid for, its file, and the sentence that says what fits. Must not measure.
 """
@@ -26,9 +26,8 @@ _FOLDER = "footprints"
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of one model. `memory_bytes`: with its largest batch; `load_s`: the last load, `first_load_s`: the first one.
-
-    A first load may compile; the others find that in the cache.
+    """Footprint of one model. `memory_bytes`: with its largest batch; `load_s`: of the last load; `first_load_s`: of
+    the first one. A first load may compile; the others find that in the cache.
     """
 
     model: str
@@ -43,14 +42,14 @@ class Footprint:
 
 
 def of(model: Model, loaded: Loaded, device: str) -> Footprint:
-    """As a worker has measured it."""
+    """Make a footprint of what a worker has measured."""
     sizes = ",".join(map(str, loaded.latency_s))
     how = loaded.report.engine, loaded.report.precision, sizes, loaded.memory_bytes
     return Footprint(model.name, model.weights, device, *how, loaded.load_s, loaded.load_s)
 
 
 def store(found: Footprint, settings: Settings, choice: Choice, model: Model) -> Footprint:
-    """Keep a measurement beside how long the first load took, and return both. Raises OSError. Not for the loop."""
+    """Keep a measurement beside the time of the first load, and return both. Raises OSError. Not for the loop."""
     path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
     before = _read(path)
     kept = Footprint(**{**asdict(found), "first_load_s": before.first_load_s if before else found.load_s})
@@ -59,12 +58,12 @@ def store(found: Footprint, settings: Settings, choice: Choice, model: Model) ->
 
 
 def keep(worker: WorkerProcess, loaded: Mapping[int, Loaded], settings: Settings, choice: Choice) -> None:
-    """What a worker has measured of models, by their numbers, for the next start and `anychip devices`. Not for the
-    loop: by then the worker may have unloaded them.
+    """Keep a worker's measurements of models, by their numbers, for the next start and `anychip devices`. Not for the
+    loop; the worker may have unloaded the models by then.
     """
     device = choice.device(worker.device)
     if device.name != choice.device(choice.devices[0]).name:
-        return  # As profiles, of the first device.
+        return  # Kept only for the first device, like profiles.
     try:
         for index, found in loaded.items():
             if (model := worker.plan.load.models[index]) is not None:
@@ -74,7 +73,7 @@ def keep(worker: WorkerProcess, loaded: Mapping[int, Loaded], settings: Settings
 
 
 def say_what_fits(settings: Settings, choice: Choice, models: Sequence[Model]) -> None:
-    """In the log, before anything is loaded. Not for the loop."""
+    """Log what fits, before anything is loaded. Not for the loop."""
     first, known = choice.device(choice.devices[0]), stored(settings, choice, models)
     fits, text = said(known, settings, models, first.memory_bytes)
     if known:
@@ -82,20 +81,20 @@ def say_what_fits(settings: Settings, choice: Choice, models: Sequence[Model]) -
 
 
 def stored(settings: Settings, choice: Choice, models: Iterable[Model]) -> dict[str, Footprint]:
-    """What is known of these models here, by name. Not for the loop: it reads their weights' files."""
+    """Return the known footprints of these models here, by name. Not for the loop: it reads their weights' files."""
     found = {model.name: _read(path_of(settings, _FOLDER, _valid_for(settings, choice, model))) for model in models}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def every(cache_dir: Path) -> list[Footprint]:
-    """All that are kept, by device and model."""
+    """Return all footprints that are kept, in order of device and model."""
     found = filter(None, map(_read, sorted((cache_dir.expanduser() / _FOLDER).glob("*.json"))))
     return sorted(found, key=lambda each: (each.device, each.model))
 
 
 def said(known: Mapping[str, Footprint], settings: Settings, models: Sequence[Model], total: int) -> tuple[bool, str]:
-    """Whether these models fit into so many bytes, as far as is known, and that in a sentence. Of those on demand one
-    has to fit beside the others.
+    """Return True if these models, as far as known, fit into `total` bytes, and a sentence that says so. The largest of
+    the models on demand has to fit beside the others.
     """
     stay, come = list[int](), [0]
     for name in [model.name for model in models if model.name in known]:
@@ -110,7 +109,7 @@ def said(known: Mapping[str, Footprint], settings: Settings, models: Sequence[Mo
 
 
 def in_words(size_bytes: float) -> str:
-    """In MB or GB, for people."""
+    """Format a size in MB or GB, for people."""
     return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
 
 

@@ -1,8 +1,7 @@
-"""Workers that take over from others while these serve: for new weights, for memory, for engines that took their time.
+"""Hand-overs: workers replace others that still serve, for new weights, for memory, or for engines slow to build.
 
-Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it: they go on when their
-caller is gone. How a replica starts, swaps and drains workers is its own business (app.fleet.replica). Must
-not know requests.
+Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it; they go on after their
+caller is gone. app.fleet.replica owns how a replica starts, swaps and drains workers. Must not know requests.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
 _HANDOVER_INTERVAL_S = 10.0
-"""At least so long between two hand-overs of a device for its memory."""
+"""Least time between two hand-overs of a device for its memory."""
 _COMPILE_TIMEOUT_S = 3600.0
-# Before each try in a row to compile for a replica. A compiled worker that has lived for the last of them ends the row.
+# Pauses before tries in a row to compile for a replica; a compiled worker that outlives the last one ends the row.
 _COMPILE_PAUSES_S = (0.0, 30.0, 120.0, 600.0)
 
 T = TypeVar("T")
@@ -36,7 +35,7 @@ log = logging.getLogger("anychip.dispatcher")
 
 
 class Handovers:
-    """Of `replicas`, a list that may still grow."""
+    """Hand-overs of the workers of `replicas`, a list that may still grow."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Handovers:
         metrics: Metrics,
         keep_sizes: Callable[[str, Mapping[int, tuple[int, ...]]], None] = lambda device, sizes: None,
     ) -> None:
-        """`keep_sizes`: is called in a thread with what a compiled worker has found on a device of this name."""
+        """Keep `keep_sizes`: called in a thread with a device's name and the sizes a compiled worker found on it."""
         self._replicas, self._settings, self._metrics = replicas, settings, metrics
         self._keep_sizes = keep_sizes
         self._sizes: dict[str, dict[int, tuple[int, ...]]] = {}  # By the device's name: cards of one kind are alike.
@@ -53,7 +52,7 @@ class Handovers:
         self._relieved: dict[Replica, asyncio.Task[None]] = {}
         self._relieved_s: dict[str, float] = {}
         self._compiling: dict[Replica, asyncio.Task[None]] = {}
-        self._compilations: dict[Replica, tuple[int, float]] = {}  # How many in a row, and when the last was begun.
+        self._compilations: dict[Replica, tuple[int, float]] = {}  # Count of tries in a row, and the start of the last.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
@@ -67,7 +66,7 @@ class Handovers:
     async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
         """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
 
-        Raises DRAINING then.
+        Raises DRAINING if `stop` ended it.
         """
         if self._stopped:
             hand_over.close()
@@ -83,11 +82,11 @@ class Handovers:
     async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment.
 
-        Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError when one of
+        Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError if one of
         them cannot start: then none of them takes over.
         """
         for task in list(self._compiling.values()):
-            task.cancel()  # Of the models that go. It may take an hour, and the new workers have their own.
+            task.cancel()  # Those of the old models. It may take an hour, and the new workers have their own.
         self._compiling.clear()
         try:
             await self._to(models, reason)
@@ -120,7 +119,7 @@ class Handovers:
             except BaseException:
                 await self._discard(starts)
                 raise
-            # In one turn of the event loop: no request is answered by new weights before another by old ones.
+            # In one turn of the event loop: no request gets new weights before another gets old ones.
             drains = [each.take_over(worker, plans[each], self._settings.drain_s) for each, worker in workers.items()]
             for each in workers:
                 self._metrics.handovers.labels(each.device, reason).inc()
@@ -140,7 +139,7 @@ class Handovers:
         self._begin(self._relieved, worker, lambda replica: self._relieve(replica, worker, trigger))
 
     def compile(self, worker: WorkerProcess) -> None:
-        """Replace a worker that serves with what was ready in seconds by one that takes its time."""
+        """Replace a worker that serves with a quick first engine by one with compiled engines."""
         self._begin(self._compiling, worker, lambda replica: self._compile(replica, worker))
 
     def _begin(
@@ -149,7 +148,7 @@ class Handovers:
         worker: WorkerProcess,
         work: Callable[[Replica], Coroutine[Any, Any, None]],
     ) -> None:
-        """Begin work for the replica of a worker, unless one of these tasks is at it."""
+        """Begin work for the replica of a worker, unless one of `tasks` does it already."""
         replica = next((each for each in self._replicas if each.current is worker), None)
         if self._stopped or replica is None or replica in tasks:
             return
@@ -157,7 +156,7 @@ class Handovers:
         task.add_done_callback(lambda done: tasks.pop(replica) if tasks.get(replica) is done else None)
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task that `stop` ends."""
+        """Create a task that `stop` ends."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -166,7 +165,7 @@ class Handovers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.debug("%s: %s", task.get_name(), task.exception())  # Its caller hears it, too.
+            log.debug("%s: %s", task.get_name(), task.exception())  # Its caller gets the error, too.
 
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
         """Replace a leaking worker once no other worker is missing."""
@@ -178,7 +177,7 @@ class Handovers:
                 others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
                 if allowed and replica.current is worker and all(each.state == "ready" for each in others):
                     try:
-                        # As this worker: with compiled engines, where it has them.
+                        # Like this worker: with compiled engines, if it has them.
                         load = worker.plan.load.with_models(replica.plan.load.models)
                         successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
                         drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
@@ -192,7 +191,7 @@ class Handovers:
             await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     async def _compile(self, replica: Replica, worker: WorkerProcess) -> None:
-        """Until a compiled worker has taken over, or another serves than the one for which this was begun.
+        """Compile until a compiled worker has taken over, or the replica's current worker is no longer `worker`.
 
         The replica's own plan stays quick: after a crash it serves again in seconds, and compiles anew.
         """
@@ -229,7 +228,7 @@ class Handovers:
                 return
 
     def _found_sizes(self, worker: WorkerProcess | None) -> Mapping[int, tuple[int, ...]]:
-        """The batch sizes of a worker's models that were to be found, by number: with these it serves."""
+        """Return and keep the batch sizes that a worker has found, by the model's number; it serves with them."""
         if worker is None or worker.ready is None:
             return {}
         load = worker.plan.load
@@ -239,7 +238,7 @@ class Handovers:
         return found
 
     def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
-        """The plan with the batch sizes that were found meanwhile on such a device: they are not searched again."""
+        """Return the plan with the batch sizes found meanwhile on such a device; they are not searched again."""
         found = self._sizes.get(plan.load.device.name, {})
         plans = tuple(
             replace(each, batch_sizes=found[index], grows=False) if index in found else each

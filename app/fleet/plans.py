@@ -1,4 +1,4 @@
-"""What each worker is to load, from the settings: one plan per worker.
+"""Plans of workers, made from the settings: one plan per worker says what it loads.
 
 Must not know requests, nor how a worker is started.
 """
@@ -22,7 +22,7 @@ from models import Model, NormalisedModel
 from models.confinement import bare_environment
 
 CONFINED = "confined"
-"""The folder in the cache of workers that are confined."""
+"""Folder in the cache of workers that are confined."""
 _GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
 
@@ -30,26 +30,26 @@ log = logging.getLogger(__name__)
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
-    """The device of each worker, in the order in which workers are started."""
+    """Return the device of each worker, in the order in which workers are started."""
     return [device for device in choice.devices for _ in range(settings.workers_per_device)]
 
 
 def how_served(settings: Settings, profiles: Mapping[str, Profile], model: Model) -> ModelPlan:
-    """What a model is served with. The form of a model that takes floats is as its images' are, and never grows."""
+    """Return how a model is served. The form that takes floats is served as the model of images, and never grows."""
     how = ModelPlan(model, **of_model(settings, profiles.get(model.name)))
     image_model = model.image_model if isinstance(model, NormalisedModel) else model
     on_demand = settings.is_on_demand(image_model.name)
-    # One that comes and goes has no time to try larger batches.
+    # A model on demand has no time to try larger batches.
     return replace(how, on_demand=on_demand, grows=how.grows and not on_demand and image_model is model)
 
 
 def has_own_workers(choice: Choice, model: Model) -> bool:
-    """Whether a model shares its workers with none but its forms: on the CPU a program may do what its writer liked."""
+    """Return True if a model shares workers only with its forms: on the CPU a program may do what its writer liked."""
     return model.is_program and choice.backend.facts.device_type == "cpu"
 
 
 def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, ...]]:
-    """The numbers of the models that share workers."""
+    """Return the numbers of the models that share workers, one tuple for each group."""
     groups: dict[str, list[int]] = {}
     for index, model in enumerate(models):
         own = model.image_model.name if isinstance(model, NormalisedModel) else model.name
@@ -58,17 +58,16 @@ def sharing_workers(choice: Choice, models: Sequence[Model]) -> list[tuple[int, 
 
 
 def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
-    """Which of the arena's memories each model's images lie in: one for all that share workers."""
+    """Return, for each model, the number of the arena's memory for its images: one for all that share workers."""
     groups = sharing_workers(choice, models)
     return [next(number for number, group in enumerate(groups) if index in group) for index in range(len(models))]
 
 
 def _is_confined(choice: Choice, shared: Sequence[ModelPlan]) -> bool:
-    """Whether the worker of these models is confined: on the CPU, for whatever drivers want cannot be listed for every
-    vendor, and where any of them is foreign.
+    """Return True if the worker of these models is confined: on the CPU, and if any of them is foreign. What drivers of
+    other devices want cannot be listed for every vendor.
 
-    Inductor starts compilers, which a confined process may not: who names that engine for what is no program goes
-    without.
+    Inductor starts compilers, which a confined process may not: with that engine only programs are confined.
     """
     models = [each.model for each in shared if each.model is not None]
     if choice.backend.facts.device_type != "cpu" or not any(model.is_foreign for model in models):
@@ -83,7 +82,7 @@ def _is_confined(choice: Choice, shared: Sequence[ModelPlan]) -> bool:
 def worker_plans(
     settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
 ) -> list[tuple[str, WorkerPlan]]:
-    """The device of each worker, and its plan.
+    """Return the device of each worker, and its plan.
 
     `profiles`: of models, by name, that are to be served otherwise than the settings say.
     """
@@ -103,10 +102,10 @@ def worker_plans(
     ]
 
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
-        # Of the others a worker gets nothing: what runs in a program may look at all that is there.
+        # A worker gets nothing of the others: a program may look at all that is there.
         confined = _is_confined(choice, [served[index] for index in serves])
         kept: Path | None = cache_dir
-        if confined:  # What others keep they run: it must not be written here. A program keeps nothing at all.
+        if confined:  # Others run the files that they keep: these must not be written here. A program keeps no files.
             kept = None if models[serves[0]].is_program else cache_dir / CONFINED
         variables = facts.variables(os.environ, cache_dir)
         if confined:

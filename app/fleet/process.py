@@ -1,10 +1,10 @@
 """One worker process as the event loop sees it, from spawn to death.
 
-Owns: its channel, what it was sent and has not answered, its limits, and its end. Must not know what a batch is for,
-nor what follows on a death (replica). Nothing here waits for a worker but `await`: the channel never blocks.
+Owns: its channel, the messages it has not answered, its limits, and its end. Must not know what a batch is for, nor
+what follows on a death (replica). Nothing here waits for a worker but `await`: the channel never blocks.
 
-Limits count the time in which this process could hear its workers: time in which it was
-stopped itself, as by `docker pause`, or stood still is held against no worker.
+Limits count only the time in which this process could hear its workers. Time in which this process was itself stopped,
+as by `docker pause`, or stood still counts against no worker.
 """
 
 from __future__ import annotations
@@ -59,23 +59,23 @@ log = logging.getLogger("anychip.workers")
 
 STOP_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
-"""A process that has been killed and is still there after so long is inside a driver call that cannot be ended."""
+"""Time after which a killed process that is still there is taken to be in a driver call that cannot be ended."""
 _WATCH_INTERVAL_S = 0.25
 _MOST_READS = 16
-"""In one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
+"""Reads in one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
 _UNASKED_BYTES_PER_S, _UNASKED_BURST_BYTES = 1 << 20, 4 << 20
-"""What a worker may say beside its answers, a thousand times what it does. At once: what waited for this process."""
+"""Limits of what a worker may say unasked, a thousand times the usual. The burst: what waited for this process."""
 _LEAST_BYTES = 256
-"""What a message counts at least: reading it costs as much."""
+"""Least size that a message counts as: reading it costs as much."""
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """What a worker is to serve, the environment of its process, and its limits.
+    """A worker's models, the environment of its process, and its limits.
 
-    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`:
-    the numbers of the models that it may have, None: of all; `memory`: the arena's that they lie in. `bare`: of the
-    service's own environment the process gets nothing.
+    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`: the
+    numbers of the models that it may have, None: all; `memory`: number of the arena's memory that they lie in. `bare`:
+    the process gets nothing of the service's own environment.
     """
 
     load: Load
@@ -90,23 +90,23 @@ class WorkerPlan:
     log_style: logs.Style = ("info", "auto")
 
     def has(self, index: int) -> bool:
-        """Whether the model of this number is its to serve."""
+        """Return True if the worker may have the model of this number."""
         return self.serves is None or index in self.serves
 
     def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
-        """The same for other models, of which it takes its own."""
+        """Return the same plan for other models, of which it takes its own."""
         own = [model if self.has(index) else None for index, model in enumerate(models)]
         return replace(self, load=self.load.with_models(own))
 
 
 Message: TypeAlias = Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
-"""What others hear of a worker that serves."""
+"""Messages of a serving worker that are passed on to its owner."""
 Computed: TypeAlias = "Callable[[WorkerProcess, Done, Sequence[Arrays]], None]"
-"""Hears of a batch that is done, and of what it computed for each of its items."""
+"""Callback for a batch that is done, with the results of its items."""
 
 
 class WorkerStartError(Exception):
-    """A worker could not start; the message is its own sentence."""
+    """Failure of a worker to start; the message is the worker's own sentence."""
 
     def __init__(self, reason: str, worker: WorkerProcess) -> None:
         super().__init__(reason)
@@ -114,25 +114,25 @@ class WorkerStartError(Exception):
 
 
 class AttendedClock:
-    """Seconds in which this process could hear its workers: a gap in which it did not even look counts as one look."""
+    """Clock of the seconds in which this process could hear its workers: a gap without a look counts as one look."""
 
     def __init__(self) -> None:
         self._counted_s = 0.0
         self._looked_s = clock.monotonic()
 
     def now_s(self) -> float:
-        """So many since the clock was made."""
+        """Return the seconds counted since the clock was made."""
         return self._counted_s + min(clock.monotonic() - self._looked_s, 2 * _WATCH_INTERVAL_S)
 
     def look(self) -> float:
-        """The same; and from now the next gap counts. To be called every quarter of a second."""
+        """Begin to count the next gap and return the same seconds. To be called every quarter of a second."""
         self._counted_s, self._looked_s = self.now_s(), clock.monotonic()
         return self._counted_s
 
 
 class WorkerProcess:
     """One worker from spawn to death. `loaded`: the numbers of the models that it has loaded so far. `ended` has the
-    reason once it is given up; `abandoned`: its process could not be killed, and is left behind with whatever it holds,
+    reason once it is given up. `abandoned`: its process could not be killed, and is left behind with whatever it holds,
     until `exited`.
     """
 
@@ -167,7 +167,7 @@ class WorkerProcess:
         self._closed: asyncio.Future[str] = loop.create_future()
         self._killed = False
         self._clock = AttendedClock()
-        self._sent: deque[tuple[Run, float]] = deque()  # What it has not answered, and when it was sent.
+        self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
         self._heard_s = self._answered_s = 0.0
         self._writing = False
         self._unasked = Pace(60 * _UNASKED_BYTES_PER_S, burst=_UNASKED_BURST_BYTES)
@@ -179,32 +179,32 @@ class WorkerProcess:
         return self._spawned.child.pid if self._spawned else None
 
     def model(self, index: int) -> Model:
-        """A model as this worker serves it; after a hand-over another may serve other weights and labels."""
+        """Return a model as this worker serves it; after a hand-over another may serve other weights and labels."""
         model = self.plan.load.plans[index].model
         assert model is not None
         return model
 
     def hold(self, index: int, loaded: Loaded | None) -> None:
-        """From now on it has a model on demand, or no longer."""
+        """Record that the worker has loaded a model on demand; `loaded` None: that it has unloaded it."""
         assert self.ready is not None
         held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
         self.ready = msgspec.structs.replace(self.ready, loaded=held)
 
     async def start(self) -> Ready:
-        """Until it is ready. Raises WorkerStartError; the process is then gone."""
+        """Wait until the worker is ready. Raises WorkerStartError; the process is then gone."""
         done, _ = await asyncio.wait((self._started, self._task), return_when=asyncio.FIRST_COMPLETED)
         if self._started not in done:
             raise WorkerStartError(self.ended.result(), self)
         return self._started.result()
 
     def send(self, message: ToWorker) -> None:
-        """Send a message, now or when the worker reads; one that is just dying is reported through `ended`."""
+        """Send a message, now or when the worker reads. A worker that is just dying is reported through `ended`."""
         if isinstance(message, Run):
             self._sent.append((message, self._clock.now_s()))
         self._write(to_worker(message))
 
     def kill(self, reason: str, *, end: str = "") -> None:
-        """End the process now; `end`: what kind of end that is, where it is not as it was."""
+        """End the process now. `end`: the kind of end, if it is not the one known so far."""
         self.end = end or self.end
         if self._spawned is not None:
             self._killed = True
@@ -212,17 +212,17 @@ class WorkerProcess:
         self._close(reason)
 
     async def stop(self) -> None:
-        """Stop, wait, and kill what does not listen. Idempotent."""
+        """Stop the worker and wait; kill a process that does not stop. Idempotent."""
         if self.ready is not None:
             self.send(Stop())
             await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
         if not self._task.done():
-            # Still loading, it does not read its channel and has nothing to lose.
+            # A loading worker does not read its channel and has nothing to lose.
             self.kill("it was stopped")
         await self._task
 
     async def _live(self) -> None:
-        """The process from spawn to death."""
+        """Run the process from spawn to death."""
         try:
             await self._begin()
             reason = await self._watched()
@@ -265,7 +265,7 @@ class WorkerProcess:
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if not spawning.done():
-                spawning.cancel()  # Should there be a process after all, it finds its socket closed, and ends.
+                spawning.cancel()  # If a process begins after all, it finds its socket closed, and ends.
                 self._close(f"it had no process within {self.plan.start_timeout_s:g} s")
                 os.close(descriptor)
                 return
@@ -281,7 +281,7 @@ class WorkerProcess:
         spawned.child.exited.add_done_callback(self._process_exited)
         plan, memory = self.plan, self.plan.memory
         environment = dict(plan.environment)
-        if not plan.bare:  # It has the others of the service's variables; not those set since it was started.
+        if not plan.bare:  # It has the service's other variables, except those set since its start.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         afresh = plan.bare and not spawned.bare
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
@@ -289,11 +289,11 @@ class WorkerProcess:
         loop.add_reader(channel.fileno(), self._readable)
 
     async def _watched(self) -> str:
-        """Until it is over; returns why. A worker that hangs is killed."""
+        """Watch the worker until it is over and return why. Kill it if it hangs."""
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._closed), _WATCH_INTERVAL_S)
-            self._read_all()  # What came while this loop was busy, first.
+            self._read_all()  # First the messages that came while this loop was busy.
             now_s = self._clock.look()
             if self.ready is None:
                 if now_s > self.plan.start_timeout_s:
@@ -307,7 +307,7 @@ class WorkerProcess:
                 self.kill(f"it hung: nothing was heard of it for {now_s - self._heard_s:.1f} s", end="hung")
 
     def _process_exited(self, _: asyncio.Future[int | None]) -> None:
-        self._read_all()  # Its last words.
+        self._read_all()  # Its last messages.
         self._close("it ended")
         self.exited.set_result(None)
 
@@ -340,14 +340,14 @@ class WorkerProcess:
             return
         try:
             self._channel.flush()
-        except OSError as error:  # It is gone: what it said before is still to be read.
+        except OSError as error:  # It is gone: its last messages are still to be read.
             log.debug("%s: cannot send: %s", self.id, error)
             asyncio.get_running_loop().remove_writer(self._channel.fileno())
             return
         self._wait_for_room()
 
     def _readable(self) -> bool:
-        """Handle what has arrived; should there be more, the loop calls again. Whether there was anything."""
+        """Handle the messages that have arrived; the loop calls again for more. Return True if there were any."""
         if self._channel is None or self._closed.done():
             return False
         try:
@@ -360,20 +360,20 @@ class WorkerProcess:
         except (EOFError, ConnectionError):
             self._close("it ended")
             return False
-        except Exception as error:  # A message that cannot be read: nothing this worker says can be trusted.
+        except Exception as error:  # A worker with an unreadable message cannot be trusted.
             log.exception("%s: unreadable message", self.id)
             self.kill(f"unreadable message: {error}")
             return False
         return bool(messages)
 
     def _read_all(self) -> None:
-        """Handle what has arrived until now."""
+        """Handle the messages that have arrived until now."""
         for _ in range(_MOST_READS):
             if not self._readable():
                 return
 
     def _count(self, size: int) -> None:
-        """Count what was said unasked. Raises ChannelError for a flood."""
+        """Count the size of an unasked message. Raises ChannelError for a flood."""
         size = max(size, _LEAST_BYTES)
         if self._unasked.wait_s(clock.monotonic(), size):
             raise ChannelError(f"it said more than {_UNASKED_BYTES_PER_S} bytes a second that it was not asked for")
@@ -403,14 +403,14 @@ class WorkerProcess:
                 self._heard(self, message)
 
     def _answered(self, batch_id: int) -> Run:
-        """The batch that is answered: always the oldest. Raises ChannelError."""
+        """Return the batch that is answered, always the oldest. Raises ChannelError."""
         if not self._sent or self._sent[0][0].batch_id != batch_id:
             raise ChannelError(f"it answered batch {batch_id}, which is not its next one")
         self._answered_s = self._heard_s
         return self._sent.popleft()[0]
 
     def _results(self, run: Run, done: Done) -> list[Arrays]:
-        """Raises ResultError, ChannelError, OSError, ValueError."""
+        """Read the results of a batch. Raises ResultError, ChannelError, OSError, ValueError."""
         if done.small:
             return read_results(done.results, None, run.slots, done.small)
         overflow = None

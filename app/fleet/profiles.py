@@ -1,6 +1,6 @@
-"""Profiles: settings that were found best for a model on a device, kept in the cache folder.
+"""Profiles: the settings found best for a model on a device, kept in the cache folder.
 
-`anychip tune` finds all of them by trial; a first start finds batch sizes alone (workers.growth), for the engine and
+`anychip tune` finds all of them by trial. A first start finds batch sizes alone (workers.growth), for the engine and
 precision that it was given. A profile of tune comes before one of a start.
 
 Owns: what a profile is valid for, its file, and which settings it may change: those that were not given. Must not
@@ -31,16 +31,16 @@ from models import Model
 log = logging.getLogger("anychip.service")
 
 OF_MODEL = ("engine", "precision", "batch_sizes")
-"""Settings that each model may have its own of."""
+"""Settings that may differ from model to model."""
 OF_SERVICE = ("decoders", "workers_per_device")
-"""Settings of the whole service: taken up where it serves one model."""
+"""Settings of the whole service: taken from a profile if the service has one model."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The best that was found. `images_per_s`, `p99_ms`: as measured then; `lead`: how many times as fast as without.
+    """The best settings found. `images_per_s`, `p99_ms`: as measured then; `lead`: speed as a multiple of that without.
 
-    `name`: what /v1/models calls it.
+    `name`: the profile's name in /v1/models.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Profile:
 
 @cache
 def _torch_version() -> str:
-    """PyTorch's own words, without importing it."""
+    """Return PyTorch's own version text, without importing it."""
     found = find_spec("torch")
     folder = Path(found.origin or "") if found else Path()
     return str(runpy.run_path(str(folder.with_name("version.py")))["__version__"])
 
 
 def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
-    """What a profile is valid for: another card, driver, PyTorch or file wants another one."""
+    """Return what a profile is valid for: another card, driver, PyTorch or file wants another profile."""
     device = choice.device(choice.devices[0])
     return {
         "device": f"{choice.vendor} {device.name}",
@@ -77,7 +77,7 @@ def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, 
 
 
 def store(profile: Profile, settings: Settings, choice: Choice, model: Model) -> Path:
-    """Keep a profile, in place of an earlier one; returns its file. Raises OSError."""
+    """Keep a profile, in place of an earlier one; return its file. Raises OSError."""
     return _write(profile, settings, surroundings(settings, choice, model), model)
 
 
@@ -88,7 +88,7 @@ def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str], m
 
 
 def store_sizes(sizes: Sequence[int], settings: Settings, choice: Choice, model: Model) -> Path:
-    """Keep batch sizes that a start has found. Raises OSError."""
+    """Keep the batch sizes that a start has found. Raises OSError."""
     name = f"batch sizes found at a start, {time.strftime('%Y-%m-%d')}"
     values: dict[str, Any] = {each: getattr(settings, each) for each in (*OF_MODEL, *OF_SERVICE)}
     values["batch_sizes"] = ",".join(map(str, sizes))
@@ -97,32 +97,32 @@ def store_sizes(sizes: Sequence[int], settings: Settings, choice: Choice, model:
 
 
 def stored_sizes(settings: Settings, choice: Choice, model: Model) -> Profile | None:
-    """The profile that a start has stored for a model, with these settings but for its batch sizes; None without."""
+    """Return the profile that a start has stored for a model with these settings but for batch sizes; None without."""
     found = _read(settings, _of_start(settings, choice, model), model)
     kept = {name: getattr(settings, name) for name in (*OF_MODEL, *OF_SERVICE) if name != "batch_sizes"}
     return None if found is None else replace(found, **kept)
 
 
 def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
-    """What batch sizes are valid for, besides: two engines gain by different ones, and workers share the memory."""
+    """Return what found batch sizes are valid for: also the engine, and the device memory that workers share."""
     of_device = {"memory": str(choice.device(choice.devices[0]).memory_bytes)}
     given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "workers_per_device")}
     return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.models}
 
 
 def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
-    """What tune has found for a model here; None where there is nothing, or nothing that can be read."""
+    """Return the profile of tune for a model here; None if there is none, or none that can be read."""
     return _read(settings, surroundings(settings, choice, model), model)
 
 
 def _maker(model: Model) -> dict[str, str]:
-    """Who makes a profile, and of which file."""
+    """Return the user that makes a profile, and the model's file."""
     file = model.files.source if model.files else model.weights_file
     return {"user": str(os.getuid()), "file": str(Path(file).absolute()) if file else ""}
 
 
 def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Profile | None:
-    """What another user, or of a copy of the file elsewhere, has found is taken where `--profiles true` asks for it."""
+    """Read a profile; take that of another user, or of a copy of the file, only if `--profiles true` was given."""
     path = _path(settings, valid_for)
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -142,9 +142,9 @@ def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Pro
 
 
 def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tuple[Settings, dict[str, Profile]]:
-    """The settings, with what profiles say where none was given, and the profile of each model that has one.
+    """Return the settings, completed by profiles if not given, and the profile of each model that has one.
 
-    With several models only what each may have its own of changes: `of_model`.
+    With several models only the settings that may differ by model change: `of_model`.
     """
     if not settings.profiles:
         return settings, {}
@@ -160,9 +160,9 @@ def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tup
 
 
 def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
-    """Engine, precision and batch sizes for one model: as given, else of its profile, else the defaults.
+    """Return engine, precision and batch sizes for one model: as given, else of its profile, else the defaults.
 
-    `grows`: no batch sizes were given, and none are known yet. `--batch-sizes auto` says nothing, either.
+    `grows`: no batch sizes were given, and none are known yet. `--batch-sizes auto` counts as not given.
     """
     given = settings.model_fields_set - ({"batch_sizes"} if settings.batch_sizes == "auto" else set())
     chosen = {name: getattr(settings if profile is None or name in given else profile, name) for name in OF_MODEL}
@@ -175,13 +175,13 @@ def _path(settings: Settings, valid_for: Mapping[str, str]) -> Path:
 
 
 def path_of(settings: Settings, folder: str, valid_for: Mapping[str, str]) -> Path:
-    """The file in a folder of the cache that is valid for this."""
+    """Return the file, in a folder of the cache, that is valid for `valid_for`."""
     key = hashlib.sha256(json.dumps(valid_for, sort_keys=True).encode()).hexdigest()[:24]
     return settings.cache_dir.expanduser() / folder / f"{key}.json"
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Put a document in a file of the cache: who reads it meanwhile finds the old one or the new one. OSError."""
+    """Write a document to a file of the cache: a reader meanwhile finds the old one or the new one. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Whether a model can answer: one state per model, and the reason when it is not ready.
+"""Readiness of models: one state per model, and the reason if it is not ready.
 
-Owns: that state. It is computed from the workers, the replicas and the model's `unloaded` whenever it is asked for, so
-it is never out of date. Must not know HTTP, nor whether the service is shutting down.
+Owns: that state. It is computed from the workers, the replicas and the model's `unloaded` at each call, so it is never
+out of date. Must not know HTTP, nor whether the service is shutting down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Readiness:
     def __init__(self, models: Mapping[str, ModelPool], scheduler: Scheduler[Any], replicas: Sequence[Replica]) -> None:
         self._scheduler, self._replicas = scheduler, replicas
         self.on_demand: Collection[str] = ()
-        """The names of models, and of their forms, that are loaded when they are asked for."""
+        """Names of the models that are loaded on demand, and of their forms."""
         # A form is ready when its worker is, and is unloaded with the model it belongs to.
         self._loaded_with: dict[str, ModelPool] = {}
         for served in models.values():
@@ -29,7 +29,7 @@ class Readiness:
                 self._loaded_with.setdefault(name, served)
 
     def state(self, name: str) -> ModelState:
-        """The state of a model, or of one of its forms."""
+        """Return the state of a model, or of one of its forms."""
         if self.is_served(name):
             return ModelState.READY
         if self._loaded_with[name].unloaded:
@@ -41,15 +41,15 @@ class Readiness:
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_served(self, name: str) -> bool:
-        """Whether its state is READY, as a worker takes its requests; the others cost more to tell apart."""
+        """Return True if the state is READY: a worker takes requests. It costs less than to find the state."""
         return self._scheduler.serves(name) and not self._loaded_with[name].unloaded
 
     def is_ready(self, name: str) -> bool:
-        """Whether the model is served now."""
+        """Return True if the model answers when it is asked, at once or once it is loaded."""
         return self.state(name).is_ready
 
     def reason(self, name: str) -> str:
-        """Why the model is not ready, in one sentence; empty when it is."""
+        """Return why the model is not ready, in one sentence; empty if it is."""
         state = self.state(name)
         if state.is_ready:
             return ""
@@ -59,11 +59,11 @@ class Readiness:
         return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
 
     def loaded(self, names: Sequence[str]) -> list[str]:
-        """Those that a worker has loaded, though it may not be ready yet."""
+        """Return the names whose model a worker has loaded; that worker may not be ready yet."""
         return [name for name in names if any(self._loaded_with[name].index in each.loaded for each in self._replicas)]
 
     def replica_reasons(self) -> str:
-        """What is wrong with the replicas that have no worker; empty when nothing is known."""
+        """Return what is wrong with the replicas that have no worker; empty if nothing is known."""
         return _reasons(self._replicas)
 
     def _replicas_of(self, name: str) -> list[Replica]:

@@ -1,6 +1,6 @@
 """Releases of cached device memory on request.
 
-Owns: which workers have been asked and not answered yet. A worker has at most one such request; callers that ask
+Owns: the workers that have been asked and have not answered. A worker has at most one such request; callers that ask
 meanwhile share its answer, so that they cannot fill the pipe to a worker. Must not know why memory is released.
 """
 
@@ -22,7 +22,7 @@ class Releases:
         self._asked: dict[WorkerProcess, asyncio.Future[Mapping[int, int]]] = {}
 
     async def release(self, workers: Sequence[WorkerProcess]) -> dict[str, dict[int, int]]:
-        """Have every worker release its caches; returns bytes by worker and rung once all have answered.
+        """Have every worker release its caches; return bytes by worker and rung once all have answered.
 
         A worker does it after the batches it has. One that ends meanwhile has returned nothing.
         """
@@ -31,12 +31,12 @@ class Releases:
         return {worker.id: dict(each) for worker, each in zip(workers, returned, strict=True)}
 
     def released(self, worker: WorkerProcess, message: Released) -> None:
-        """A worker has released memory, for a request or because its memory guard wanted it."""
+        """Pass on a worker's answer to a request; ignore a release that its memory guard wanted."""
         if message.request:
             self._answer(worker, message.returned)
 
     def worker_gone(self, worker: WorkerProcess) -> None:
-        """A worker has ended, and will not answer."""
+        """Answer a request for a worker that has ended: it returned nothing."""
         self._answer(worker, {})
 
     def _ask(self, worker: WorkerProcess) -> asyncio.Future[Mapping[int, int]]:

@@ -4,9 +4,9 @@ Owns: when a worker is started, replaced and given up. Must not know how a proce
 Everything here runs in the event loop's thread: workers also die with the thread that started them (see main).
 
 One way of replacing a worker serves every need: start another, let it load and warm, swap, drain the old one, stop it.
-After a crash there is no old one left to drain. When the next worker is started after deaths, and when a replica is
-broken, is the breaker's to say. A worker whose process cannot be killed leaves its replica quarantined until that
-process is gone: it still holds the device.
+After a crash there is no old one left to drain. The breaker decides when the next worker is started after deaths, and
+when a replica is broken. A worker whose process cannot be killed leaves its replica quarantined until that process is
+gone: it still holds the device.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger("anychip.workers")
 
 @dataclass(frozen=True)
 class Events:
-    """What the owner of replicas is told.
+    """Callbacks for the owner of replicas.
 
     `gone`: once for each worker that was ready, with the reason. `died`: a replica lost its worker, with the kind of
-    death: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready). `broken`: a replica is
-    given up for a while, with the reason.
+    death: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready). `broken`: a replica is given
+    up for a while, with the reason.
     """
 
     ready: Callable[[WorkerProcess], None]
@@ -79,11 +79,12 @@ class Replica:
         return {index for worker in self._workers() for index in worker.loaded}
 
     async def wait_ready(self) -> None:
-        """Until the replica has been ready once. Raises WorkerStartError."""
+        """Wait until the replica has been ready once. Raises WorkerStartError."""
         await asyncio.shield(self._first_ready)
 
     async def prepare(self, plan: WorkerPlan, *, start: bool = True) -> WorkerProcess | None:
-        """Start a worker that follows `plan` beside the one that serves, until it is ready; None if not to `start`.
+        """Start a worker that follows `plan` beside the one that serves, until it is ready; return None if not to
+        `start`.
 
         `take_over` or `discard` must follow: until then the replica starts no other worker. Raises WorkerStartError
         when the new one cannot start; the old one then serves on, by the old plan.
@@ -96,10 +97,10 @@ class Replica:
             raise
 
     def take_over(self, worker: WorkerProcess | None, plan: WorkerPlan, drain_timeout_s: float) -> asyncio.Task[None]:
-        """From now on the prepared worker serves, and `plan` is followed. Returns the task that drains the old one.
+        """Let the prepared worker serve and follow `plan` from now on. Return the task that drains the old worker.
 
-        What that has not finished after `drain_timeout_s` is lost to it, as in a crash, and tried again.
-        Raises WorkerStartError when the worker has died since it was ready; the old one then serves on.
+        Batches that the old one has not finished after `drain_timeout_s` are lost to it, as in a crash, and tried
+        again. Raises WorkerStartError if the new worker has died since it was ready; the old one then serves on.
         """
         old = self._current
         try:
@@ -117,7 +118,7 @@ class Replica:
         return draining
 
     async def discard(self, worker: WorkerProcess | None) -> None:
-        """The prepared worker does not take over: end it."""
+        """End the prepared worker: it does not take over."""
         try:
             if worker is not None:
                 await worker.stop()
@@ -158,14 +159,14 @@ class Replica:
             except WorkerStartError as error:
                 if not self._first_ready.done():
                     self._first_ready.set_exception(error)
-                    self._first_ready.exception()  # Marks it as seen, should no task wait.
+                    self._first_ready.exception()  # Marks it as seen, in case no task waits.
                     self.state, self.reason = "broken", str(error)
                     return
                 self._died(str(error), error.worker)
                 if error.worker.abandoned:
                     await self._quarantine(error.worker)
             else:
-                # A hand-over puts another in its place: the one that dies is then no longer the current one.
+                # A hand-over replaces the current worker: the one that dies is then no longer current.
                 while (worker := self._current) is not None:
                     reason = await asyncio.shield(worker.ended)
                     if worker is self._current:
@@ -177,7 +178,7 @@ class Replica:
 
     def _died(self, reason: str, worker: WorkerProcess) -> None:
         kind = "start" if worker.ready is None else worker.end
-        if kind != "leaked" or not worker.answered:  # That one ended to give memory back, as it is meant to.
+        if kind != "leaked" or not worker.answered:  # A leaking one ends to give memory back, as it should.
             now_s = clock.monotonic()
             served_s = 0.0 if worker.ready is None else now_s - self._ready_s
             self._pause_s = self._breaker.died(now_s, answered=worker.answered, served_s=served_s)
@@ -206,7 +207,7 @@ class Replica:
 
     async def _start(self, plan: WorkerPlan) -> WorkerProcess:
         worker = WorkerProcess(self.device, plan, self._arena, self._events.computed, self._events.message)
-        self._old.add(worker)  # Not the current one yet, but to be stopped with the rest.
+        self._old.add(worker)  # Not current yet, but to be stopped with the rest.
         worker.ended.add_done_callback(lambda _: self._forget(worker))
         try:
             await worker.start()

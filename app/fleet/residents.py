@@ -1,13 +1,13 @@
-"""Models on demand: loaded by the workers that run, beside those that serve, and unloaded for others.
+"""Models on demand: running workers load them beside the others, and unload them for others on demand.
 
     a request ─► ask ─► app.scheduling.residency says what goes and what comes ─► LoadModel, UnloadModel ─► workers
                   └─ not before its deadline: MODEL_LOADING
 
-Owns: what workers were told to load and have not answered, and that the scheduler knows what they serve. When a model
-comes or goes is decided in residency. Must not know requests. Everything here runs in the event loop's thread.
+Owns: the loads and unloads that workers have not answered, and that the scheduler knows what workers serve. Residency
+decides when a model comes or goes. Must not know requests. Everything here runs in the event loop's thread.
 
-A worker that is new, after a crash or a hand-over, begins without them, and loads again what was there, so that two
-workers of a device never hold two sets.
+A new worker, after a crash or a hand-over, begins without these models. It loads again the ones that were there, so
+that two workers of a device never hold two sets.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from app.scheduling.scheduler import Scheduler
 from app.worker.messages import Loaded, LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
 
 _LOOK_INTERVAL_S = 0.1
-"""While somebody waits for a model that cannot be loaded yet."""
+"""Interval of looks while a request waits for a model that cannot be loaded yet."""
 _LONGEST_RETRY_S = 60
 _LEAST_LOAD_S, _LOADS = 30.0, 10
-"""A load that takes longer than this, and so many times what it is known to take, is given up with its worker. After
-that, the next one has twice the time: engines may have to be compiled again."""
+"""Limits of a load: this time, and so many times its known time. A longer load is given up with its worker. The next
+one has twice the time: engines may have to be compiled again.
+"""
 
 log = logging.getLogger("anychip.residents")
 
 
 class Residents:
-    """Of the models of `pools` that are loaded on demand; `workers` are the fleet's, by id."""
+    """The models of `pools`, which are loaded on demand; `workers` are the fleet's, by id."""
 
     def __init__(
         self,
@@ -53,35 +54,35 @@ class Residents:
         refuse: Callable[[str, str], None],
         load_timeout_s: float,
     ) -> None:
-        """`changed`: a worker has loaded or unloaded something; `refuse`: what waits for a model, with the reason."""
+        """Keep the callbacks. `changed`: a worker has loaded or unloaded; `refuse`: fail a model's items, with why."""
         self._pools = {pool.model.name: pool for pool in pools}
         self._pool_of = {name: pool for pool in pools for name in pool.names}
         self._by_index = {form.index: pool for pool in pools for form in pool.forms}
         self._scheduler, self._workers, self._metrics = scheduler, workers, metrics
         self._changed, self._refuse, self._load_timeout_s = changed, refuse, load_timeout_s
         self._policy = Residency(0, [Tenant(name, 0, math.inf) for name in self._pools])
-        self._asked: dict[WorkerProcess, list[int]] = {}  # What workers load, the next one first.
+        self._asked: dict[WorkerProcess, list[int]] = {}  # Models that workers load, the next one first.
         self._leaving: dict[WorkerProcess, set[int]] = {}
-        self._not_there: set[str] = set()  # Leave, and were never there: a load has failed.
+        self._not_there: set[str] = set()  # Models that leave after a failed load.
         self._stirred = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._failure = ""
         self._stopped = False
-        self._begun = False  # It is known what each model takes.
-        self._deaths: Counter[str] = Counter()  # Of workers in a row that ended while they loaded it.
-        self._patience: Counter[str] = Counter()  # Loads in a row with which their worker ended.
-        self._draining: set[str] = set()  # Leave once what is computed by them is done.
+        self._begun = False  # True once the memory of each model is known.
+        self._deaths: Counter[str] = Counter()  # Workers in a row that ended while they loaded it.
+        self._patience: Counter[str] = Counter()  # Loads in a row during which their worker ended.
+        self._draining: set[str] = set()  # Models that leave once no batch of theirs is in flight.
         for name in self._pools:
             for outcome in ("loaded", "failed", "unloaded"):
                 metrics.model_loads.labels(name, outcome)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the models on demand, and of their forms."""
+        """Names of the models on demand, and of their forms."""
         return frozenset(self._pool_of)
 
     def workers(self) -> list[WorkerProcess]:
-        """Those that may have such models, and are not about to end."""
+        """Return the workers that may have such models and are not about to end."""
         return [each for each in self._workers.values() if self._takes(each) and not each.retiring]
 
     def _takes(self, worker: WorkerProcess) -> bool:
@@ -94,9 +95,9 @@ class Residents:
         self._stopped = True
 
     async def begin(self, budget_bytes: int, known: Mapping[str, Footprint]) -> str:
-        """Find what each model takes: by what was measured before, else by loading it once.
+        """Find the memory that each model takes: from earlier measurements, else by loading it once.
 
-        Returns why the service cannot serve them so, empty where it can. To be called once workers are ready.
+        Returns why the service cannot serve them so, empty if it can. To be called once workers are ready.
         """
         self._policy.budget_bytes = budget_bytes
         for name, pool in self._pools.items():
@@ -107,7 +108,7 @@ class Residents:
                 tenant.load_s = sum(each.load_s for each in measured)
             else:
                 log.info("%s is loaded, to know what it takes", name)
-                for _ in range(2):  # The first time it may be compiled, and compilers leave memory behind.
+                for _ in range(2):  # The first load may compile, and compilers leave memory behind.
                     tenant.place, tenant.since_s, self._failure = Place.LOADING, clock.monotonic(), ""
                     await self._until(tenant, Place.RESIDENT)
                     if tenant.place is Place.RESIDENT:
@@ -132,7 +133,7 @@ class Residents:
             await self._stirred.wait()
 
     def ask(self, name: str, deadline_s: float, client: str = "") -> None:
-        """Let a client ask for a model, or a form of it. Raises MODEL_LOADING where it is not there in time."""
+        """Let a client ask for a model, or a form of it. Raises MODEL_LOADING if it is not there by the deadline."""
         pool = self._pool_of.get(name)
         if pool is None:
             return
@@ -141,15 +142,15 @@ class Residents:
             raise _loading(shown, math.inf)
         expected_s = self._policy.ask(shown, now_s, lambda other: other == shown or self._is_busy(other), client)
         if expected_s:
-            # Once this request has its place in the queue, which is in this turn of the loop; one that is refused will
-            # be there again.
+            # After this request has entered its queue, in this turn of the loop; a client that is refused will
+            # come again.
             asyncio.get_running_loop().call_soon(self._step)
             if now_s + expected_s > deadline_s:
                 pool.metrics.rejected["loading"].inc()
                 raise _loading(shown, expected_s)
 
     def late(self, name: str) -> ServiceError | None:
-        """What those are told whose deadline passes while the model is being loaded; None where it is not."""
+        """Return the error for a deadline that passes while the model loads; None if it is served or not on demand."""
         pool = self._pool_of.get(name)
         if pool is None or self._scheduler.serves(name):
             return None
@@ -157,16 +158,16 @@ class Residents:
         return _loading(tenant.name, tenant.load_s)
 
     def worker_ready(self) -> None:
-        """A worker serves, and none of these models yet."""
+        """Load the models again: a new worker serves none of them yet."""
         now_s = clock.monotonic()
         for tenant in [each for place in (Place.RESIDENT, Place.LOADING) for each in self._policy.placed(place)]:
             tenant.place, tenant.since_s = Place.LOADING, now_s
-            if self._pools[tenant.name].unloaded:  # By the administration: the new worker knows nothing of it.
+            if self._pools[tenant.name].unloaded:  # By the administration: the new worker has none of it.
                 self._policy.left(tenant.name, now_s)
         self._step()
 
     def worker_gone(self, worker: WorkerProcess) -> None:
-        """A worker has ended. What it was loading may be the reason: after the second time it is not loaded at once."""
+        """Handle a worker's end. The model it was loading may be to blame: after two ends it is not loaded at once."""
         self._leaving.pop(worker, None)
         asked = self._asked.pop(worker, [])
         if asked and not worker.retiring:
@@ -180,7 +181,7 @@ class Residents:
         self._step()
 
     def heard(self, worker: WorkerProcess, message: ModelLoaded | ModelUnloaded) -> None:
-        """A worker has loaded a model, or unloaded one."""
+        """Handle a worker's report that it has loaded or unloaded a model."""
         index, pool = message.model, self._by_index[message.model]
         if isinstance(message, ModelUnloaded):
             self._leaving[worker].discard(index)
@@ -212,7 +213,7 @@ class Residents:
             self._refuse(form, f"{name} could not be loaded")
 
     def _go(self, name: str) -> None:
-        """Have every worker unload a model, once nothing is computed by it. What waits for it waits on."""
+        """Have every worker unload a model, once no batch of it is in flight. Its queued items stay queued."""
         self._policy.tenants[name].place = Place.LEAVING
         for worker in self.workers():
             for form in self._pools[name].forms:
@@ -233,7 +234,7 @@ class Residents:
         worker.send(UnloadModel(index))
 
     def _settle(self) -> None:
-        """See which loads and unloads are done on every worker."""
+        """Record the loads and unloads that every worker has done."""
         now_s = clock.monotonic()
         for tenant in self._policy.placed(Place.LEAVING):
             indices = {form.index for form in self._pools[tenant.name].forms}
@@ -256,13 +257,13 @@ class Residents:
                 log.info("%s is loaded: %s in %.2f s", tenant.name, in_words(memory), load_s)
 
     def _held(self, worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
-        """How a worker serves a model in all its forms; nothing where one is missing."""
+        """Return what a worker measured of each form of a model; empty if a form is missing."""
         assert worker.ready is not None
         held = [each for form in pool.forms if (each := worker.ready.loaded[form.index]) is not None]
         return held if len(held) == len(pool.forms) else []
 
     def _step(self) -> None:
-        """Begin what may begin now, and look again while somebody waits for what may not."""
+        """Begin the loads and unloads that are possible now, and look again while others wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -294,7 +295,7 @@ class Residents:
             worker.kill(f"{name} was not loaded within {limit_s:g} s")
 
     def _is_busy(self, name: str) -> bool:
-        """Whether somebody waits for a model, or a worker computes for it."""
+        """Return True if a request waits for a model, or a worker computes for it."""
         pool = self._pools[name]
         queues = self._scheduler.queues
         return bool(pool.images_under_way) or any(queues[form].in_flight or queues[form].depth for form in pool.names)

@@ -1,9 +1,9 @@
-"""Processes of workers: forked from one that has imported what they need, or in a fresh interpreter.
+"""Processes of workers: forked from one that has imported their libraries, or in a fresh interpreter.
 
-Owns: the start of a process. Must not know what is said on its channel, nor how it ends (process). What touches no
-driver (`late_environment` in backends.vendors.table) is forked and goes on: a worker of the CPU is there a second or
-two sooner, and shares the memory of its libraries with the others. What touches one is forked and replaced by a fresh
-interpreter. What runs the file of a stranger is forked from a process that never had anything of the server's.
+Owns: the start of a process. Must not know what is said on its channel, nor how it ends (process). A worker that
+touches no driver (`late_environment` in backends.vendors.table) is forked and goes on: a worker of the CPU is there a
+second or two sooner, and shares the memory of its libraries with the others. One that touches a driver is forked and
+replaced by a fresh interpreter. One that runs a foreign file is forked from a process that never had the server's data.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from models.confinement import bare_environment
 log = logging.getLogger("anychip.workers")
 
 FORK_SERVER = "app.worker.main:fork_server"
-"""What the fork server of workers runs. Where none was prepared, every worker is spawned."""
+"""Entry point of the fork server of workers. If none was prepared, every worker is spawned."""
 BARE_FORK_SERVER = "app.worker.main:bare_fork_server"
-"""What the fork server of confined workers runs: an interpreter of its own in a bare environment, begun when it is
-needed first."""
+"""Entry point of the fork server of confined workers: an interpreter in a bare environment, begun at the first need."""
 _fork_servers: dict[str, ForkServer] = {}
 
 
 class Spawned(NamedTuple):
     """A process that waits for its first message, our end of its socket, and the environment it was started in.
 
-    `bare`: it has nothing of the server's.
+    `bare`: the process has nothing of the server's.
     """
 
     child: Child
@@ -53,8 +52,8 @@ def prepare_bare_workers() -> None:
 async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
     """Start a process. Raises OSError.
 
-    `forks`: it may go on with a fork server's libraries, where there is one. `bare`: it is to have nothing of the
-    server's; where it could not be started so, the answer says so, and its first message must have it start afresh.
+    `forks`: it may go on with a fork server's libraries, if there is one. `bare`: it is to have nothing of the
+    server's; if it could not be started so, `Spawned.bare` is False, and its first message must have it start afresh.
     """
     bare = bare and forks
     main = BARE_FORK_SERVER if bare else FORK_SERVER
@@ -65,7 +64,7 @@ async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
         if main in _fork_servers:
             fork_server = _fork_servers[main]
             try:
-                # Should it fork one later, that finds the socket closed, and ends.
+                # A process forked later finds its socket closed, and ends.
                 child = await fork_server.fork(theirs.fileno(), fresh=not forks)
                 return Spawned(child, ours, fork_server.environment, bare)
             except OSError as error:
@@ -81,7 +80,7 @@ async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
 
 
 async def stop_forking() -> None:
-    """End the fork servers that there are: no worker is wanted any more. Idempotent."""
+    """End all fork servers: no worker is wanted any more. Idempotent."""
     for main in (FORK_SERVER, BARE_FORK_SERVER):
         discard_prepared(main)
     while _fork_servers:

@@ -1,6 +1,6 @@
-"""What the owner has in hand: a model with its slots and counters, and each of its items until its one reply.
+"""Records of the owner: each model with its slots and counters, and each of its items until its one reply.
 
-Owns: these records. Must not know what fills a slot, nor who asked for it; nor workers.
+Owns: these records. Must not know what fills a slot, nor which request an item is of; nor workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 NOWHERE = Placement(0, 0)
-"""Where a row of tensors lies."""
+"""Placement of a row of tensors."""
 
 
 class ModelPool(ServedModel):
@@ -34,13 +34,13 @@ class ModelPool(ServedModel):
         super().__init__(index, model, ModelMetrics(metrics, model.name), ModelStatistics())
         self.slots = FreeSlots(slots)
         self.forms = [self]
-        """This one and its other form, each with slots and a queue of its own."""
+        """This form and the model's other one, each with slots and a queue of its own."""
         self.unloaded = False
-        """New requests are refused: no worker has the model, or the last one is about to give it up."""
+        """Flag of a model whose new requests are refused: no worker has it, or the last one is about to unload it."""
         self.passes_files = False
-        """Whether its workers decode files, which then go into slots in place of pixels (--decode)."""
+        """Flag of a model whose workers decode files, which then go into slots in place of pixels (--decode)."""
         self.mirror: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
-        """Is called with the items of each batch and their results, before their slots are given back."""
+        """Callback for the items of each batch and their results, called before their slots are given back."""
         self.images = 0
         """Images accepted and not yet answered."""
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.
@@ -52,13 +52,13 @@ class ModelPool(ServedModel):
         floats.metrics, floats.statistics, floats._watchers = self.metrics, self.statistics, self._watchers
 
     def answered(self, count: int) -> None:
-        """A request for so many images has ended."""
+        """Count the end of a request for `count` images."""
         self.images -= count
         for watcher in self._watchers:
             watcher.set()
 
     async def drained(self) -> None:
-        """Until no accepted image, in any form, waits for its answer."""
+        """Wait until no accepted image, in any form, waits for its answer."""
         ended = asyncio.Event()
         self._watchers.add(ended)
         try:
@@ -86,8 +86,8 @@ class ModelPool(ServedModel):
 
 @dataclass(eq=False, slots=True)
 class Submission(Item):
-    """An item. `ended`: is called with its one reply; `image`: what decoders have of it, while its slot is filled;
-    `refill`: where its slot holds a file, fills it with pixels instead; `request_id`: for the log. Seconds are of
+    """An item of a model's queue. `ended`: callback for its one reply; `image`: what decoders have of it while its slot
+    is filled; `refill`: fills the slot with pixels if it holds a file; `request_id`: for the log. Seconds are of
     `time.monotonic()`.
     """
 
@@ -110,12 +110,12 @@ class Submission(Item):
             self.ended(self, reply)
 
     def give_slot(self) -> None:
-        """No process looks at the slot any more."""
+        """Give the slot back: no process looks at it any more."""
         self.pool.slots.give(self.slot)
 
 
 def run_of(batch: Batch[Submission], model: int) -> Run:
-    """What a worker hears of a batch: one item's options for all where they are the same, as they mostly are."""
+    """Make the message that sends a batch to a worker; options that all items share are sent once."""
     asked = [item.options for item in batch.items]
     if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
         asked = asked[:1]
@@ -126,5 +126,5 @@ def run_of(batch: Batch[Submission], model: int) -> Run:
 
 
 def files_among(items: Sequence[Submission]) -> tuple[int, ...]:
-    """The positions of those whose slots hold a file."""
+    """Return the positions of the items whose slots hold a file."""
     return tuple([position for position, item in enumerate(items) if item.refill is not None])

@@ -1,4 +1,4 @@
-"""HTTP: bytes on a connection to a call of the service, and its answer back.
+"""HTTP: from bytes on a connection to a call of the service, and its answer back.
 
-Must not know how images become predictions, nor how gRPC does the same; what both share is in app.protocols.
+Must not know how images become predictions, nor how gRPC does the same; app.protocols has what both share.
 """

@@ -1,4 +1,4 @@
-"""What every HTTP answer has in common, whichever server writes it: its headers, and the body of an error.
+"""Parts of every HTTP answer, whichever server writes it: its headers, and the body of an error.
 
 Owns: the headers that each answer has besides its own. Must not know what a route does.
 """
@@ -22,7 +22,7 @@ Content = tuple[bytes | memoryview, list[Header]]
 
 
 def as_json(document: Any) -> Content:
-    """A document as an answer's content."""
+    """Write a document as an answer's content."""
     return _of_json(orjson.dumps(document))
 
 
@@ -31,9 +31,9 @@ def _of_json(body: bytes) -> Content:
 
 
 async def as_large_json(ingress: Ingress, entries: Sequence[Any], before: bytes = b"", after: bytes = b"") -> Content:
-    """A list as an answer's content, and what stands before and after it: 64 vectors or maps may take 90 MB of text.
+    """Write a list as an answer's content, between `before` and `after`: 64 vectors or maps may take 90 MB of text.
 
-    Each entry is written by a thread, and so is what is made of all: no piece holds the interpreter for long.
+    A thread writes each entry and joins them all: no piece holds the interpreter for long.
     """
     parts = [before, b"["]
     for each in entries:
@@ -43,7 +43,7 @@ async def as_large_json(ingress: Ingress, entries: Sequence[Any], before: bytes 
 
 
 def as_response(content: Content) -> Response:
-    """A good answer as the framework sends it."""
+    """Make the framework's response of a good answer."""
     body, headers = content
     response = Response(body)
     response.raw_headers[:] = headers
@@ -51,7 +51,7 @@ def as_response(content: Content) -> Response:
 
 
 def error_content(error: ServiceError, context: RequestContext) -> Content:
-    """The content of the answer that says what went wrong."""
+    """Write the content of the answer that says what went wrong."""
     body, headers = as_json(error_body(error.code, error.message, context.request_id))
     headers += error.headers
     if error.retry_after_s is not None:
@@ -60,7 +60,7 @@ def error_content(error: ServiceError, context: RequestContext) -> Content:
 
 
 def common_headers(link: Link, context: RequestContext) -> list[Header]:
-    """The headers that every answer has; asked for when it begins, which its trace then says."""
+    """Return the headers that every answer has. To be called when the answer begins, as its trace then says."""
     recorder = context.recorder
     if recorder.trace is not None:
         recorder.trace.describe(context.attributes())

@@ -1,4 +1,4 @@
-"""What `/openapi.json` and `/docs` say beyond the routes themselves: answers' schemas, errors, and an example a route.
+"""Content of `/openapi.json` and `/docs` beyond the routes: answers' schemas, errors, and an example a route.
 
 Owns: the examples, which work as they are printed against `anychip demo` from a clone of the repository; a test runs
 every one of them. Must not change what a route does.
@@ -18,9 +18,9 @@ from app.errors import ERRORS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 
 ADDRESS = "http://127.0.0.1:8000"
-"""Where `anychip demo` listens."""
+"""Address of `anychip demo`."""
 ADMIN_ADDRESS = "http://127.0.0.1:8002"
-"""And for its administration."""
+"""Address of its administration."""
 
 _IMAGES = "models/sample/images"
 _JPEG = f"-H 'Content-Type: image/jpeg' --data-binary @{_IMAGES}"
@@ -76,7 +76,7 @@ OPERATIONS = {
     "/models": "list_names",
     "/predictions/{model}": "predict_as_torchserve",
 }
-"""What generated clients call what a path does, by the path without its version."""
+"""Names of operations for generated clients, by the path without its version."""
 _OF_VERSION = re.compile("(/versions)?/{version}")
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "One of the keys of --api-keys-file."},
@@ -89,11 +89,11 @@ _ANSWERS: dict[tuple[str, str], type[BaseModel]] = {
     ("post", "/v2/models/{model}/infer"): InferAnswer,
     ("post", "/v2/models/{model}/versions/{version}/infer"): InferAnswer,
 }
-"""Routes that write their JSON by hand, for speed; FastAPI describes the answers of all others."""
+"""Answers of routes that write their JSON by hand, for speed; FastAPI describes the answers of all others."""
 
 
 def describe_api(app: FastAPI) -> None:
-    """Have `app.openapi()` tell everything; it is made once, when it is first asked for."""
+    """Make `app.openapi()` return the whole description; it is made once, at the first call."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -104,7 +104,7 @@ def describe_api(app: FastAPI) -> None:
 
 
 def example(method: str, path: str) -> str:
-    """The command that asks a route."""
+    """Return the command that calls a route."""
     known = EXAMPLES.get((method, path))
     if known is not None:
         return known
@@ -150,7 +150,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
 
 
 def _name_of(path: str, given: str) -> str:
-    """Return the short name of what a path does; clients of others keep the long one that FastAPI has `given`."""
+    """Return the short name of a path's operation; clients of other paths keep the long name that FastAPI `given`."""
     without, versions = _OF_VERSION.subn("", path)
     name = OPERATIONS.get(without)
     return given if name is None else name + ("_of_version" if versions else "")

@@ -1,7 +1,7 @@
 """A request for a model as HTTP sees it: terms in headers, a body that arrives in pieces, a client that may leave.
 
-Owns: what all such requests have in common, whichever server has read their head; and the forms of a body that holds
-images, their limits and the sentences that say what is wrong with them. Must not know models' insides or scheduling.
+Owns: the parts that all such requests share, whichever server has read their head; and the forms of a body that holds
+images, their limits and their error messages. Must not know models' insides or scheduling.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from models.tasks.tiles import Tiling
 Answer = TypeVar("Answer")
 
 _LEAST_UPLOAD_BYTES_PER_S = 4096
-"""After an upload's first five seconds; slower ones are refused."""
+"""Least speed of an upload after its first five seconds; slower ones are refused."""
 _MOST_FILES = 16
 _LEAST_IMAGE_BYTES = 32
 
 Fields = Mapping[bytes, bytes]
-"""A request's headers, names in lower case; of several with one name the last."""
+"""Headers of a request, names in lower case; of several with one name the last."""
 
 Body = bytes | bytearray
 
 _RAW = "application/octet-stream"
 _FORM = "application/x-www-form-urlencoded"
 _UNSAID = ("", _RAW, _FORM)
-"""What clients send that were told nothing: libraries none or bytes, `curl --data-binary` and urllib a form's type."""
+"""Content types of clients that set none: libraries none or bytes, `curl --data-binary` and urllib a form's type."""
 _JSON_INLINE_BYTES = 256 * 1024
-"""JSON up to this size, mostly base64, is read in the event loop; what is larger, in another process."""
+"""Largest JSON, mostly base64, that the event loop reads; another process reads larger ones."""
 _IMAGE_BEGIN_BYTES = 4096
-"""Of any image: among so many bytes there is a zero."""
+"""Bytes at the beginning of any image among which there is a zero."""
 _PIECE_BYTES = 1024 * 1024
-"""Of a form, searched and parsed at a time, in some 5 ms at most; the event loop does something else in between."""
+"""Bytes of a form searched and parsed at a time, in some 5 ms at most; the event loop runs others in between."""
 _END_BYTES = 4096
-"""Of a form: where its closing boundary is looked for."""
+"""Bytes at a form's end among which its closing boundary is sought."""
 WINDOW = {"gzip": 31, "deflate": 15}
-"""The encodings of a body, and what zlib calls them."""
+"""Encodings of a body, and zlib's numbers for them."""
 
 
 def inflated(encoding: str, body: Body, most: int) -> bytes:
-    """A body without its Content-Encoding, at most `most` bytes; runs in a thread.
+    """Remove a body's Content-Encoding, to at most `most` bytes; runs in a thread.
 
     Raises UNSUPPORTED_MEDIA_TYPE, BODY_TOO_LARGE, INVALID_REQUEST.
     """
@@ -84,10 +84,10 @@ def inflated(encoding: str, body: Body, most: int) -> bytes:
 async def read_images(
     headers: Fields, body: Body, max_images: int, converter: Converter, lease: Lease, *, any_type: bool = False
 ) -> Sequence[Encoded]:
-    """The encoded images of a body in any of the three forms, in order, at least one.
+    """Return the encoded images of a body in any of the three forms, in order, at least one.
 
-    Where the content type says nothing of images, forms or JSON, the first bytes decide. `any_type`: what claims to be
-    neither form nor JSON is an image, whatever it claims to be. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
+    The first bytes decide if the content type says nothing of images, forms or JSON. `any_type`: a body that claims to
+    be neither form nor JSON is an image, whatever its type. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     kind = content_type.partition(";")[0].strip().lower()
@@ -120,7 +120,7 @@ async def read_images(
 
 
 def _kind_of(begin: bytes, said: str) -> str:
-    """The content type of a body that begins so. Text stays what it is said to be; all else is meant to be an image."""
+    """Return the content type of a body by its beginning. Text stays what it is said to be; all else is an image."""
     if begin.lstrip()[:1] == b"{":
         return "application/json"
     is_text = all(0x20 <= byte < 0x7F for byte in begin)
@@ -128,7 +128,7 @@ def _kind_of(begin: bytes, said: str) -> str:
 
 
 def _has_lost_bytes(body: Body) -> bool:
-    """Whether a body that is no text has none of the bytes that `curl -d @cat.jpg` leaves out, and every image has."""
+    """Return True if a binary body has none of the bytes that every image has and `curl -d @cat.jpg` leaves out."""
     begin = bytes(body[:_IMAGE_BEGIN_BYTES])
     return not begin.isascii() and not any(byte in begin for byte in b"\0\r\n")
 
@@ -155,7 +155,7 @@ async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence
 
 
 async def read_form(headers: Fields, body: Body) -> tuple[dict[str, str], dict[str, bytes]]:
-    """The fields of a multipart form, and its files, by name. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE."""
+    """Return the fields of a multipart form, and its files, by name. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE."""
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
         raise ServiceError("UNSUPPORTED_MEDIA_TYPE", "send multipart/form-data")
@@ -167,7 +167,7 @@ async def read_form(headers: Fields, body: Body) -> tuple[dict[str, str], dict[s
 
 @contextlib.asynccontextmanager
 async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[list[tuple[str, UploadFile | str]]]:
-    """The parts of a form, open as long as the context. Raises INVALID_REQUEST."""
+    """Open the parts of a form for as long as the context. Raises INVALID_REQUEST."""
 
     async def stream() -> AsyncGenerator[bytes, None]:
         view = memoryview(body)
@@ -186,17 +186,17 @@ async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[
         except MultiPartException as error:
             unnamed = ": a part of this size needs a filename" if "maximum size" in error.message else ""
             raise invalid_request(f"the multipart body is malformed: {error.message.rstrip('.')}{unnamed}") from None
-        except (KeyError, ValueError, AttributeError):  # What the parser raises for a boundary it cannot read.
+        except (KeyError, ValueError, AttributeError):  # The parser's errors for a boundary it cannot read.
             raise invalid_request("the multipart body is malformed: no readable boundary") from None
         yield form.multi_items()
     finally:
-        # All of them: a part that has no end is in no form, and would stay open.
+        # All of them: a part without an end is in no form, and would stay open.
         for begun in parser._files_to_close_on_error:
             begun.close()
 
 
 async def _single_part(content_type: str, body: Body) -> memoryview | None:
-    """The one file of a body with one part, without parsing or copying it; None when it looks any different.
+    """Return the one file of a body with one part, without parsing or copying it; None if it looks any different.
 
     Parsing costs more than receiving: 2.6 ms against 0.6 ms for 1.5 MB.
     """
@@ -231,9 +231,9 @@ async def _instances(body: Body, max_images: int, converter: Converter, lease: L
 
 
 def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float | None, Tiling | None]:
-    """Options, `timeout_ms` and `tile` with `overlap` of a query string; None: it says nothing of it.
+    """Read options, `timeout_ms` and `tile` with `overlap` of a query string; None: not given.
 
-    Raises INVALID_REQUEST, also for other names, unless `any_name` has them left alone.
+    Raises INVALID_REQUEST, also for other names, unless `any_name` ignores them.
     """
     if not query:
         return DEFAULT_OPTIONS, None, None
@@ -252,21 +252,21 @@ class HttpRequest(ABC):
 
     @abstractmethod
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
-        """The whole body, its bytes taken of `lease` as they arrive, and `limit` told of them.
+        """Read the whole body; its bytes are taken of `lease` as they arrive, and `limit` is told of them.
 
         Raises BODY_TOO_LARGE, QUEUE_FULL, ClientLeftError.
         """
 
     @abstractmethod
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
-        """The result of `running`; when the client leaves first, `on_leave` is called and `running` cancelled.
+        """Return the result of `running`. If the client leaves first, call `on_leave` and cancel `running`.
 
         Raises ClientLeftError then. The body must have been read.
         """
 
 
 class AsgiRequest(HttpRequest):
-    """One that came through an ASGI server."""
+    """A request that came through an ASGI server."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, dict(scope["headers"]))
@@ -274,7 +274,7 @@ class AsgiRequest(HttpRequest):
 
     @classmethod
     def of(cls, request: Request) -> AsgiRequest:
-        """The same request, as the framework gives it."""
+        """Make the same request from the framework's."""
         return cls(request.scope, request.receive)
 
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
@@ -302,7 +302,7 @@ class AsgiRequest(HttpRequest):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
-        # The body has been read: what is received now is taken for the end.
+        # The body has been read: the next message is taken for the end.
         with Interruption() as interruption:
 
             async def watch() -> None:
@@ -320,7 +320,7 @@ class AsgiRequest(HttpRequest):
 
 
 class HttpCall(Call[Answer]):
-    """`body` is there once `read` has ended, without its Content-Encoding when `asked` is called."""
+    """A call over HTTP. `body` is there once `read` has ended, without its Content-Encoding when `asked` is called."""
 
     def __init__(self, request: HttpRequest, model: str, version: str = "") -> None:
         super().__init__(request.scope["anychip"], model, version)
@@ -351,7 +351,7 @@ class HttpCall(Call[Answer]):
 
     @abstractmethod
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """What the body asks of the model, as `prepare` says."""
+        """Return the run that the body asks of the model, as `prepare` says."""
 
     def watched(  # noqa: D102
         self, running: Awaitable[Answer], on_leave: Callable[[], None]

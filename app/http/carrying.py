@@ -1,10 +1,10 @@
-"""A connection to an ingress in a process of its own: all but ordinary requests of hot routes is for the owner.
+"""A connection to an ingress in a process of its own; the owner serves all but ordinary requests of hot routes.
 
     client ─► HotProtocol ─► its hot requests are answered here
                   └─ the first other byte ─► the owner answers from there on, for the rest of the connection
 
-Owns: the moment at which a connection goes on with the owner. What is said on it the owner's server reads, with all its
-limits (app.http.connection).
+Owns: the moment at which a connection goes on with the owner. The owner's server reads what is said on it from then on,
+with all its limits (app.http.connection).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from app.ingress.carrying import Carried
 
 
 class CarryingProtocol(LimitedProtocol):
-    """Made by app.http.hot's `protocol`."""
+    """Protocol of a connection that may go on with the owner; made by app.http.hot's `protocol`."""
 
     carry: Callable[[int, bool, socket.socket], None]
-    """Gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
+    """Function that gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
     number = 0
     _carried: Carried | None = None
 
     @property
     def between_requests(self) -> bool:
-        """Whether the next byte begins a request that may be answered here."""
+        """True if the next byte begins a request that may be answered here."""
         return self._carried is None and super().between_requests
 
     def data_received(self, data: bytes) -> None:
-        """For the owner, and so is all that follows."""
+        """Carry these bytes, and all that follow, to the owner."""
         if self._carried is None:
             try:
                 ours, theirs = socket.socketpair()
@@ -49,26 +49,26 @@ class CarryingProtocol(LimitedProtocol):
         self._carried.send(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """End the carrying: the client is gone."""
         if self._carried is not None:
             self._carried.abort()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read: the owner sees that its answer does not leave."""
+        """Pause the owner's answer, as the client does not read: the owner sees that it does not leave."""
         super().pause_writing()
         if self._carried is not None:
             self._carried.pause(on=True)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Let the owner's answer go on: the client reads again."""
         super().resume_writing()
         if self._carried is not None:
             self._carried.pause(on=False)
 
 
 class _Client:
-    """The connection as `Carried` sees it."""
+    """The client's connection for `Carried`."""
 
     def __init__(self, connection: CarryingProtocol) -> None:
         self.transport = connection.raw

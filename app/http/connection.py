@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 connection, with limits, and with each answer sent in one piece.
 
-Owns: how large, how many and how slow heads may be, and how a connection ends whose request was not read to its end, or
-whose client does not read. Must not know what is asked. How many connections there are is app.ingress.listener's.
+Owns: the size, number and speed of heads, and the end of a connection whose request was not read to its end, or whose
+client does not read. Must not know what is asked. app.ingress.listener owns the number of connections.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger("anychip.http")
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
 KEEP_ALIVE = (b"connection", b"keep-alive")
-"""What a client of HTTP/1.0 asks with, and is answered with, that wants its connection to stay open."""
+"""Header of an HTTP/1.0 client that wants its connection to stay open, and of the answer to it."""
 _LINGER_IDLE_S = 5.0
 _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
 _STOOD_STILL_S = 0.25
-"""How late a timer is after a time in which this process was stopped: what has arrived meanwhile is read first."""
+"""Delay of a timer that shows that this process was stopped: what has arrived meanwhile is read first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What a connection may cost."""
+    """Limits of what a connection may cost."""
 
     head_bytes: int = 64 * 1024
     headers: int = 100
@@ -45,7 +45,7 @@ class ConnectionLimits:
 
 
 class Discarding:
-    """Drops what still comes of a request that is answered. Beyond a time and a size it ends the connection.
+    """Drop of the bytes that still come of an answered request. Beyond a time and a size it ends the connection.
 
     A client that is still sending would otherwise find its connection reset, and never read its answer.
     """
@@ -58,18 +58,18 @@ class Discarding:
 
     @property
     def on(self) -> bool:
-        """Whether more is expected."""
+        """True while more is expected."""
         return self._latest is not None
 
     def begin(self) -> None:
-        """What comes from here on is dropped."""
+        """Drop the bytes that come from here on."""
         if self._latest is None:
             self._bytes = 0
             self._latest = self._loop.call_later(_LINGER_S, self._end_connection)
         self.took(0)
 
     def took(self, size: int) -> None:
-        """So much was dropped."""
+        """Count dropped bytes."""
         self._bytes += size
         if self._idle is not None:
             self._idle.cancel()
@@ -79,7 +79,7 @@ class Discarding:
             self._idle = self._loop.call_later(_LINGER_IDLE_S, self._end_connection)
 
     def end(self) -> None:
-        """Nothing more is to be dropped."""
+        """Stop: nothing more is to be dropped."""
         for timer in (self._idle, self._latest):
             if timer is not None:
                 timer.cancel()
@@ -87,7 +87,7 @@ class Discarding:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """What uvicorn's `http` setting takes, made by `protocol`."""
+    """Protocol for uvicorn's `http` setting, made by `protocol`."""
 
     limits: ConnectionLimits
 
@@ -117,38 +117,38 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._discarding.end()
         super().connection_lost(exc)
-        self._sending.end()  # It closes the transport, once more.
+        self._sending.end()  # This closes the transport once more.
         self._pieces.end()
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS is spoken."""
+        """True if TLS is spoken."""
         return self.scheme == "https"
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Watch the sending: the client does not read as fast as it is answered."""
         super().pause_writing()
         self._sending.begin()
 
     def resume_writing(self) -> None:
-        """It has read all or nearly all of it."""
+        """End the watch: the client has read all or nearly all of the answer."""
         super().resume_writing()
         if not self._pieces.within.is_closing():
             self._sending.end()
 
     @property
     def between_requests(self) -> bool:
-        """Whether the next byte begins a request, with none before it still to be answered."""
+        """True if the next byte begins a request, with none before it still to be answered."""
         free = self.cycle is None or self.cycle.response_complete
         return free and not self.message_incomplete() and not self.pipeline and not self.transport.is_closing()
 
     def lend(self) -> None:
-        """Another protocol reads and answers the request that begins now: no time limit of ours ends it meanwhile."""
+        """Let another protocol read and answer the request that begins now: no time limit of ours ends it meanwhile."""
         self._lent = True
         self._disarm()
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
-        """That request has ended. `unread`: its body has not; the rest is dropped, with a word to `drop`."""
+        """Take the connection back after that request. `unread`: its body is not read yet; `drop` counts the rest."""
         self._lent = False
         self.server_state.total_requests += 1
         if self.transport.is_closing():
@@ -163,13 +163,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._keep_alive()
 
     def drop(self, size: int, *, done: bool) -> None:
-        """So much of an unread body has come; `done`: the next byte begins a request."""
+        """Count dropped bytes of an unread body. `done`: the next byte begins a request."""
         self._discarding.took(size)
         if done:
             self._rest_has_come()
 
     def shutdown(self) -> None:
-        """The server stops: close once what is being answered is; `closing` says so to the protocol that answers."""
+        """Close once the current answer is sent, as the server stops; `closing` tells the protocol that answers."""
         self.closing = True
         if not self._lent:
             super().shutdown()
@@ -192,13 +192,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser is None or self.transport.is_closing():
             return
         if self._unproductive_bytes > self.limits.head_bytes and not self._in_head:
-            # Of a body, chunk extensions and trailers alone: nothing that is asked for is as long.
+            # Only a body's chunk extensions and trailers: no real request has so many.
             self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
         elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
             self._discarding.took(len(data))
 
     def _whole_head(self, data: bytes) -> bytes | None:
-        """What has arrived, once it holds the end of a head; None until then.
+        """Return the bytes that have arrived, once they hold the end of a head; None until then.
 
         HTTP/2 is not spoken here. Java's client asks for it with every request (`Upgrade: h2c`), which a server may
         ignore; the parser would take what follows the head for something else than its body.
@@ -225,7 +225,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return data
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Begin a head."""
         self._headers = 0
         self._in_head = True
         if self._timer is None:
@@ -233,7 +233,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header of the head; what follows the body (a trailer) is read and dropped."""
+        """Count a header of the head; drop one that follows the body (a trailer)."""
         if not self._in_head:
             return
         self._headers += 1
@@ -242,7 +242,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there."""
+        """End the head: check it, and begin its request."""
         self._in_head = False
         self._unproductive_bytes = 0
         self._discarding.end()
@@ -256,26 +256,26 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.default_headers = [*self.cycle.default_headers, KEEP_ALIVE]
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
+        """Take a piece of the body."""
         self._unproductive_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there; the next bytes are another's head."""
+        """End the request; the next bytes are another's head."""
         self._in_head = True
         self._unproductive_bytes = 0
-        if self._discarding.on:  # Answered before it was read: it may go on after all.
+        if self._discarding.on:  # Answered before it was read whole: it may go on after all.
             self._rest_has_come()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The answer is written; of a request that was not read to its end, what follows is dropped."""
+        """End the answer; if its request was not read to its end, drop what follows."""
         super().on_response_complete()
         if self.message_incomplete() and not self.transport.is_closing():
             self._discard_rest()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not understand."""
+        """Refuse a request that the parser does not understand."""
         if self._headers > self.limits.headers:
             self._refuse("HEADERS_TOO_LARGE", f"there are more than {self.limits.headers} headers")
         elif self._refusal is not None:
@@ -284,11 +284,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse("INVALID_REQUEST", "this is no HTTP/1.1 request")
 
     def message_incomplete(self) -> bool:
-        """Whether a request has begun whose end has not arrived."""
+        """Return True if a request has begun whose end has not arrived."""
         return not self._in_head or bool(self._head)
 
     def linger(self) -> None:
-        """Say that nothing more comes, and drop what still arrives."""
+        """End the sending, and drop what still arrives."""
         self.lingering = self._pieces.closing = True
         transport = self._pieces.within
         if transport.is_closing():
@@ -313,7 +313,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def raw(self) -> asyncio.Transport:
-        """The transport, which holds nothing back."""
+        """The transport within, which holds nothing back."""
         return self._pieces.within
 
     def _discard_rest(self) -> None:
@@ -353,11 +353,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, code: Code, message: str, status: int | None = None) -> None:
-        """Answer what is no request yet, and close. `status`: where it is another than the code's."""
+        """Answer bytes that are no request yet, and close. `status`: if it is not the code's own."""
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._pieces.within.abort()  # Another answer is being written: nothing can be said in between.
+            self._pieces.within.abort()  # Another answer is being written: no other can go in between.
             return
         self.transport.write(last_words(code, message, status))
         self._pieces.flush()
@@ -375,7 +375,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def last_words(code: Code, message: str, status: int | None = None, headers: bytes = b"") -> bytes:
-    """The answer to what is no request yet; the connection ends with it."""
+    """Write the answer to bytes that are no request yet; the connection ends with it."""
     request_id = secrets.token_hex(8)
     body = orjson.dumps(error_body(code, message, request_id))
     log.debug("%s: %s", code, message, extra={"request_id": request_id})
@@ -392,10 +392,10 @@ def last_words(code: Code, message: str, status: int | None = None, headers: byt
 
 
 def too_many() -> bytes:
-    """What a client hears that has all the connections it may have."""
+    """Write the answer to a client that has all the connections it may have."""
     return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")
 
 
 def protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """The class of connections with these limits."""
+    """Make the class of connections with these limits."""
     return type("Protocol", (LimitedProtocol,), {"limits": limits})

@@ -1,7 +1,7 @@
-"""Which web pages may ask this service: none, or those whose origins were named (CORS, in the Fetch standard).
+"""CORS (the Fetch standard): web pages may use this service if their origins were named; none by default.
 
-Owns: the headers of that, and the answer to a browser's question beforehand. Must not decide who may ask: a page sends
-a key like every client, and cookies are never asked for.
+Owns: its headers, and the answer to a browser's preflight request. Must not decide on access: a page sends a key like
+every client, and cookies are never asked for.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _REMEMBERED_S = b"600"
 
 
 class Cors:
-    """For these origins, such as `https://app.example.com`; `*`: every one."""
+    """CORS for these origins, such as `https://app.example.com`; `*`: every one."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in origins)
         self.on = bool(self._origins)
 
     def headers(self, asked: Iterable[Header]) -> list[Header]:
-        """What an answer to a request with these headers says to a browser; nothing to a page that was not named."""
+        """Return the CORS headers of the answer to these request headers; only `vary` for a page not named."""
         origin = next((value for name, value in asked if name == b"origin"), b"")
         vary = (b"vary", b"origin")
         if not origin or not (b"*" in self._origins or origin.lower() in self._origins):
@@ -36,7 +36,7 @@ class Cors:
         return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _SHOWN)]
 
     def preflight(self, method: str, asked: list[Header]) -> list[Header] | None:
-        """The answer to a browser that asks first whether a page may ask; None: the request is none of these."""
+        """Return the headers of the answer to a preflight request; None if the request is none."""
         if method != "OPTIONS" or not any(name == _ASKED_FIRST for name, _ in asked):
             return None
         said = self.headers(asked)

@@ -1,7 +1,7 @@
 """`GET /docs`: the API, to read and to try, in a browser without internet.
 
 Owns: the page, its files and its Content-Security-Policy. Must not load anything from another host; the bytes of
-Swagger UI come with the package fastapi-offline, of which nothing else is used.
+Swagger UI come with the package fastapi-offline; nothing else of it is used.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _PAGE = """<!DOCTYPE html>
 
 
 def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
-    """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`, and its description as each port has it.
+    """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`, and each port's own description.
 
-    `administered`: the public port answers what only administrators may ask, too.
-    The page reads `app.openapi_url`, below the `root_path` a proxy may have set. Raises ValueError without such an URL.
+    `administered`: the public port also answers the administrators' routes. The page reads `app.openapi_url`, below the
+    `root_path` a proxy may have set. Raises ValueError without such an URL.
     """
     if app.openapi_url is None:
         raise ValueError("/docs shows the OpenAPI description, which this application does not publish")
@@ -72,7 +72,7 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:
         root_path = request.scope.get("root_path", "").rstrip("/")
-        # In a script element "</" would end the script, whatever JavaScript makes of it.
+        # In a script element "</" ends the script, even inside a string of JavaScript.
         script = _SCRIPT % json.dumps(root_path + openapi_url).replace("</", "<\\/")
         page = _PAGE % {
             "title": html.escape(app.title),
@@ -93,12 +93,12 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
 
 
 def _public(paths: dict[str, Any]) -> dict[str, Any]:
-    """Without what only the administration's own port answers."""
+    """Return the paths without those that only the administration's own port answers."""
     return {path: each for path, each in paths.items() if "admin" not in ROUTES.get(path, {}).values()}
 
 
 def _policy(script: str) -> str:
-    """Nothing but this host; of inline scripts only ours. Swagger UI sets styles inline and draws with data: images."""
+    """Allow only this host, and our inline script alone. Swagger UI sets styles inline and draws with data: images."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; "

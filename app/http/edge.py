@@ -1,7 +1,7 @@
 """The edge of the service around FastAPI: every answer gets its headers, every failure its body.
 
-Owns: how app.ingress.context is put around FastAPI, which app.http.hot does around the routes that it answers. No route
-is reached that app.access has not admitted. Must not know what a route does.
+Owns: the context (app.ingress.context) around FastAPI; app.http.hot does the same around its own routes. A request
+reaches a route only if app.access has admitted it. Must not know what a route does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from app.ingress.pacing import Pacing
 from app.ingress.sending import PIECE_BYTES
 
 BIND = "anychip.bind"
-"""In a scope: where the request came in; without it, the public port."""
+"""Key in a scope of the port that the request came in by; without it, the public port."""
 _IN_A_TURN = 4
 """Requests that begin in one turn of the event loop: FastAPI takes some milliseconds for each."""
 _AT_ONCE = frozenset((*LIVE, *READY, "/ping"))
@@ -43,7 +43,7 @@ class Edge:
         self._cors = Cors(ingress.link.settings.origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; what is no HTTP request passes through."""
+        """Serve one request; pass on what is no HTTP request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -85,7 +85,7 @@ class Edge:
             except Exception as error:
                 failure = context.failure(error)
                 if context.status:
-                    raise  # Too late for a body; the server cuts the connection, which the client can tell from an end.
+                    raise  # Too late for a body; the server cuts the connection, so that the client sees no proper end.
                 body, headers = error_content(failure, context)
                 await answer({"type": "http.response.start", "status": failure.status, "headers": headers})
                 await answer({"type": "http.response.body", "body": body})
@@ -95,8 +95,8 @@ class Edge:
 
 @contextlib.contextmanager
 def _within(scope: Scope, context: RequestContext) -> Iterator[None]:
-    """Routes find the context in the scope while the request lasts. Afterwards neither keeps the other: under a flood,
-    what thousands of requests leave for the collector of garbage stops the event loop for a tenth of a second.
+    """Put the context in the scope, for routes, while the request lasts. Afterwards neither keeps the other: under a
+    flood, the garbage of thousands of requests stops the event loop for a tenth of a second.
     """
     scope["anychip"] = context
     try:
@@ -106,7 +106,7 @@ def _within(scope: Scope, context: RequestContext) -> Iterator[None]:
 
 
 def _left_once(answered: asyncio.Event) -> Receive:
-    """What a HEAD sends: nothing; a stream without an end finds its client gone once the head is there."""
+    """Receive for a HEAD: no body; a stream without an end finds its client gone once the head is there."""
     messages = iter([{"type": "http.request"}])
 
     async def receive() -> Message:
@@ -119,12 +119,12 @@ def _left_once(answered: asyncio.Event) -> Receive:
 
 
 def _length(start: Message) -> int:
-    """What an answer says of its size; 0 where it says nothing."""
+    """Return the size that an answer declares; 0 if it declares none."""
     return int(dict(start["headers"]).get(b"content-length", 0))
 
 
 async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> None:
-    """Send on; what is large in pieces, each when the client has taken the one before."""
+    """Send a message on; a large one in pieces, each when the client has taken the one before."""
     body = message.get("body", b"")
     for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
         await send({"type": message["type"], "body": body[start : start + PIECE_BYTES], "more_body": True})

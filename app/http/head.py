@@ -1,4 +1,4 @@
-"""What HTTP itself (RFC 9112) asks of a head, beside what the parser checks.
+"""Rules of HTTP itself (RFC 9112) for a head, beside those that the parser checks.
 
 Owns: these rules and their statuses. Must not know what is asked, nor how a connection ends.
 """
@@ -13,7 +13,7 @@ _OTHER_PROTOCOL = re.compile(rb"[\r\n]*[^\r\n]* (?!HTTP/)[A-Za-z]+/[\d.]+\r?\n")
 
 
 class Refusal(NamedTuple):
-    """Why a head is refused, and with which status."""
+    """Reason for the refusal of a head, and its status."""
 
     status: int
     message: str
@@ -23,12 +23,12 @@ _NO_HTTP = Refusal(400, "this is no HTTP/1.1 request")
 
 
 def refusal_of_line(head: bytes) -> Refusal | None:
-    """What is wrong with the request line that the parser takes for HTTP: RTSP/1.0, say."""
+    """Return the fault of a request line that the parser takes for HTTP, such as RTSP/1.0's."""
     return _NO_HTTP if _OTHER_PROTOCOL.match(head) else None
 
 
 def refusal_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-    """What is wrong with a head of this version whose headers are these, names in lower case."""
+    """Return the fault of a head with this version and these headers, names in lower case."""
     if version not in ("1.0", "1.1"):
         return _NO_HTTP if version == "0.9" else Refusal(505, f"HTTP/{version} is not spoken here; use HTTP/1.1")
     hosts, codings = 0, b""

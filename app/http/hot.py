@@ -4,9 +4,9 @@
                 └─ no ─► uvicorn and FastAPI, who have the same routes and answer the same (app.http.connection)
 
 Owns: which requests are ordinary, and their way from bytes to bytes. An ordinary head arrives in one piece, says how
-large its body is, and asks for nothing special (`Expect`, `Upgrade`, chunks). All else goes the other way, so that what
-is rare, or wrong, is read in one place. Limits on heads and idle connections are app.http.connection's for both ways;
-what a request means is the routes'. A client that leaves cancels what is done for it.
+large its body is, and asks for nothing special (`Expect`, `Upgrade`, chunks). All else goes the other way, so that one
+place reads the rare and the wrong. app.http.connection owns the limits on heads and idle connections of both ways; the
+routes own the meaning of a request. A client that leaves cancels the work for it.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
 Answer = TypeVar("Answer")
 
 Handler = Callable[..., Awaitable[Content]]
-"""Called with the ingress, the request, and what its path names."""
+"""Function that answers; called with the ingress, the request, and the names in its path."""
 
 NAME = rb"([\w.~+@=,:-]+)"
 HotRoute = tuple[re.Pattern[bytes], str, Handler]
-"""Its paths, whose names need no decoding; the route as the API describes it; its handler."""
+"""Pattern of its paths, whose names need no decoding; the route as the API describes it; its handler."""
 
 ROUTES: tuple[HotRoute, ...] = (
     (re.compile(rb"/v1/models/%b:predict" % NAME), predict.ROUTE, predict.answer),
     (re.compile(rb"/v2/models/%b(?:/versions/%b)?/infer" % (NAME, NAME)), infer.ROUTE, infer.answer),
 )
-"""Our own."""
+"""Hot routes of the service itself."""
 _REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
@@ -60,12 +60,12 @@ _CLOSE = (b"connection", b"close")
 _READ_BYTES = 256 * 1024
 _NOTHING_READ = memoryview(b"")
 _SCRATCH = memoryview(bytearray(_READ_BYTES))
-"""Receives what is not yet known to be a body. One for all connections: it is read at once, within the same call."""
+"""Buffer for bytes not yet known to be a body. One for all connections: it is read at once, within the same call."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """What the parser found. `headers`: names in lower case, in order."""
+    """Findings of the parser. `headers`: names in lower case, in order."""
 
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class _Head:
 
 
 class HotRequest(HttpRequest):
-    """One that came through `HotProtocol`, which says what has arrived and when the client is gone.
+    """A request that came through `HotProtocol`, which tells it of arrived bytes and of a client that leaves.
 
     `task`: answers it.
     """
@@ -82,7 +82,7 @@ class HotRequest(HttpRequest):
     task: asyncio.Task[None]
 
     def __init__(self, scope: Scope, headers: Fields, length: int, begun: bytes, *, keep_alive: bool) -> None:
-        """`begun`: what is there of the body's `length` bytes."""
+        """Begin with `begun`: the part of the body's `length` bytes that is there."""
         super().__init__(scope, headers)
         self.keep_alive = keep_alive
         self.missing = length - len(begun)
@@ -95,7 +95,7 @@ class HotRequest(HttpRequest):
         self._on_leave: Callable[[], None] | None = None
 
     def room(self) -> memoryview:
-        """Where more of the body goes. It grows with what has come: a large Content-Length reserves nothing."""
+        """Return the buffer for more of the body. It grows with the bytes: a large Content-Length reserves nothing."""
         if self._size == len(self._buffer):
             buffer = bytearray(self._size + min(self.missing, max(self._size, _READ_BYTES)))
             buffer[: self._size] = self._buffer
@@ -103,7 +103,7 @@ class HotRequest(HttpRequest):
         return self._view[self._size :]
 
     def arrived(self, size: int) -> None:
-        """So much more is there, in `room`."""
+        """Count bytes that have arrived in `room`."""
         self._size += size
         self.missing -= size
         if self._reader is None or self._arrived is None or self._arrived.done():
@@ -120,17 +120,17 @@ class HotRequest(HttpRequest):
             self._arrived.set_result(None)
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Cancel the request: the client is gone."""
         self._left = True
         if self._on_leave is not None:
             self._on_leave()
             self.task.cancel()
         elif self._arrived is not None and not self._arrived.done():
             self._arrived.set_exception(ClientLeftError())
-            self._arrived.exception()  # The route hears it where it reads; it need not.
+            self._arrived.exception()  # The route gets it when it reads; it may not read.
 
     def end(self) -> None:
-        """Let go of what has come of the body: it is not read any more."""
+        """Drop the part of the body that has come: it is not read any more."""
         self._buffer, self._view = b"", _NOTHING_READ
         self._arrived = self._reader = None
 
@@ -165,7 +165,7 @@ def _nothing(_: Any) -> None:
 
 
 class HotProtocol(asyncio.BufferedProtocol):
-    """What uvicorn's `http` setting takes, made by `protocol`: one connection.
+    """Protocol for uvicorn's `http` setting, made by `protocol`: one connection.
 
     `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others.
     """
@@ -177,9 +177,9 @@ class HotProtocol(asyncio.BufferedProtocol):
     routes: Sequence[HotRoute]
     carries: bool
     on_lost: Callable[[Any], None]
-    """Called with this when the connection has ended; the listener that counts it sets it."""
+    """Callback for the end of the connection, called with it; the listener that counts it sets it."""
     carried_from: tuple[str, bool] | None = None
-    """Where an ingress of another process carries it: the client's address, and whether that speaks TLS."""
+    """Client's address, and whether it speaks TLS, if an ingress of another process carries this connection."""
 
     def __init__(
         self,
@@ -192,12 +192,12 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._server_state = server_state
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
-        self._held = b""  # What came behind the request that is being answered.
-        self._promise: Callable[[], None] | None = None  # Gives back what its body was promised.
+        self._held = b""  # Bytes behind the request that is being answered.
+        self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
         self.on_lost = _nothing
 
     def carry_as(self, number: int) -> None:
-        """Give it the number by which the owner knows it, where it may be carried there."""
+        """Give it the number by which the owner knows it, if it may be carried there."""
         cast(CarryingProtocol, self._general).number = number
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -211,31 +211,31 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._general.scheme = "https" if encrypted else "http"
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End a connection, and what is done for it."""
+        """End a connection, and the work for it."""
         self._general.connection_lost(error)
         self.on_lost(self)
         if self._request is not None:
             self._request.leave()
 
     def eof_received(self) -> None:
-        """The client sends nothing more: the connection ends, as uvicorn's do."""
+        """End the connection, as uvicorn does: the client sends nothing more."""
         self._general.eof_received()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Pause: the client does not read as fast as it is answered."""
         self._general.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Go on: the client reads again."""
         self._general.resume_writing()
 
     def get_buffer(self, _: int) -> memoryview:
-        """Where what comes next is received."""
+        """Return the buffer for the next bytes."""
         request = self._request
         return request.room() if request is not None and request.missing else _SCRATCH
 
     def buffer_updated(self, size: int) -> None:
-        """So much has come."""
+        """Handle bytes that have come."""
         request = self._request
         if request is not None and request.missing:
             request.arrived(size)
@@ -243,7 +243,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._received(_SCRATCH[:size])
 
     def _received(self, data: memoryview) -> None:
-        """What is in `data` is gone afterwards: what is needed longer is copied."""
+        """Handle `data`, whose bytes are gone afterwards: copy what is needed longer."""
         if self._request is not None:
             self._held += data
             self._transport.pause_reading()
@@ -257,7 +257,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._general.data_received(bytes(data))
 
     def _begun(self, data: memoryview) -> bool:
-        """Whether an ordinary request of a hot route begins here; then it is being answered."""
+        """Begin to answer if an ordinary request of a hot route begins here; return True if so."""
         line = _REQUEST_LINE.match(data)
         head_end = _HEAD_END.search(data, 0, self._general.limits.head_bytes) if line else None
         found = self._route_of(line[1]) if line else None
@@ -281,11 +281,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         if int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         if self.carries:
-            if self.ingress.access.counts(head.headers):  # What one caller has under way is counted by the owner.
+            if self.ingress.access.counts(head.headers):  # The owner counts what one caller has in flight.
                 return False
             client = self._general.client
             promise = self.ingress.promised(head.headers, str(client[0]) if client else "", int(length))
-            if promise is None:  # Here it would be refused; the owner has more.
+            if promise is None:  # It would be refused here; the owner has more.
                 return False
         scope = {
             "type": "http",
@@ -315,7 +315,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         return None
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
-        """Answer a request: what app.http.edge and uvicorn do around the routes of FastAPI."""
+        """Answer a request: do what app.http.edge and uvicorn do around the routes of FastAPI."""
         link, scope = self.ingress.link, request.scope
         context = RequestContext(link, scope)
         try:
@@ -327,7 +327,7 @@ class HotProtocol(asyncio.BufferedProtocol):
                     content = await handler(self.ingress, request, *names)
                     context.hold(len(content[0]), self.ingress.bodies)
                     status = 200
-                except Exception as error:  # A client that has left gets none: that goes on, to the context.
+                except Exception as error:  # No answer to a client that has left: that error goes on, to the context.
                     failure = context.failure(error)
                     status, content = failure.status, error_content(failure, context)
                 if not self._transport.is_closing():
@@ -343,13 +343,13 @@ class HotProtocol(asyncio.BufferedProtocol):
                         self._transport.writelines((head, body))
                     else:
                         await self._send_pieces(head, body, piece_bytes)
-                    # Else what is missing of the request would come, and be kept, meanwhile.
+                    # Else the rest of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
-            scope.clear()  # It has the context, and the context has it: a circle that would wait for the collector.
+            scope.clear()  # It and the context refer to each other: a cycle that would wait for the collector.
             self._ended(request)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
@@ -376,7 +376,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             await (flow.drain() if flow.write_paused else asyncio.sleep(0))
 
     def _ended(self, request: HotRequest) -> None:
-        """The connection is free for its next request."""
+        """Free the connection for its next request."""
         self._request = None
         self._server_state.tasks.discard(request.task)
         request.end()
@@ -398,9 +398,9 @@ def protocol(
     more: Sequence[HotRoute] = (),
     carry: Callable[[int, bool, socket.socket], None] | None = None,
 ) -> type[HotProtocol]:
-    """The class of connections with these limits, whose hot routes lead into `ingress`; `bind`: where they come in.
+    """Make the class of connections with these limits; hot routes lead into `ingress`, and `bind` is their port.
 
-    `more`: hot routes beside our own; `carry`: in a process that has no other routes, where connections go on that ask
+    `more`: hot routes beside our own; `carry`: in a process that has no other routes, passes a connection on that asks
     for something else.
     """
     general = connection.protocol(limits)

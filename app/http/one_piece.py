@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-_MOST_BYTES = 64 * 1024  # What a turn may hold back: large answers are not copied together.
+_MOST_BYTES = 64 * 1024  # Most bytes that a turn holds back: large answers are not copied together.
 
 
 class OnePiece:
-    """A transport that sends at the end of a turn; for everything but writing and closing it is the one within."""
+    """A transport that sends at the end of a turn; everything but writing and closing goes to the one within."""
 
     def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None] | None = None) -> None:
-        """`on_close`: asked for instead of closing the transport within; what was written has left by then."""
+        """Keep `on_close`: it is called instead of closing the transport within, after all that was written is sent."""
         self.within = transport
         self.closing = False
         self._on_close = on_close or transport.close
@@ -31,7 +31,7 @@ class OnePiece:
         return getattr(self.within, name)
 
     def write(self, data: bytes) -> None:
-        """Send it at the end of this turn, or now where it is much."""
+        """Send the bytes at the end of this turn, or now if they are many."""
         if not self._parts:
             self._loop.call_soon(self.flush)
         self._parts.append(data)
@@ -45,15 +45,15 @@ class OnePiece:
         self._on_close()
 
     def end(self) -> None:
-        """The connection has ended: `on_close` is forgotten, as it leads back to who holds this."""
+        """Drop `on_close` after the connection's end, as it refers back to the owner of this."""
         self._on_close = self.within.close
 
     def is_closing(self) -> bool:
-        """Whether nothing more can be written; `closing` says so too."""
+        """Return True if nothing more can be written; `closing` says so too."""
         return self.closing or self.within.is_closing()
 
     def flush(self) -> None:
-        """Send what is held back; where the connection has ended meanwhile, there is no client to read it."""
+        """Send what is held back, unless the connection has ended meanwhile: then no client reads it."""
         if self._parts:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()

@@ -1,4 +1,4 @@
-"""What a port says before there is a service behind it: that the process lives, and how far the start is.
+"""Answer of a port before there is a service behind it: the process lives, and how far the start is.
 
 Owns: that answer and its connections, which end with it. Must not know models.
 """
@@ -31,7 +31,7 @@ class OpeningProtocol(LimitedProtocol):
 
 
 class OpeningApp:
-    """Answers everything alike: NOT_READY, and why; alone whether it lives with 200."""
+    """Application that answers every request with NOT_READY and the reason; only the liveness probe gets 200."""
 
     def __init__(self, said: Callable[[], str]) -> None:
         self._said = said

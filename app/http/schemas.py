@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Schema(BaseModel):
-    """A part of an answer. Fields that are not named here are a mistake, in the answer or here."""
+    """A part of an answer. A field that is not named here is a mistake, in the answer or here."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +25,7 @@ class Box(Schema):
 
 
 class KeyPoint(Schema):
-    """A key point in pixels of the image, and how sure the network is that it is seen."""
+    """A key point in pixels of the image; the score is the network's confidence that it is visible."""
 
     x: float
     y: float
@@ -53,7 +53,7 @@ class Mask(Schema):
 
 
 class ImageClass(Schema):
-    """A class the image may have; of the best `top_k`."""
+    """One of the best `top_k` classes for the image."""
 
     label: str
     class_id: int = Field(ge=0)
@@ -61,7 +61,7 @@ class ImageClass(Schema):
 
 
 class Detection(Schema):
-    """An object that was found. What comes after `box` depends on the model's task."""
+    """An object that was found. The fields after `box` depend on the model's task."""
 
     label: str
     class_id: int = Field(ge=0)
@@ -76,7 +76,7 @@ class Detection(Schema):
 
 
 class DetectedImage(Schema):
-    """What a detector found in an image, best score first. Width and height are the image's, as displayed."""
+    """The objects found in an image, best score first. Width and height are the image's, as displayed."""
 
     detections: list[Detection]
     width: int
@@ -84,7 +84,7 @@ class DetectedImage(Schema):
 
 
 class ClassifiedImage(Schema):
-    """What a classifier says of an image, best score first. Width and height are the image's, as displayed."""
+    """The classes of an image, best score first. Width and height are the image's, as displayed."""
 
     classes: list[ImageClass]
     width: int
@@ -110,7 +110,7 @@ class Area(Schema):
 
 
 class ClassMap(Schema):
-    """The class of each pixel: a PNG of 8 bits, of 16 where there are more than 256 classes."""
+    """The class of each pixel: a PNG of 8 bits, or of 16 if there are more than 256 classes."""
 
     size: list[int] = Field(description="Height and width of the map")
     png: str
@@ -126,7 +126,7 @@ class SegmentedImage(Schema):
 
 
 class DepthMap(Schema):
-    """What the network says of the image: `min` + level / 65535 * (`max` - `min`), or its own float32."""
+    """The depth of each pixel: `min` + level / 65535 * (`max` - `min`), or the network's own float32."""
 
     size: list[int] = Field(description="Height and width of the map")
     min: float
@@ -136,7 +136,7 @@ class DepthMap(Schema):
 
 
 class DepthImage(Schema):
-    """How deep an image is."""
+    """The depth of an image."""
 
     depth: DepthMap
     width: int
@@ -144,7 +144,7 @@ class DepthImage(Schema):
 
 
 class RegressedImage(Schema):
-    """Numbers of an image, by name."""
+    """The numbers that the network gives for an image, by name."""
 
     values: dict[str, float]
     width: int
@@ -152,7 +152,7 @@ class RegressedImage(Schema):
 
 
 class PredictAnswer(Schema):
-    """The answer to `:predict`: an entry an image, in the order in which they were sent, and who computed it."""
+    """The answer to `:predict`: one entry for each image, in the order of the request, and what computed it."""
 
     model: str
     predictions: list[DetectedImage | ClassifiedImage | EmbeddedImage | SegmentedImage | DepthImage | RegressedImage]
@@ -172,7 +172,7 @@ class ErrorAnswer(Schema):
 
 
 class JsonOutput(Schema):
-    """A tensor of an Open Inference answer. As binary data its bytes follow the JSON, and `data` is not there."""
+    """A tensor of an Open Inference answer. As binary data its bytes follow the JSON, and `data` is absent."""
 
     name: str
     datatype: str

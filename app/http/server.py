@@ -1,6 +1,6 @@
-"""uvicorn as it is used here, without its signal handling and its listening: limits and the order of the end are ours.
+"""uvicorn without its signal handling and its listening: the limits and the order of the end are ours.
 
-Owns: uvicorn's settings, and what it listens with. Must not know what is served.
+Owns: uvicorn's settings, and its listeners. Must not know what is served.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from app.ingress.listener import Listener
 def configured(
     app: ASGIApp, kind: type[asyncio.BaseProtocol], settings: Settings, host: str, port: int
 ) -> uvicorn.Config:
-    """For a `Server` of connections of this kind."""
+    """Make the configuration of a `Server` for connections of this kind."""
     config = uvicorn.Config(
         app,
         http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
         host=host,
         port=port,
-        log_config=None,  # Its lines are ours to form.
+        log_config=None,  # Our loggers format its lines.
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # Nothing here asks where a request came from.
+        proxy_headers=False,  # Nothing here asks for a request's origin.
         lifespan="off",
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=5,
@@ -52,12 +52,12 @@ class Server(uvicorn.Server):
         self.connections, self.hurry, self.tls = connections, hurry, tls
 
     def become(self, app: ASGIApp, kind: Any) -> None:
-        """Serve another application, by protocols of this kind, to those that connect from now on."""
+        """Serve another application, by protocols of this kind, to clients that connect from now on."""
         self.config.loaded_app, self.config.http_protocol_class = app, kind
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; `sockets` are not ours. Raises OSError."""
-        self.servers: list[Any] = []  # Of what uvicorn wants to close at the end.
+        """Listen; `sockets` is not used. Raises OSError."""
+        self.servers: list[Any] = []  # Listeners that uvicorn closes at the end.
         try:
             await self.listen(self.config.port, self.config.host)
         except OSError as error:
@@ -69,16 +69,16 @@ class Server(uvicorn.Server):
         self.started = True
 
     def connection(self) -> Any:
-        """A protocol for a new connection."""
+        """Make a protocol for a new connection."""
         return cast(Any, self.config.http_protocol_class)(self.config, self.server_state, {})
 
     def pass_on(self, passing: Callable[[socket.socket, Callable[[], None]], bool]) -> None:
-        """Ask of each connection whether another process has it now (app.ingress.listener)."""
+        """Ask for each connection whether another process has it now (app.ingress.listener)."""
         for each in self.servers:
             each.passing = passing
 
     async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
-        """Listen on a port, perhaps one more. Raises OSError."""
+        """Listen on a port, which may be a further one. Raises OSError."""
         listener = Listener(self.connection, self.connections, self.config.ssl, too_many())
         self.servers.append(listener)
         await listener.listen(host, port, reuse_port=reuse_port)

@@ -1,11 +1,11 @@
-"""The arena: shared memory in which pixels travel to the workers, and results come back.
+"""The arena: shared memory that carries pixels to the workers and results back.
 
     a slot's input: as many bytes as the pool says        its place for results: RESULT_BYTES, in memory of its own
 
-Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and which
-slots are free. Must not know what is in a slot. The server writes inputs, workers write results; a slot number is all
-that is sent. Pools lie in one memory or in several, each with a second one for results: a process that has one sees
-nothing of the others. Decoders have none of those for results.
+Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and the
+free slots. Must not know what is in a slot. The server writes inputs, workers write results; only a slot number is
+sent. Pools lie in one memory or in several, each with a second one for results: a process that has one sees nothing of
+the others. Decoders have none of those for results.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 RESULT_BYTES = 256 << 10
-"""Place for results in each slot. The system gives memory for what is used of it; larger ones: app.worker.results."""
+"""Place for results in each slot. The system gives memory for the used part; larger results: app.worker.results."""
 _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or a page with a neighbour.
 
 
 @dataclass(frozen=True)
 class Pool:
-    """`count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
+    """Pool of `count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
 
-    `memory`: which of the arena's it lies in. In the one for results that belongs to it, the first slot's place is at
-    `result_offset_bytes`, and the others follow.
+    `memory`: number of the arena's memory that it lies in. In the memory for results that belongs to it, the first
+    slot's place is at `result_offset_bytes`, and the others follow.
     """
 
     slot_bytes: int
@@ -45,10 +45,10 @@ class Arena:
     """Shared memory in pools of slots. A child process gets descriptors, and maps the same memory."""
 
     def __init__(self, pools: Sequence[tuple[int, int]], memories: Sequence[int] | None = None) -> None:
-        """`pools`: (bytes a slot, slots) of each pool. The system gives memory when a slot is first used.
+        """Make the pools. `pools`: (bytes a slot, slots) of each. The system gives memory when a slot is first used.
 
-        `memories`: which memory each pool lies in, counted from 0: a process that has one sees nothing of the others.
-        None: all in one.
+        `memories`: which memory each pool lies in, from 0; None: all in one. A process that has one sees nothing of the
+        others.
         """
         layout: list[Pool] = []
         sizes: dict[int, int] = {}
@@ -66,24 +66,24 @@ class Arena:
 
     @classmethod
     def opened(cls, pools: tuple[Pool, ...], *descriptors: int) -> Arena:
-        """The arena behind what `descriptors` gave, which is the arena's from now on."""
+        """Map the arena from its `descriptors`, which the arena owns from now on."""
         arena = cls.__new__(cls)
         arena._map(pools, descriptors)
         return arena
 
     def descriptors(self, memory: int | None = None, *, results: bool = True) -> list[int]:
-        """New descriptors of a memory, or of all, and of those for results where wanted; the caller's to close."""
+        """Return new descriptors of a memory, or of all, and of those for results if wanted; the caller's to close."""
         wanted = range(self._count) if memory is None else [memory]
         kinds = (0, self._count) if results else (0,)
         return [os.dup(self._descriptors[kind + each]) for kind in kinds for each in wanted]
 
     def pools_in(self, memory: int) -> tuple[Pool, ...]:
-        """The pools as one sees them who has this memory alone: those that lie elsewhere have no slots."""
+        """Return the pools for a process that has this memory alone: pools that lie elsewhere have no slots."""
         return tuple(replace(each, memory=0, count=each.count if each.memory == memory else 0) for each in self.pools)
 
     def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
-        # Of memories; as many for results follow, where they are here.
+        # Count of memories; as many for results follow, if they are here.
         self._count = 1 + max(pool.memory for pool in pools)
         self._descriptors = descriptors
         self._memories: Sequence[npt.NDArray[np.uint8]] | None = [
@@ -91,19 +91,19 @@ class Arena:
         ]
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
-        """The bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
+        """Return the bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
         layout = self._layout(pool, index)
         start = layout.offset_bytes + index * layout.stride_bytes
         return self._memory(layout.memory)[start : start + layout.slot_bytes]
 
     def result(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
-        """The place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
+        """Return the place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
         layout = self._layout(pool, index)
         start = layout.result_offset_bytes + index * RESULT_BYTES
         return self._memory(self._count + layout.memory)[start : start + RESULT_BYTES]
 
     def results(self, pool: int) -> npt.NDArray[np.uint8]:
-        """The places for results of all slots of a pool: uint8 [count, RESULT_BYTES]."""
+        """Return the places for results of all slots of a pool: uint8 [count, RESULT_BYTES]."""
         layout = self.pools[pool]
         start = layout.result_offset_bytes
         memory = self._memory(self._count + layout.memory)
@@ -121,7 +121,7 @@ class Arena:
         return self._memories[number]
 
     def close(self) -> None:
-        """Give the descriptors back; the memory goes with the last array that still looks at it. Idempotent."""
+        """Close the descriptors; the memory goes with the last array that uses it. Idempotent."""
         if self._memories is not None:
             self._memories = None
             for each in self._descriptors:
@@ -130,10 +130,10 @@ class Arena:
 
 
 def sealed_memory(name: str, size: int) -> int:
-    """A descriptor of new memory whose size stays as it is. Raises OSError.
+    """Make memory of a fixed size and return its descriptor. Raises OSError.
 
-    A process that looks behind the end of a file that has shrunk is ended: no worker may do that to the server. And
-    what is written behind the end of one that has grown, no limit of a decoder would count.
+    A process that reads behind the end of a file that has shrunk is ended: no worker may do that to the server. And no
+    limit of a decoder would count what is written behind the end of a file that has grown.
     """
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
@@ -142,7 +142,7 @@ def sealed_memory(name: str, size: int) -> int:
 
 
 class FreeSlots:
-    """Which slots of a pool are free. Last freed, first taken: a lightly loaded service touches few pages."""
+    """The free slots of a pool. Last freed, first taken: a lightly loaded service touches few pages."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count - 1, -1, -1))
@@ -153,11 +153,11 @@ class FreeSlots:
 
     @property
     def taken(self) -> int:
-        """How many are not free."""
+        """Count of the slots that are not free."""
         return len(self._taken)
 
     def take(self) -> int:
-        """A free slot's number. Raises IndexError when none is left."""
+        """Take a free slot and return its number. Raises IndexError if none is left."""
         index = self._free.pop()
         self._taken.add(index)
         return index

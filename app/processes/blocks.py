@@ -1,6 +1,6 @@
-"""Blocks of shared memory in which an ingress of another process puts what its requests bring, for the owner to read.
+"""Blocks of shared memory in which an ingress of another process puts its requests' bytes, for the owner to read.
 
-Owns: which blocks are free. Must not know what is in one.
+Owns: the free blocks. Must not know what is in one.
 """
 
 from __future__ import annotations
@@ -11,28 +11,29 @@ import os
 from app.processes.arena import sealed_memory
 
 _LEAST_BITS, _KEPT_BITS = 12, 20
-"""Of a block's size: the least, and the most that stays with the process once it is free."""
+"""Bits of a block's size: the least, and the most that stays with the process once it is free."""
 _KEPT_BYTES = 16 << 20
-"""So much stays with the process of all free blocks together: the next requests find it in the cache."""
+"""Most bytes of free blocks that stay with the process: the next requests find them in the cache."""
 ROOM = 40
-"""So many times what is in use at once is the memory: a block is up to twice as large as what is in it, blocks of one
-size are never used for another, and there are 20 sizes. The system gives memory only for what is touched."""
+"""Ratio of the memory to the bytes in use at once: a block is up to twice as large as its content, no block serves
+another size, and there are 20 sizes. The system gives memory only for what is touched.
+"""
 
 
 class Blocks:
-    """Made by who writes. Not more than `size_bytes / ROOM` may be in use at once."""
+    """Blocks, made by the process that writes. Not more than `size_bytes / ROOM` may be in use at once."""
 
     def __init__(self, size_bytes: int) -> None:
         self.descriptor = sealed_memory("anychip-blocks", size_bytes)
         self._memory = mmap.mmap(self.descriptor, size_bytes)
         self._view = memoryview(self._memory)
         self._end = 0
-        self._free: dict[int, list[int]] = {}  # With memory.
-        self._empty: dict[int, list[int]] = {}  # The system has that back.
+        self._free: dict[int, list[int]] = {}  # Free blocks that keep their memory.
+        self._empty: dict[int, list[int]] = {}  # Free blocks whose memory the system has back.
         self._kept = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Put it into a block; where that begins. Raises MemoryError."""
+        """Put `data` into a block; return where the block begins. Raises MemoryError."""
         bits = _bits(len(data))
         if free := self._free.get(bits):
             start = free.pop()  # Last freed, first taken: it is in the cache.
@@ -47,7 +48,7 @@ class Blocks:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """Nothing looks at the block of `size` bytes any more."""
+        """Free the block of `size` bytes at `start`: no process reads it any more."""
         bits = _bits(size)
         if bits <= _KEPT_BITS and self._kept + (1 << bits) <= _KEPT_BYTES:
             self._free.setdefault(bits, []).append(start)
@@ -62,7 +63,7 @@ def _bits(size: int) -> int:
 
 
 def opened(descriptor: int) -> memoryview:
-    """All of the memory, for who only reads; closes the descriptor. Raises OSError, ValueError."""
+    """Map all of the memory for a reader and close the descriptor. Raises OSError, ValueError."""
     try:
         return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
     finally:

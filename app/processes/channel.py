@@ -1,10 +1,10 @@
 """One end of a socket pair between the server and a worker: whole messages, and neither end ever waits for the other.
 
-Owns: framing (four bytes of length, then the message), what waits to be written, and descriptors that travel with a
-message. Must not know what a message says.
+Owns: framing (four bytes of length, then the message), bytes that wait to be written, and descriptors that travel with
+a message. Must not know what a message says.
 
-Nothing here blocks. What the socket does not take at once waits here, up to a limit; what has arrived in part waits for
-the rest. A frozen or broken other end therefore costs memory up to the limit, and never time.
+Nothing here blocks. Bytes that the socket does not take at once wait here, up to a limit; an incomplete message waits
+for its rest. A frozen or broken other end therefore costs memory up to the limit, and never time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Sequence
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Longer messages are refused, by both ends: what is large travels in shared memory."""
+"""Longest message; both ends refuse longer ones: large data travels in shared memory."""
 MAX_WAITING_BYTES = 8 << 20
-"""What may wait until the other end reads, what keeping it takes included."""
+"""Most bytes that may wait until the other end reads, the cost of keeping them included."""
 _KEEPING_BYTES = 256
-"""What a message that waits takes beside its bytes: many small ones shall cost no more than few large ones."""
+"""Cost of a waiting message beside its bytes: many small ones shall cost no more than few large ones."""
 _HEADER = struct.Struct("<I")
 _CHUNK_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -31,23 +31,23 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsiz
 
 
 class ChannelError(Exception):
-    """The other end does not keep to the rules; the message is one sentence without a full stop."""
+    """Breach of the rules by the other end; the message is one sentence without a full stop."""
 
 
 class DescriptorLostError(ChannelError):
-    """A descriptor came while this process may have no more of them: the system has closed it."""
+    """Loss of a descriptor that came while this process may have no more of them: the system has closed it."""
 
 
 _LOST = -1
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends. Raises OSError."""
+    """Make both ends. Raises OSError."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 class Channel:
-    """One end. Owned by one thread, or guarded by its owner."""
+    """One end of a channel. Owned by one thread, or guarded by its owner."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -59,25 +59,25 @@ class Channel:
         self._waiting_bytes = 0
 
     def fileno(self) -> int:
-        """For an event loop."""
+        """Return the socket's descriptor, for an event loop."""
         return self._socket.fileno()
 
     @property
     def waiting(self) -> bool:
-        """Whether something waits until the socket takes it: then `flush` is to be called once it does."""
+        """True while bytes wait until the socket takes them: then `flush` is to be called once it does."""
         return bool(self._waiting)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message, now or when the socket takes it. The channel owns and closes `descriptors`.
 
-        Raises ChannelError when too much waits already, OSError when the other end is gone.
+        Raises ChannelError if too much waits already, OSError if the other end is gone.
         """
         frame = memoryview(_HEADER.pack(len(message)) + message)
         if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) + _KEEPING_BYTES > MAX_WAITING_BYTES:
             _close_all(descriptors)
             reason = "a message is too long" if len(message) > MAX_MESSAGE_BYTES else "the other end does not read"
             raise ChannelError(f"{reason}: {len(message)} bytes, {self._waiting_bytes} wait")
-        if not self._waiting and not descriptors:  # What nearly every message does.
+        if not self._waiting and not descriptors:  # The usual case.
             try:
                 sent = self._socket.send(frame)
             except BlockingIOError:
@@ -88,11 +88,11 @@ class Channel:
         first = not self._waiting
         self._waiting.append((frame, list(descriptors)))
         self._waiting_bytes += len(frame) + _KEEPING_BYTES
-        if first:  # Else the socket is full: to try it for each message would cost a system call each.
+        if first:  # Else the socket is full: a try for each message would cost a system call each.
             self.flush()
 
     def flush(self) -> None:
-        """Write as much as the socket takes of what waits. Raises OSError."""
+        """Write as much of the waiting bytes as the socket takes. Raises OSError."""
         while self._waiting:
             frame, descriptors = self._waiting[0]
             try:
@@ -109,7 +109,7 @@ class Channel:
                 self._waiting[0] = (frame[sent:], descriptors)
 
     def receive(self) -> list[bytes]:
-        """The messages that have arrived as a whole; none when none has.
+        """Return the messages that have arrived whole; none if none has.
 
         Raises EOFError at the end, ConnectionError, ChannelError.
         """
@@ -123,14 +123,14 @@ class Channel:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
         if flags & socket.MSG_CTRUNC and not ancillary:
-            self._descriptors.append(_LOST)  # One came: who has less room than for one message gets none.
+            self._descriptors.append(_LOST)  # One came: a process without room for one gets none.
         elif flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ChannelError("too many descriptors came")
         if not size:
             raise EOFError
         if not self._received and size >= _HEADER.size:
             (length,) = _HEADER.unpack_from(self._chunk)
-            if size == _HEADER.size + length:  # What nearly every message does.
+            if size == _HEADER.size + length:  # The usual case.
                 return [bytes(self._chunk[_HEADER.size : size])]
         self._received += self._chunk[:size]
         messages = []
@@ -160,8 +160,8 @@ class Channel:
         return descriptor
 
     def wait(self, timeout_s: float | None) -> tuple[bool, bool]:
-        """For a thread without an event loop: until there is something to receive, or the socket takes more of what
-        waits, or time is up; which of the first two it was.
+        """Wait, in a thread without an event loop, until there is something to receive, the socket takes more of the
+        waiting bytes, or time is up. Return whether it can be read, and whether it can be written.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._waiting else 0))

@@ -1,4 +1,4 @@
-"""How many files this process may have open.
+"""The limit of files that this process may have open.
 
 Owns: the limit of the system, raised for the connections that there may be. Must not know what they are.
 """
@@ -11,15 +11,15 @@ import resource
 log = logging.getLogger("anychip")
 
 _OTHERS = 256
-"""For processes, files and the administration's connections: clients leave them alone."""
+"""Descriptors for processes, files and the administration's connections: clients leave them alone."""
 
 
 def make_room(connections: int, descriptors: int = 1) -> int:
-    """Let this process have the descriptors that connections may need; return how many connections there may be.
+    """Raise the limit for the descriptors that connections may need; return how many connections there may be.
 
     `descriptors`: the most that one takes.
     """
-    wanted = (descriptors + 1) * connections + _OTHERS  # Those that end stay open for a moment.
+    wanted = (descriptors + 1) * connections + _OTHERS  # Ended ones stay open for a moment.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return connections

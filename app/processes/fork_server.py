@@ -1,9 +1,9 @@
-"""A fork server as the event loop sees it: the process from which others are forked, and another whenever it is gone.
+"""A fork server as the event loop sees it: the process that forks others, and its successor whenever it is gone.
 
-Owns: its process and socket, who waits for a child, and the start of programs. Must not know what a child does. Nothing
-here blocks: a fork server is asked for few children, and says little.
+Owns: its process and socket, the callers that wait for a child, and the start of programs. Must not know what a child
+does. Nothing here blocks: a fork server is asked for few children, and says little.
 
-What it has forked is this process's own child (forking): one that ends, hangs or is stopped costs none of them.
+A forked child is this process's own child (forking): a fork server that ends, hangs or is stopped costs none of them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _POLL_S = 0.02
 _LOOK_S = 1.0
 _LOOKS = 5
-"""So often a fork server may be found silent that has been asked for something, which takes it milliseconds. Looks are
-counted, and not seconds: of time in which this process itself stood still only one passes."""
+"""Looks for which a fork server may be silent after a request; an answer takes milliseconds. They are counted instead
+of seconds: of time in which this process itself stood still only one passes.
+"""
 _IMPORT_LOOKS = 120
 _MOST_FAILURES = 3
 _SPAWNED = "from app.processes.forking import run_spawned; run_spawned()"
@@ -46,7 +47,7 @@ class Begun(NamedTuple):
     environment: Mapping[str, str]
 
     def end(self) -> None:
-        """End one that no event loop has."""
+        """End a fork server that no event loop has."""
         self.control.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
@@ -55,30 +56,30 @@ class Begun(NamedTuple):
 
 class Child:
     """A child process of this one. `exited`, once it is reaped, has its exit status, minus the signal that ended it;
-    None where that is not known.
+    None if that is not known.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int | None] = self._loop.create_future()
-        # Not the end of a socket: a process that it has started may still hold that.
+        # Not the end of a socket: a process started by the child may still hold that.
         try:
             self._handle = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # A kernel or sandbox that has none.
+        except (AttributeError, OSError):  # A kernel or sandbox without pidfd.
             self._handle = -1
             self._loop.call_soon(self._look)
         else:
             self._loop.add_reader(self._handle, self._look)
 
     def kill(self) -> None:
-        """End it now, if the system can. Until it is reaped its number is no other process's."""
+        """End the child now, if the system can. Until it is reaped its number is no other process's."""
         if not self.exited.done():
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def ends_within(self, limit_s: float) -> bool:
-        """Whether it is reaped within this time."""
+        """Wait for the child to be reaped; return True if it is within this time."""
         await asyncio.wait((self.exited,), timeout=limit_s)
         return self.exited.done()
 
@@ -98,12 +99,12 @@ class Child:
 
 
 class ForkServer:
-    """Made, used and stopped inside one running event loop. There is a process, or another is about to begin."""
+    """A fork server, made, used and stopped inside one running event loop. It restarts its process when needed."""
 
     def __init__(self, begin: Callable[[], Begun]) -> None:
-        """`begin`: starts a process; is called in a thread, and may raise OSError."""
+        """Start soon. `begin`: starts a process; it is called in a thread, and may raise OSError."""
         self.environment: Mapping[str, str] = {}
-        """The one that the process was started in."""
+        """Environment that the process was started in."""
         self._begin = begin
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
@@ -111,8 +112,8 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._process: Child | None = None
         self._between = 0
-        self._failures = 0  # In a row, of those that have forked nothing.
-        self._silent = 0  # Looks.
+        self._failures = 0  # Ends in a row without a fork.
+        self._silent = 0  # Looks without an answer.
         self._stopped = False
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -120,19 +121,19 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None where none could be begun yet."""
+        """The process's id; None if none could be begun yet."""
         return self._process.pid if self._process is not None else None
 
     @property
     def ready(self) -> bool:
-        """Whether it forks at once."""
+        """True if it forks at once."""
         return self._ready.done() and self._ready.exception() is None
 
     async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
-        """A child, which gets these descriptors; `fresh`: its interpreter is to be a new one.
+        """Fork a child, which gets these descriptors; `fresh`: with a new interpreter.
 
-        What cannot be forked is tried again, after pauses, until the caller is cancelled; of a fork server that ends,
-        by the next one. Raises ConnectionError when one was never ready, or several in a row have forked nothing.
+        A fork that fails is tried again, after pauses, until the caller is cancelled; if the fork server ends, the next
+        one forks. Raises ConnectionError if one was never ready, or several in a row have forked nothing.
         """
         for pause_s in itertools.chain(BACKOFF_S[1:], itertools.repeat(BACKOFF_S[-1])):
             try:
@@ -145,7 +146,7 @@ class ForkServer:
         raise AssertionError
 
     async def _forked(self, descriptors: tuple[int, ...], *, fresh: bool) -> Child:
-        """Raises OSError when it cannot be forked; ConnectionError."""
+        """Fork a child. Raises OSError if it cannot be forked; ConnectionError."""
         while True:
             await asyncio.shield(self._ready)
             number = next(self._numbers)
@@ -154,7 +155,7 @@ class ForkServer:
             try:
                 self._send(number, descriptors, fresh=fresh)
                 return await asyncio.shield(child)
-            except ConnectionError as error:  # Nothing was forked: what was is heard of before the end.
+            except ConnectionError as error:  # Nothing was forked: an earlier fork is reported before the end.
                 self._settle(number, error)
                 if self._stopped or self._failures >= _MOST_FAILURES:
                     raise
@@ -187,10 +188,10 @@ class ForkServer:
         self._starting = self._loop.create_task(self._start(), name="start of a fork server")
 
     def _look(self) -> None:
-        """Once a second: whether it answers."""
+        """Look once a second whether it answers."""
         self._timer = self._loop.call_later(_LOOK_S, self._look)
         self._silent += 1
-        # While it imports it says nothing, unless it has been stopped.
+        # It is silent while it imports, unless it has been stopped.
         patient = not self._ready.done() and self._silent <= _IMPORT_LOOKS
         if self._silent > _LOOKS and not (patient and not is_stopped(self.pid)):
             self._end("it does not answer")
@@ -199,13 +200,13 @@ class ForkServer:
                 self._send(0)
 
     def _send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
-        """Raises ConnectionError."""
+        """Send a request. Raises ConnectionError."""
         try:
             if self._control is None:
                 raise ConnectionResetError("the process that forks has ended")
             socket.send_fds(self._control, [pack_request(number, fresh=fresh)], descriptors)
         except BlockingIOError:
-            pass  # It does not read: it will be found silent.
+            pass  # It does not read: a later look finds it silent.
         except OSError as error:
             self._end(f"it takes no requests: {error}")
             raise ConnectionResetError(str(error)) from None
@@ -227,7 +228,7 @@ class ForkServer:
             self._silent = 0
         if event.kind == FORKED:
             self._failures = 0
-            # One that is no longer waited for finds its socket closed, ends, and is reaped all the same.
+            # A child that no task waits for finds its socket closed, ends, and is reaped all the same.
             self._settle(event.number, Child(event.value))
         elif event.kind == NOT_FORKED:
             self._settle(event.number, OSError(event.value, os.strerror(event.value)))
@@ -243,10 +244,10 @@ class ForkServer:
             waiting.set_result(outcome)
         else:
             waiting.set_exception(outcome)
-            waiting.exception()  # Marks it as seen, should no task wait any more.
+            waiting.exception()  # Marks it as seen, in case no task waits any more.
 
     def _end(self, reason: str) -> None:
-        """The process, if there is one, is given up; another takes its place."""
+        """Give up the process, if there is one; start another unless stopped."""
         if self._timer is not None:
             self._timer.cancel()
         if self._control is not None:
@@ -261,7 +262,7 @@ class ForkServer:
         gone = ConnectionResetError(f"the process that forks is gone: {reason}")
         if not self._ready.done():
             self._ready.set_exception(gone)
-            self._ready.exception()  # Marks it as seen, should no task wait.
+            self._ready.exception()  # Marks it as seen, in case no task waits.
         if not self._stopped:
             self._ready = self._loop.create_future()
         for number in list(self._forks):
@@ -272,8 +273,8 @@ class ForkServer:
 
 
 def prepare(libraries: Callable[[], None], *mains: str) -> None:
-    """Fork a fork server for each of `mains` ("module:function"), which share what `libraries` imports, and this
-    process does not.
+    """Fork a fork server for each of `mains` ("module:function"). They share what `libraries` imports; this process
+    does not.
 
     For a process that has one thread and is about to make a service, which `begin` then gives them. The caller calls
     `discard_prepared` in the end.
@@ -281,7 +282,7 @@ def prepare(libraries: Callable[[], None], *mains: str) -> None:
     if threading.active_count() > 1:
         return
     pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in mains]
-    _adopt(len(mains) - 1)  # All but the first are forked by that.
+    _adopt(len(mains) - 1)  # The first fork server forks all others.
     servers = [(theirs, pkgutil.resolve_name(main)) for main, (_, theirs) in zip(mains, pairs, strict=True)]
     pid = forked(libraries, *servers)
     for number, (main, (ours, theirs)) in enumerate(zip(mains, pairs, strict=True)):
@@ -290,18 +291,18 @@ def prepare(libraries: Callable[[], None], *mains: str) -> None:
 
 
 _prepared: dict[str, Begun] = {}
-"""Of one that another forks the process id is not known yet, and 0."""
+"""Prepared fork servers. The process id is 0 until known if another fork server forks this one."""
 
 
 def is_prepared(main: str) -> bool:
-    """Whether such a fork server waits for `begin`."""
+    """Return True if such a fork server waits for `begin`."""
     return main in _prepared
 
 
 def discard_prepared(main: str) -> None:
     """End the fork server that no event loop has taken, if there is one."""
     if main in _prepared:
-        with contextlib.suppress(OSError):  # It is not there yet, and will find its socket closed.
+        with contextlib.suppress(OSError):  # It does not run yet, and will find its socket closed.
             _prepared[main].control.setblocking(False)
             begin(main).end()
         if main in _prepared:
@@ -317,10 +318,10 @@ def prepare_bare(main: str, environment: Mapping[str, str]) -> None:
 
 
 def begin(main: str, environment: Mapping[str, str] | None = None) -> Begun:
-    """The prepared fork server, or a fresh interpreter that runs `main` with its socket and this process's id.
+    """Return the prepared fork server, or start an interpreter that runs `main` with its socket and this process's id.
 
-    `environment`: of a fresh interpreter; this process's where it is None. For a thread: on a busy machine it takes a
-    tenth of a second and more. Raises OSError.
+    `environment`: of a fresh interpreter, None: this process's. For a thread: on a busy machine it takes a tenth of a
+    second and more. Raises OSError.
     """
     if main in _prepared:
         begun = _prepared[main]
@@ -346,9 +347,9 @@ def begin(main: str, environment: Mapping[str, str] | None = None) -> Begun:
 
 
 def start(command: Sequence[str], end: socket.socket, environment: Mapping[str, str]) -> int:
-    """Start a program in an `environment`, which inherits `end`; returns its process id.
+    """Start a program in an `environment`, which inherits `end`; return its process id.
 
-    As os.posix_spawn, which keeps the interpreter's lock until the new program runs: this gives it back meanwhile.
+    Like os.posix_spawn, which holds the interpreter's lock until the new program runs; this releases it meanwhile.
     Raises OSError.
     """
     end.set_inheritable(True)
@@ -365,9 +366,9 @@ _adopting = 0
 
 
 def _adopt(more: int) -> None:
-    """While a child is awaited, what has lost its parent below this process becomes this process's child.
+    """Make orphans below this process its children while a child is awaited.
 
-    Not longer: what a worker's compiler has started and left must not become one.
+    Not longer: processes that a worker's compiler has started and left must not become its children.
     """
     global _adopting  # noqa: PLW0603
     _adopting += more

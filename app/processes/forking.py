@@ -4,11 +4,11 @@
       ▲                                                                │
       └──── its process id ◄───────────────────────────────────────────┘
 
-Owns: what the two say to each other, and the loop that forks. Must not know what a child does. A fork server has one
-thread, touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its
-memory. It forks twice, as daemons do, and the process in between ends at once: the child's parent is the server then
-(app/processes/fork_server.py asks the system for that), so that it lives on without the fork server, and not without
-the server.
+Owns: the messages of the two, and the loop that forks. Must not know what a child does. A fork server has one thread,
+touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its memory. It
+forks twice, as daemons do, and the process in between ends at once. The child's parent is then the server
+(app/processes/fork_server.py asks the system for that): the child lives on without the fork server, and not without the
+server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
 
 
 class Event(NamedTuple):
-    """What a fork server says: READY once its libraries are there, and whenever it is asked for the number 0; FORKED
+    """Message of a fork server: READY once its libraries are there, and whenever it is asked for the number 0; FORKED
     with a child's process id; NOT_FORKED with the system's error number. `between`: the process between the two.
     """
 
@@ -47,25 +47,25 @@ class Event(NamedTuple):
 
 
 def event_in(packet: bytes) -> Event:
-    """The event of a packet."""
+    """Decode the event of a packet."""
     return Event._make(_EVENT.unpack(packet))
 
 
 def pack_request(number: int, *, fresh: bool = False) -> bytes:
-    """Asks a fork server for a child, or for a `fresh` interpreter; its descriptors go beside it."""
+    """Encode a request for a child, or for a `fresh` interpreter; its descriptors go beside it."""
     return _REQUEST.pack(number, fresh)
 
 
 ForkServerMain: TypeAlias = Callable[[socket.socket, int], None]
-"""What a fork server does, with its socket and the server's process id."""
+"""Main function of a fork server, with its socket and the server's process id."""
 
 
 def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkServerMain]) -> int:
-    """Fork a process from this one, which has one thread; returns its process id.
+    """Fork a process from this one, which has one thread; return its process id.
 
-    It imports `libraries`, forks a fork server for each but the first of `servers`, and becomes that. The others share
-    what it has imported, are this process's own children, and say FORKED first. None keeps anything open but its
-    socket and the standard streams.
+    It imports `libraries`, forks a fork server for each but the first of `servers`, and becomes the first. The others
+    share its libraries, are this process's own children, and say FORKED first. None keeps anything open but its socket
+    and the standard streams.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -75,9 +75,9 @@ def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkSer
         settle(parent, "fork-workers")
         kept = {0, 1, 2, *(each.fileno() for each, _ in servers)}
         for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-            with contextlib.suppress(OSError):  # The one that listed them is closed already.
+            with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
                 os.close(descriptor)
-        with contextlib.suppress(Exception):  # Who needs them meets it again, and says so.
+        with contextlib.suppress(Exception):  # Code that needs them meets the error again and reports it.
             libraries()
         (control, main), *others = servers
 
@@ -99,7 +99,7 @@ def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkSer
 
 
 def end_with(run: Callable[[], None]) -> NoReturn:
-    """Run the rest of this process, which was forked; never returns. Its parent's exit hooks are not its own."""
+    """Run the rest of this process, which was forked; never return. Its parent's exit hooks are not its own."""
     status = 1
     try:
         run()
@@ -116,7 +116,7 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 
 def settle(parent: int, name: str) -> None:
-    """What a fork server does first: the server hears signals, and ends it in order; it dies with the server."""
+    """Settle a fork server: it ignores signals, as the server ends it in order, and it dies with the server."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     name_process(name)
@@ -124,7 +124,7 @@ def settle(parent: int, name: str) -> None:
 
 
 def die_with(parent: int) -> None:
-    """This process ends when its parent does."""
+    """End this process when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):  # Linux.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -132,7 +132,7 @@ def die_with(parent: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """What `ps` and `top` call this process: 15 characters."""
+    """Set the name of this process in `ps` and `top`: 15 characters."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
@@ -148,8 +148,8 @@ def run_spawned() -> None:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether the process is stopped, by SIGSTOP or a debugger, so that it may go on at any moment; False where there
-    is none (any more).
+    """Return True if the process is stopped, by SIGSTOP or a debugger, and may go on at any moment; False if there is
+    none (any more).
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -160,13 +160,13 @@ def is_stopped(pid: int | None) -> bool:
 
 
 Main: TypeAlias = Callable[[int, Sequence[int]], None]
-"""What a forked process does, with the server's process id and the descriptors that came with its number."""
+"""Main function of a forked process, with the server's process id and the descriptors that came with its number."""
 
 
 def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Main | None = None) -> None:
     """Fork a process for each number that is sent, until the server's end closes.
 
-    `server`: its process id. `child`: what a process does; `fresh`: what, where a fresh interpreter is asked for.
+    `server`: its process id. `child`: main function of a process; `fresh`: of one in a fresh interpreter.
     """
     _say(control, READY)
     while True:
@@ -184,7 +184,7 @@ def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Mai
 
 
 def _fork(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
-    """Fork a child of the server. One that cannot be forked is told of, and costs nothing else."""
+    """Fork a child of the server; report one that cannot be forked."""
     try:
         between = os.fork()
     except OSError as error:
@@ -196,7 +196,7 @@ def _fork(control: socket.socket, number: int, server: int, run: Callable[[], No
 
 
 def _fork_again(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
-    """The process between fork server and child, and then the child."""
+    """Fork the child from the process in between, and run it."""
     between = os.getpid()
     try:
         pid = os.fork()
@@ -205,22 +205,22 @@ def _fork_again(control: socket.socket, number: int, server: int, run: Callable[
         return
     if pid:
         return
-    while os.getppid() == between:  # It has nothing left to do but to end.
+    while os.getppid() == between:  # The process in between has only to end.
         time.sleep(_LOOK_S)
     die_with(server)
-    with contextlib.suppress(ConnectionError):  # The server does not want it any more; it will find that out.
+    with contextlib.suppress(ConnectionError):  # The server does not want the child any more; the child finds that out.
         _say(control, FORKED, number, os.getpid(), between)
     control.close()
     run()
 
 
 def _say(control: socket.socket, kind: int, number: int = 0, value: int = 0, between: int = 0) -> None:
-    """Raises ConnectionError."""
+    """Send an event. Raises ConnectionError."""
     control.send(_EVENT.pack(kind, number, value, between))
 
 
 def received(control: socket.socket) -> tuple[bytes, list[int]]:
-    """A packet and the descriptors that came with it."""
+    """Receive a packet and its descriptors."""
     descriptors = array("i")
     data, ancillary, _, _ = control.recvmsg(64, socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize))
     for level, kind, content in ancillary:

@@ -1,11 +1,11 @@
-"""Objects as data: what a process is to load, without pickle.
+"""Packing of objects as data, without pickle: it carries what a process is to load.
 
     object ─► MessagePack of names and values, arrays behind it as they are ─► object
 
 Owns: the form, and the memory of its own in which it travels: megabytes must not go through a channel, and neither end
-copies arrays while it holds the interpreter's lock. What is written is what an object consists of: its class by name,
-its fields, and so on. Reading makes such an object and sets its fields; it calls nothing that the data names, so bytes
-cannot be instructions. The server alone writes this, and only its workers and decoders read it.
+copies arrays while it holds the interpreter's lock. An object is written as its class's name, its fields, and so on.
+Reading makes such an object and sets its fields; it calls nothing that the data names, so bytes cannot be instructions.
+The server alone writes this, and only its workers and decoders read it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 import msgspec
 
 _ARRAY, _OBJECT, _TUPLE, _DICT, _PATH, _ENUM = range(1, 7)
-"""Kinds of what MessagePack has no form for: each is an extension with a list as content."""
+"""Kinds of values that MessagePack has no form for: each is an extension with a list as content."""
 
 
 def write_packed(value: object, name: str) -> int:
-    """A descriptor of memory (a memfd) that holds the object, the caller's to close.
+    """Write the object to memory (a memfd) and return its descriptor, the caller's to close.
 
     May take a moment: not for the event loop. Raises TypeError for what is more than data, OSError.
     """
@@ -51,12 +51,12 @@ def write_packed(value: object, name: str) -> int:
 
 
 def packed(value: object) -> bytes:
-    """An object without arrays, for `unpacked`. Raises TypeError for what is more than data."""
+    """Pack an object without arrays, for `unpacked`. Raises TypeError for what is more than data."""
     return msgspec.msgpack.encode(_packable(value, _Arrays()))
 
 
 def read_packed(descriptor: int) -> Any:
-    """The object again; closes the descriptor. Arrays are the reader's own to write to, and shared until it does.
+    """Read the object and close the descriptor. Arrays are the reader's own to write to, and shared until it does.
 
     Raises ValueError, TypeError, ImportError.
     """
@@ -69,7 +69,7 @@ def read_packed(descriptor: int) -> Any:
 
 
 def unpacked(content: bytes | memoryview, arrays: memoryview) -> Any:
-    """The object of which this is the content, over the memory of its arrays. Raises as `read_packed`."""
+    """Make the object of this content, over the memory of its arrays. Raises as `read_packed`."""
 
     def hook(code: int, data: memoryview) -> Any:
         read = _READERS.get(code)
@@ -90,7 +90,7 @@ def _aligned(size: int) -> int:
 
 
 class _Arrays:
-    """The bytes of an object's arrays, each with where it lies behind the content."""
+    """The bytes of an object's arrays, each with its place behind the content."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[int, memoryview]] = []
@@ -108,7 +108,7 @@ def _extended(kind: int, content: object) -> msgspec.msgpack.Ext:
 
 
 def _packable(value: Any, arrays: _Arrays) -> Any:
-    """In what MessagePack has, and extensions."""
+    """Convert a value to MessagePack's types and extensions."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if type(value) is list:
@@ -131,13 +131,13 @@ def _packable(value: Any, arrays: _Arrays) -> Any:
 
 
 def _state(value: Any) -> Mapping[str, Any]:
-    """Raises TypeError for an object whose class says itself how it is written, or that is more than its fields."""
+    """Return the fields of an object. Raises TypeError for one that is more than its fields."""
     kind = type(value)
     if isinstance(value, type) or callable(getattr(value, "__func__", None)) or kind.__module__ == "builtins":
         raise TypeError(f"{kind.__qualname__} is more than data")
     slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name not in _NO_STATE]
     state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    # What a cached property has computed is computed again where it is needed.
+    # A cached property is computed again if it is needed.
     kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not _is_cached(kind, name)}
     return state | kept
 

@@ -1,4 +1,4 @@
-"""A channel on an event loop: the messages of one turn go in one packet, and what comes is handed on one by one.
+"""A channel on an event loop: the messages of one turn go in one packet, and received ones are handed on one by one.
 
 Owns: reading, writing, and the end of both. Must not know what is said: both ends name the type of what they hear.
 """
@@ -22,13 +22,13 @@ from app.processes.channel import Channel, ChannelError
 log = logging.getLogger("anychip.talk")
 
 _PACKET_BYTES = 1 << 20
-"""What a turn says is sent at once where it is more than this."""
+"""Size of a turn's messages from which they are sent at once."""
 _LEAST_BYTES = 256
-"""What a message counts at least: to handle it costs as much."""
+"""Least size that a message counts as: to handle it costs as much."""
 
 
 class Talk:
-    """One end, inside a running event loop. `ended`: is called once, with the reason."""
+    """One end of a channel, inside a running event loop. `ended`: a future with the reason of the end."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class Talk:
         *,
         most_bytes_per_s: float = math.inf,
     ) -> None:
-        """`heard`: the type of what the other end says, which `handle` is called with. What it raises ends the talk.
+        """Begin to read. `heard`: type of the other end's messages; `handle` gets each, and its errors end the talk.
 
-        `early`: packets that have come already. `most_bytes_per_s`: what it may say; twice that at once.
+        `early`: packets that have come already. `most_bytes_per_s`: limit of what it may say; twice that at once.
         """
         self._most = most_bytes_per_s
         self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
@@ -59,7 +59,7 @@ class Talk:
             self._loop.call_soon(self._take, early)
 
     def say(self, message: Any, size: int = 0, descriptor: int = -1) -> None:
-        """Say something at the end of this turn, of about so many bytes; with a descriptor, which is closed, now."""
+        """Send a message at the end of this turn, of about so many bytes; with a descriptor, which is closed, now."""
         if not self._out:
             self._loop.call_soon(self.flush)
         self._out.append(message)
@@ -83,11 +83,11 @@ class Talk:
                 self._wait_for_room()
 
     def take_descriptor(self) -> int:
-        """The next descriptor that came; the caller's to close. Raises ChannelError."""
+        """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
         return self._channel.take_descriptor()
 
     def end(self, reason: str) -> None:
-        """Nothing is heard or said any more. Idempotent."""
+        """End the talk: nothing is heard or said any more. Idempotent."""
         if not self.ended.done():
             self.ended.set_result(reason)
             self._loop.remove_reader(self._channel.fileno())
@@ -114,7 +114,7 @@ class Talk:
             self.end(f"it said what cannot be read: {error}")
 
     def _count(self, size: int) -> None:
-        """Count what was said. Raises ChannelError for a flood."""
+        """Count the size of what was heard. Raises ChannelError for a flood."""
         assert self._pace is not None
         if self._pace.wait_s(clock.monotonic(), size):
             raise ChannelError(f"it said more than {self._most:g} bytes a second")
@@ -130,11 +130,11 @@ class Talk:
                 self._loop.remove_writer(self._channel.fileno())
 
     def _writable(self) -> None:
-        with contextlib.suppress(OSError):  # It is gone: what it said before is still to be read.
+        with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
             self._channel.flush()
         self._wait_for_room()
 
 
 def _number(value: Any) -> Any:
-    """One of NumPy's, as Python's."""
+    """Convert a number of NumPy's to Python's."""
     return value.item()

@@ -1,4 +1,4 @@
-"""Requests in JSON, turned into bytes: base64 and lists of numbers become what the binary forms would have sent.
+"""Requests in JSON, turned into bytes: base64 and lists of numbers become the bytes of the binary forms.
 
 Owns: the JSON forms of images and tensors. Must not import anything large, nor know models: for large bodies it runs in
 a process of its own (app.ingress.converter), as making Python objects of megabytes of JSON holds the interpreter.
@@ -26,11 +26,11 @@ _WHITE = str.maketrans("", "", " \t\r\n")
 _PLAIN = str.maketrans("-_", "+/")
 _ALPHABET = re.compile("[A-Za-z0-9+/]+")
 _MOST_HEAD_BYTES = 64 * 1024
-"""Of a request without its tensors: names, shapes, parameters."""
+"""Most bytes of a request without its tensors: names, shapes, parameters."""
 
 
 def loaded(body: wire.Buffer) -> Any:
-    """The values of a body of JSON. Raises INVALID_REQUEST."""
+    """Read the values of a body of JSON. Raises INVALID_REQUEST."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -38,7 +38,7 @@ def loaded(body: wire.Buffer) -> Any:
 
 
 def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
-    """The images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
+    """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
     document = loaded(body)
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
@@ -52,17 +52,17 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
 
 
 def packed_instances(body: wire.Buffer, max_images: int) -> bytes:
-    """The same in one piece, for app.ingress.converter."""
+    """Read and pack these images in one piece, for app.ingress.converter."""
     return wire.to_bytes(read_instances(body, max_images))
 
 
 def packed_with_image(body: wire.Buffer, _: int) -> memoryview:
-    """What `read_with_image` returns, packed, for app.ingress.converter."""
+    """Pack the result of `read_with_image`, for app.ingress.converter."""
     return pack(*read_with_image(body))
 
 
 def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
-    """A JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
+    """Return a JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
     document = loaded(body)
     found = document if isinstance(document, dict) else {}
     encoded = next((found.pop(name) for name in ("image", "file") if isinstance(found.get(name), str)), None)
@@ -81,7 +81,7 @@ def _instance(number: int, instance: Any) -> bytes:
 
 
 def _instead(instance: Any) -> str:
-    """What an instance is that has no "b64" of its own: the forms of other servers."""
+    """Describe an instance that has no "b64" of its own: the forms of other servers."""
     if isinstance(instance, str):
         return ", and is a string: name it"
     if not isinstance(instance, dict) or not instance:
@@ -93,7 +93,7 @@ def _instead(instance: Any) -> str:
 
 
 def _from_base64(text: str, which: str) -> bytes:
-    """The bytes of base64, also with line breaks and as a data URL. Raises INVALID_REQUEST, naming other dialects."""
+    """Decode base64, also with line breaks and as a data URL. Raises INVALID_REQUEST, naming other dialects."""
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -118,7 +118,7 @@ def _from_base64(text: str, which: str) -> bytes:
 
 
 def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document, list[wire.Buffer]]:
-    """An inference request without its tensors, and of each of its inputs the content.
+    """Return an inference request without its tensors, and the content of each of its inputs.
 
     `header_bytes`: how much of the body is JSON, None: all of it; the rest are tensors. Raises INVALID_REQUEST.
     """
@@ -135,12 +135,12 @@ def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document,
 
 
 def packed_tensors(body: wire.Buffer, header_bytes: int) -> memoryview:
-    """The same, packed, for app.ingress.converter; 0: all of it is JSON."""
+    """Read and pack these, for app.ingress.converter. `header_bytes` 0: all of it is JSON."""
     return pack(*read_tensors(body, header_bytes or None))
 
 
 def _contents(tensors: Sequence[Document], rest: memoryview) -> list[wire.Buffer]:
-    """Of each input; `rest`: the bytes after the JSON, all of which must belong to one of them."""
+    """Return the content of each input; `rest`: the bytes after the JSON, all of which must belong to one of them."""
     contents: list[wire.Buffer] = []
     for number, tensor in enumerate(tensors):
         name = name_of(tensor, f"input {number}")
@@ -183,14 +183,14 @@ def _content(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> byt
 
 
 def _decoded(name: str, number: int, element: Any) -> bytes:
-    """JSON strings hold characters, not bytes: images are sent in base64."""
+    """Decode an element in base64: JSON strings hold characters, not bytes."""
     if not isinstance(element, str):
         raise invalid_request(f"element {number} of {name} must be a string in base64")
     return _from_base64(element, f"element {number} of {name}")
 
 
 def objects(document: Mapping[str, Any], key: str) -> list[Document]:
-    """The list of objects of this name; of outputs it may be missing. Raises INVALID_REQUEST."""
+    """Return the list of objects of this name; `outputs` may be missing. Raises INVALID_REQUEST."""
     listed = document.get(key)
     if listed is None and key == "outputs":
         return []
@@ -201,7 +201,7 @@ def objects(document: Mapping[str, Any], key: str) -> list[Document]:
 
 
 def name_of(tensor: Mapping[str, Any], which: str) -> str:
-    """Raises INVALID_REQUEST."""
+    """Return a tensor's name. Raises INVALID_REQUEST."""
     name = tensor.get("name")
     if not isinstance(name, str) or not name:
         raise invalid_request(f"{which} has no name")
@@ -209,7 +209,7 @@ def name_of(tensor: Mapping[str, Any], which: str) -> str:
 
 
 def parameters_of(owner: Mapping[str, Any], which: str) -> Mapping[str, Any]:
-    """Raises INVALID_REQUEST."""
+    """Return the parameters of a request or tensor. Raises INVALID_REQUEST."""
     parameters = owner.get("parameters")
     if parameters is None:
         return {}
@@ -220,7 +220,7 @@ def parameters_of(owner: Mapping[str, Any], which: str) -> Mapping[str, Any]:
 
 
 def pack(document: Document, contents: Sequence[wire.Buffer], *, limited: bool = True) -> memoryview:
-    """A document and its contents in one piece. Raises INVALID_REQUEST where a request is large without its tensors."""
+    """Pack a document and its contents. Raises INVALID_REQUEST if a request is large without its tensors."""
     head = orjson.dumps({"document": document, "sizes": [len(each) for each in contents]})
     if limited and len(head) > _MOST_HEAD_BYTES:
         raise invalid_request(f"without its tensors the request is larger than {_MOST_HEAD_BYTES} bytes")
@@ -228,7 +228,7 @@ def pack(document: Document, contents: Sequence[wire.Buffer], *, limited: bool =
 
 
 def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
-    """What was packed; the contents are views."""
+    """Unpack a document and its contents, which are views."""
     start = 8 + int.from_bytes(packed[:8], "little")
     view = memoryview(packed)
     head = orjson.loads(view[8:start])
@@ -240,7 +240,7 @@ def unpack(packed: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
 
 
 def write_outputs(packed: wire.Buffer, _: int) -> bytes:
-    """The JSON of an answer: the data of outputs that are packed as bytes (and null in it) is written as a list."""
+    """Write the JSON of an answer; an output that is null in it gets its data, which is packed as bytes, as a list."""
     document, contents = unpack(packed)
     empty = [output for output in document["outputs"] if output.get("data", ...) is None]
     for output, content in zip(empty, contents, strict=True):

@@ -44,13 +44,13 @@ Array = npt.NDArray[Any]
 Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]
 
 NORMAL_PRIORITY = 2
-"""The protocol counts priorities from 1, the highest; ours from 0, the normal one, upwards: 1 is ours 1, 2 is 0, …"""
+"""Normal priority of the protocol, which counts from 1, the highest; ours is 0 normally: its 1 is our 1, its 2 is 0."""
 _AS_TENSORS = replace(DEFAULT_OPTIONS, tensors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A request found good: what is computed, images or a tensor model's arrays, and what is sent of it.
+    """A request found good: the input to compute, images or a tensor model's arrays, and the outputs to send.
 
     `floats`: the images are normalised tensors.
     """
@@ -65,9 +65,9 @@ class Work:
 
 
 def raw(model: Model, content: wire.Buffer) -> InputTensor:
-    """The input of a request that is nothing but a tensor's content: an encoded image, or the model's only tensor.
+    """Make the input of a request that is only a tensor's content: an encoded image, or the model's only tensor.
 
-    Raises INVALID_REQUEST where that leaves its shape open.
+    Raises INVALID_REQUEST if that leaves its shape open.
     """
     if not isinstance(model, TensorModel):
         return InputTensor(IMAGE, BYTES, (1,), elements=[content])
@@ -85,8 +85,7 @@ def raw(model: Model, content: wire.Buffer) -> InputTensor:
 def prepare(
     link: Link, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
 ) -> Work:
-    """What a request for the model `name` means; its own parameters win over `terms`, its timeout counts from
-    `started_s`.
+    """Read a request for the model `name`; its own parameters win over `terms`, its timeout counts from `started_s`.
 
     Raises INVALID_REQUEST.
     """
@@ -109,7 +108,7 @@ def prepare(
     arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
-    for spec in described.inputs:  # As metadata writes the shape of what has only the batch.
+    for spec in described.inputs:  # Metadata shows one dimension more for a tensor that has only the batch.
         given = arrays.get(spec.name)
         if given is not None and len(spec.shape) == described.batched and given.shape[described.batched :] == (1,):
             arrays[spec.name] = given[..., 0]
@@ -117,14 +116,14 @@ def prepare(
 
 
 def size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
-    """Of an output, as a batch or in rows."""
+    """Return the bytes of an output, given as a batch or in rows."""
     if isinstance(rows, np.ndarray):
         return rows.nbytes
     return sum(row.nbytes if isinstance(row, np.ndarray) else len(row) for row in rows)
 
 
 def finisher(names: set[str]) -> Finish:
-    """What makes the outputs of these names of what a worker sent for an image; may run in a thread."""
+    """Return the function that makes the outputs of these names of a worker's results; may run in a thread."""
     tensors = bool(names - {PREDICTIONS, ROWS})
 
     def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def _outputs(
 def _images(
     served: ServedModel, model: PixelModel, inputs: Sequence[InputTensor], most: int
 ) -> tuple[bool, Sequence[Encoded | Frame]]:
-    """Whether a request's images are normalised tensors, and the images. Raises INVALID_REQUEST."""
+    """Return True if a request's images are normalised tensors, and the images. Raises INVALID_REQUEST."""
     names = [spec.name for spec in signature(served).inputs]
     if len(inputs) != 1:
         hint = "; --compat image-client is for clients that fill every input" if len(inputs) > 1 else ""
@@ -171,7 +170,7 @@ def _images(
     if tensor.name not in names:
         hint = "; --compat triton has the service take it" if tensor.name == INPUT else ""
         raise invalid_request(f"{model.name} has no input {tensor.name!r}; it takes {' or '.join(names)}{hint}")
-    if tensor.shape and tensor.shape[0] > most:  # Before anything is made of each of them.
+    if tensor.shape and tensor.shape[0] > most:  # Before any of them is made.
         raise invalid_request(f"{tensor.shape[0]} images are more than the {most} a request may hold")
     found: Sequence[Encoded | Frame]
     if tensor.name == IMAGE:
@@ -192,7 +191,7 @@ def _expect(tensor: InputTensor, *datatypes: str) -> None:
 
 def _encoded(tensor: InputTensor) -> Sequence[Encoded]:
     _expect(tensor, BYTES)
-    # [n, 1] is how clients write it that put a batch in front of a shape, as Triton's do.
+    # Clients that put a batch in front of a shape, as Triton's do, write [n, 1].
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
         raise invalid_request(f"the input {tensor.name} must have the shape [n], not {list(tensor.shape)}")
     found: Sequence[Encoded] | None = tensor.elements
@@ -222,7 +221,7 @@ def _normalised(model: PixelModel, tensor: InputTensor) -> Sequence[Frame]:
     if tensor.shape[1:] != (channels, height, width):
         expected = f"[n, {channels}, {height}, {width}]"
         raise invalid_request(f"the input {tensor.name} must have the shape {expected}, not {list(tensor.shape)}")
-    array = _array(tensor).astype(np.float32, copy=False)  # Of half precision exactly the same numbers.
+    array = _array(tensor).astype(np.float32, copy=False)  # Half precision gives exactly the same numbers.
     if not np.isfinite(array).all():
         raise invalid_request(f"the input {tensor.name} holds NaN or infinity")
     return [Frame(tensor, width, height) for tensor in array]
@@ -235,7 +234,7 @@ def _array(tensor: InputTensor) -> Array:
 
 
 def results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served: ServedModel) -> list[OutputTensor]:
-    """The outputs that are sent, of batches or of their rows. May run in a thread."""
+    """Make the outputs to send, of batches or of their rows. May run in a thread."""
     found = []
     for output in outputs:
         rows = made[output.name]
@@ -245,7 +244,7 @@ def results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served:
 
 
 def result(output: RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> OutputTensor:
-    """An output that is sent, of its batch."""
+    """Make an output to send, of its batch."""
     if isinstance(batch, list):
         return OutputTensor(output.name, BYTES, (len(batch),), batch)
     if not output.classification:

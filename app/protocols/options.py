@@ -1,7 +1,7 @@
 """The parameters of a request: one row each.
 
-Owns: names, ranges, defaults and texts, of which the parser (app.protocols.parameters), the API's description, the
-options of `anychip predict` and the tables in docs/api.md are made; tests compare them with what models know. Must not
+Owns: names, ranges, defaults and texts. The parser (app.protocols.parameters), the API's description, the options of
+`anychip predict` and the tables in docs/api.md are made of them; tests compare them with models' options. Must not
 import models: the command line reads the rows before it loads PyTorch.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Parameter(NamedTuple):
-    """A parameter: what it is called, what it does, its default and its range, both ends included.
+    """A parameter: its name, its text, its default and its range, both ends included.
 
     `default` None: the service's own setting. `or_zero`: 0 is allowed, too. `choices`: all values of a string.
     """
@@ -37,7 +37,7 @@ class Parameter(NamedTuple):
         return {"type": self.kind, **limits} | ({} if self.default is None else {"default": self.default})
 
     def described(self) -> dict[str, Any]:
-        """The parameter in OpenAPI's form."""
+        """Describe the parameter in OpenAPI's form."""
         return {"name": self.name, "in": self.place, "description": self.text, "schema": self.schema}
 
 
@@ -64,9 +64,9 @@ X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="th
 X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
 QUERY = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS)
 PREDICT = (*QUERY, X_TIMEOUT_MS, X_PRIORITY)
-"""What `:predict` takes."""
+"""Parameters of `:predict`."""
 
 PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)
 TIMEOUT_US = Parameter("timeout", "integer", "deadline, in microseconds; 0: the service's own", 0, 0, 10**12)
 CLASSIFICATION = Parameter("classification", "integer", "top-k as labels; 0: the raw tensor", 0, 0, 100_000)
-"""Of the Open Inference Protocol, in a request's or an output's `parameters`."""
+"""Parameter of the Open Inference Protocol, like the two above, in a request's or an output's `parameters`."""

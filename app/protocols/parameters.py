@@ -1,4 +1,4 @@
-"""What clients set by name: options, deadlines and priorities out of queries, headers and protocol parameters.
+"""Values that clients set by name: options, deadlines and priorities out of queries, headers and protocol parameters.
 
 Owns: names, limits, and the sentences that say what is wrong with a value. Must not know frameworks.
 """
@@ -20,7 +20,7 @@ DEFAULT_OPTIONS = Options()
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Options out of strings or numbers by name; names this service does not know are left alone.
+    """Read options out of strings or numbers by name; names that this service does not know are ignored.
 
     Raises INVALID_REQUEST for values out of range, NaN included.
     """
@@ -36,11 +36,11 @@ _OTHER_NAMES = {
     "max_detections": ("max", "limit", "max_det", "max_boxes"),
     "timeout_ms": ("timeout", "deadline", "deadline_ms"),
 }
-"""What other servers and libraries call our parameters."""
+"""Names of our parameters in other servers and libraries."""
 
 
 def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
-    """Raises INVALID_REQUEST for a name that none of the rows has, and says which one is nearest."""
+    """Raise INVALID_REQUEST for a name that none of the rows has; it says which one is nearest."""
     known = [row.name for row in rows]
     for name in given:
         if name not in known:
@@ -51,7 +51,7 @@ def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
 
 
 def read(row: Parameter, given: Mapping[str, Any]) -> Any:
-    """The value of a parameter, its default where it is not given. Raises INVALID_REQUEST."""
+    """Return the value of a parameter, its default if it is not given. Raises INVALID_REQUEST."""
     name = row.name
     if name not in given:
         return row.default
@@ -71,18 +71,18 @@ def read(row: Parameter, given: Mapping[str, Any]) -> Any:
 
 
 def read_header(row: Parameter, headers: Mapping[bytes, bytes]) -> Any:
-    """The same, of a header or of gRPC's metadata, names in lower case."""
+    """Read a parameter of a header or of gRPC's metadata, names in lower case. Raises INVALID_REQUEST."""
     value = headers.get(row.name.lower().encode())
     return row.default if value is None else read(row, {row.name: value.decode("latin-1")})
 
 
 def deadline_s(started_s: float, timeout_s: float) -> float:
-    """The deadline of a request that began at `started_s` (`time.monotonic()`): as wanted, at most ten minutes."""
+    """Return the deadline of a request begun at `started_s` (`time.monotonic()`): as asked, at most ten minutes."""
     return started_s + min(timeout_s, _MAX_TIMEOUT_S)
 
 
 def number(given: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
-    """A finite number from `low` to `high`. Raises INVALID_REQUEST."""
+    """Read a finite number from `low` to `high`. Raises INVALID_REQUEST."""
     if name not in given:
         return default
     try:
@@ -95,7 +95,7 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
 
 
 def switch(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """True or false. Raises INVALID_REQUEST."""
+    """Read true or false. Raises INVALID_REQUEST."""
     value = given.get(name, default)
     if not isinstance(value, bool):
         raise invalid_request(f"{name} must be true or false, not {value!r}")

@@ -1,4 +1,4 @@
-"""Models as the Open Inference Protocol shows them: names, datatypes and shapes of what they take and give.
+"""Models as the Open Inference Protocol shows them: names, datatypes and shapes of their inputs and outputs.
 
 Owns: finding a model in a version, its signature, its metadata and the server's. Must not know a transport or how a
 request is answered.
@@ -29,7 +29,7 @@ EXTENSIONS = (
     "schedule_policy",
     "statistics",
 )
-"""As Triton names them; its clients ask for these."""
+"""Extensions in Triton's words; its clients ask for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Signature:
 
 
 def signature(served: ServedModel) -> Signature:
-    """What the model takes (of images, one of its inputs a request) and answers with."""
+    """Return the model's inputs (of images, one of them a request) and outputs."""
     if served.signature is None or served.signature[0] is not served.model:
         served.signature = served.model, _signature(served, served.model)
     kept: Signature = served.signature[1]
@@ -66,15 +66,15 @@ def _signature(served: ServedModel, model: Model) -> Signature:
 
 
 def cascade_signature(cascade: Cascade) -> Signature:
-    """A cascade takes encoded images, and answers with what `:predict` does, as JSON."""
+    """Return the signature of a cascade: encoded images in, and the answer of `:predict` out, as JSON."""
     image, predictions = OutputSpec(IMAGE, BYTES, (-1,)), OutputSpec(PREDICTIONS, BYTES, (-1,))
     return Signature(cascade.platform, (image,), (predictions,))
 
 
 def view(link: Link, name: str, version: str = "") -> Signature:
-    """What metadata and configuration list of a model: all that it takes and answers, or what a client in `--compat`
-    wants to see of it. Requests may name the rest, too. An input of which only the batch is there has one dimension
-    more: load generators cannot fill one that has none. Raises MODEL_NOT_FOUND.
+    """Return the tensors that metadata and configuration list of a model: all of them, or those for a client of
+    `--compat`. Requests may name the rest, too. An input whose only dimension is the batch gets one more: load
+    generators cannot fill one that has none. Raises MODEL_NOT_FOUND.
     """
     shown = _shown(link, name, version)
     return replace(
@@ -102,7 +102,7 @@ def _shown(link: Link, name: str, version: str) -> Signature:
 
 
 def find(link: Link, name: str, version: str = "") -> ServedModel:
-    """The model, in a version that exists. Raises MODEL_NOT_FOUND."""
+    """Return the model, in a version that exists. Raises MODEL_NOT_FOUND."""
     served = link.find(name)
     if version in ("", FIRST_VERSION):
         return served
@@ -113,12 +113,12 @@ def find(link: Link, name: str, version: str = "") -> ServedModel:
 
 
 def server_metadata() -> dict[str, Any]:
-    """The server's metadata in the protocol's form."""
+    """Return the server's metadata in the protocol's form."""
     return {"name": "anychip", "version": version(), "extensions": list(EXTENSIONS)}
 
 
 def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
-    """A model's metadata in the protocol's form, and under "parameters" how it is served. Raises MODEL_NOT_FOUND."""
+    """Return a model's metadata in the protocol's form; "parameters" says how it is served. Raises MODEL_NOT_FOUND."""
     served = find(link, name, version)
     model = served.model
     described = view(link, name, version)

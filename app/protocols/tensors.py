@@ -1,6 +1,6 @@
-"""An inference request and its answer as tensors by name: what both transports read into and write from.
+"""An inference request and its answer as tensors by name, for both transports to read and write.
 
-Owns: these types and what is checked of their parts (ids, shapes, counts). Must not know models or services, nor import
+Owns: these types and the checks of their parts (ids, shapes, counts). Must not know models or services, nor import
 anything large: app.protocols.documents runs in a small process.
 """
 
@@ -18,9 +18,9 @@ from app.errors import invalid_request
 from app.protocols import wire
 
 IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
-"""What the tensors of every model of images are called."""
+"""Names of the tensors of every model of images."""
 MAX_TENSORS = 256
-"""Inputs, outputs and parameters that a request may name of each; models have a handful."""
+"""Most inputs, outputs and parameters of each that a request may name; models have a handful."""
 _MOST_DIMENSIONS = 8
 _ID = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
 
@@ -39,7 +39,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """An output as it is asked for; `classification`: top-k as labels; 0: the raw tensor."""
+    """An output as the request names it; `classification`: top-k as labels; 0: the raw tensor."""
 
     name: str
     classification: int = 0
@@ -47,7 +47,7 @@ class RequestedOutput:
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """No `outputs`: all of them."""
+    """An inference request. No `outputs`: all of them."""
 
     inputs: Sequence[InputTensor]
     outputs: Sequence[RequestedOutput] = ()
@@ -66,26 +66,26 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """The outputs in the order asked for; `made_by`: on what, and by which weights."""
+    """The outputs in the order of the request; `made_by`: the device and weights that computed them."""
 
     outputs: list[OutputTensor]
     made_by: dict[str, str | bool]
 
     @property
     def data_bytes(self) -> int:
-        """Of all arrays: how much work it is to write the answer."""
+        """Size of all arrays: the work to write the answer."""
         return sum(output.data.nbytes for output in self.outputs if isinstance(output.data, np.ndarray))
 
 
 def checked_id(given: Any) -> str:
-    """The client's name for its request. Raises INVALID_REQUEST."""
+    """Return the client's name for its request. Raises INVALID_REQUEST."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise invalid_request("the id must be a string of at most 256 characters, none of them a control character")
     return given
 
 
 def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
-    """A shape that a tensor can have. Raises INVALID_REQUEST."""
+    """Return a shape that a tensor can have. Raises INVALID_REQUEST."""
     if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MOST_DIMENSIONS:
         raise invalid_request(f"the shape of {name} must be a list of at most {_MOST_DIMENSIONS} dimensions")
     if any(type(length) is not int or not 0 <= length < 2**63 for length in shape):
@@ -95,6 +95,6 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 def checked_count(what: str, count: int) -> None:
-    """Raises INVALID_REQUEST for more inputs, outputs or parameters than a request may name."""
+    """Raise INVALID_REQUEST for more inputs, outputs or parameters than a request may name."""
     if count > MAX_TENSORS:
         raise invalid_request(f"{count} {what} are more than the {MAX_TENSORS} a request may name")

@@ -1,4 +1,4 @@
-"""What Triton's clients and tools ask of a server beside inference: configuration, statistics, the repository's index.
+"""Answers for Triton's clients and tools beside inference: configuration, statistics, the repository's index.
 
 Owns: the JSON forms, which are also those of the gRPC messages (plugins/grpc). Must not know HTTP or gRPC.
 """
@@ -28,12 +28,12 @@ _STATES = {
     ModelState.UNAVAILABLE: "UNAVAILABLE",
     ModelState.UNLOADED: "UNAVAILABLE",
 }
-"""Ours, and Triton's word for it."""
+"""Our states, and Triton's words for them."""
 _FORMATS = {PIXELS: "FORMAT_NHWC", INPUT: "FORMAT_NCHW"}
 
 
 def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
-    """A model's configuration as Triton would have it: shapes without the batch, which comes in front.
+    """Return a model's configuration in Triton's form: shapes without the batch, which comes in front.
 
     Raises MODEL_NOT_FOUND.
     """
@@ -44,7 +44,7 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
     if isinstance(model, PixelModel):
         for each in inputs:
             each["format"] = _FORMATS.get(each["name"], "FORMAT_NONE")
-            if len(inputs) > 1:  # One of them is all a request has.
+            if len(inputs) > 1:  # A request has only one of them.
                 each["optional"] = True
         texts = {"task": model.task, "labels": orjson.dumps(model.labels).decode()}
         if name not in link.cascades and ultralytics.is_offered(settings, served):
@@ -79,13 +79,13 @@ def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
 
 
 def statistics(link: Link, name: str = "", version: str = "") -> list[dict[str, Any]]:
-    """ "model_stats": of one model, or of all. Raises MODEL_NOT_FOUND."""
+    """Return "model_stats" of one model, or of all. Raises MODEL_NOT_FOUND."""
     chosen = [find(link, name, version)] if name else list(link.models.values())
     return [served.statistics.as_json(served.model.name) for served in chosen]
 
 
 def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
-    """Every model with its state: READY, LOADING or UNAVAILABLE."""
+    """List every model with its state: READY, LOADING or UNAVAILABLE."""
     models = []
     for name in link.models:
         ours, reason = link.administration.state(name)
@@ -98,7 +98,7 @@ def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
 
 
 def check_parameters(names: Iterable[str]) -> None:
-    """Of a load or unload. Raises INVALID_REQUEST for those that would replace a model's configuration or files."""
+    """Raise INVALID_REQUEST for any parameter of a load or unload but `unload_dependents`."""
     for name in names:
         if name != "unload_dependents":
             raise invalid_request(f"the parameter {name!r} is not read here: models are what --models names")

@@ -1,4 +1,4 @@
-"""What `YOLO("http://host:port/model")` of Ultralytics asks a Triton server for. `--compat ultralytics`.
+"""Tensors and metadata for `YOLO("http://host:port/model")` of Ultralytics, a client of Triton. `--compat ultralytics`.
 
     their letterbox ─► FP32 [n, 3, h, w] in 0..1 ─► `input` ─► our model ─► `output0`: rows ─► their results
 
@@ -24,23 +24,23 @@ Array = npt.NDArray[Any]
 
 ROWS = "output0"
 LEAST_SCORE = 0.001
-"""What is sent where the request names no threshold: the client has one of its own."""
+"""Threshold if the request names none: the client has one of its own."""
 _MOST_ROWS = 300
 _STRIDE = 32
 
 
 def is_offered(settings: Settings, served: ServedModel) -> bool:
-    """Whether the model's configuration is the one for this client."""
+    """Return True if the model's configuration is the one for this client."""
     model = served.model
     if "ultralytics" not in split(settings.compat) or served.floats is None or not isinstance(model, PixelModel):
         return False
     mean, std = model.normalisation
-    # It sends pixels in 0..1.
+    # The client sends pixels in 0..1.
     return model.finds != "other" and not _shape(model, "masks") and set(mean) == {0.0} and set(std) == {1.0}
 
 
 def tensors_of(model: PixelModel) -> tuple[OutputSpec, OutputSpec]:
-    """The one input and the one output that the client sees."""
+    """Return the one input and the one output that the client sees."""
     height, width, channels = model.input_shape
     columns = 6 + (1 if _shape(model, "turned") else 0) + 3 * _keypoints(model)
     row = (len(model.labels),) if model.finds == "classes" else (_MOST_ROWS, columns)
@@ -48,8 +48,8 @@ def tensors_of(model: PixelModel) -> tuple[OutputSpec, OutputSpec]:
 
 
 def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> Array:
-    """float32 [300, columns]: x1, y1, x2, y2, score, class and what the task adds, then rows of 0. Of a classifier
-    the probabilities; of turned boxes centre, width and height, and the angle last.
+    """Return float32 [300, columns]: x1, y1, x2, y2, score, class and the task's own columns, then rows of 0. A
+    classifier has the probabilities; turned boxes have centre, width and height, and the angle last.
     """
     found = model.tensors(outputs, placement, options)
     if model.finds == "classes":
@@ -63,7 +63,7 @@ def rows(model: PixelModel, outputs: Sequence[Array], placement: Placement, opti
 
 
 def metadata(model: PixelModel) -> str:
-    """What Ultralytics' own exports say of themselves; their client reads it as a literal of Python."""
+    """Describe the model like Ultralytics' own exports; their client reads it as a literal of Python."""
     height, width, channels = model.input_shape
     about: dict[str, Any] = {
         "task": model.task,
@@ -85,5 +85,5 @@ def _keypoints(model: PixelModel) -> int:
 
 
 def _shape(model: PixelModel, name: str) -> tuple[int, ...] | None:
-    """The shape of one of the tensors of answers, None where there is none of this name."""
+    """Return the shape of one of the tensors of answers, None if there is none of this name."""
     return next((spec.shape for spec in model.answers if spec.name == name), None)

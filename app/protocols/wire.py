@@ -29,18 +29,18 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-"""All but BYTES."""
+"""Datatypes of the protocol, except BYTES."""
 
 _LENGTH = struct.Struct("<I")
 _PIECE_BYTES = 1024 * 1024
 _TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float}, "f": {int, float}}
-"""What fitting values are in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
+"""Types of fitting values in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
-_MOST_ELEMENTS = 2**60  # Of eight bytes each, what int64 can count.
+_MOST_ELEMENTS = 2**60  # int64 counts so many of eight bytes each.
 
 
 def size_of(shape: Sequence[int]) -> int:
-    """Elements of a tensor of this shape. Raises INVALID_REQUEST for more than any tensor has.
+    """Return the elements of a tensor of this shape. Raises INVALID_REQUEST for more than any tensor has.
 
     NumPy multiplies lengths as int64, also where another of them is 0.
     """
@@ -50,19 +50,19 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) -> Array:
-    """A tensor from its bytes, without copying them: read-only. Raises INVALID_REQUEST when they are not as many."""
+    """Make a tensor of its bytes, read-only; only BOOL is copied. Raises INVALID_REQUEST if they are not as many."""
     dtype = DATATYPES[datatype]
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:
         raise invalid_request(f"{name} has {len(content)} bytes, but {datatype} {list(shape)} takes {wanted}")
-    if datatype == "BOOL":  # A byte other than 0 and 1 is no truth value for what computes with it.
+    if datatype == "BOOL":  # A byte other than 0 and 1 is no valid truth value.
         return np.asarray(np.frombuffer(content, np.uint8) != 0).reshape(shape)
     array: Array = np.frombuffer(content, dtype)
     return array.reshape(shape)
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Array:
-    """A tensor from a list of its values, nested or flat. Raises INVALID_REQUEST.
+    """Make a tensor of a list of its values, nested or flat. Raises INVALID_REQUEST.
 
     NumPy sees the values only after all of them are known to be numbers: of one long string among many it would make an
     array of as many strings of that length.
@@ -81,7 +81,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
         limits = np.iinfo(dtype)
         if min(flat) < limits.min or max(flat) > limits.max:
             raise invalid_request(f"the data of {name} has values beyond {datatype}")
-    with np.errstate(over="ignore"):  # Becomes infinity, which is looked for where it matters.
+    with np.errstate(over="ignore"):  # Becomes infinity; later checks look for it.
         try:
             return np.array(flat, np.float64 if dtype.kind == "f" else dtype).astype(dtype, copy=False).reshape(shape)
         except OverflowError:
@@ -89,7 +89,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
 
 
 def _flat(name: str, values: list[Any]) -> list[Any]:
-    """The values of nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
+    """Flatten nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
     for _ in range(_MOST_DEPTH):
         if not values or type(values[0]) is not list:
             return values
@@ -100,10 +100,10 @@ def _flat(name: str, values: list[Any]) -> list[Any]:
 
 
 def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
-    """The elements of a BYTES tensor: views of `content`. Raises INVALID_REQUEST when they are not exactly `count`."""
+    """Split a BYTES tensor into views of `content`. Raises INVALID_REQUEST if they are not exactly `count`."""
     view, at = memoryview(content), 0
     found: list[memoryview] = []
-    # A length takes four bytes at least: a shape that lies cannot make this run longer than the content.
+    # A length takes four bytes at least: a wrong shape cannot make this run longer than the content.
     while at < len(view):
         if len(found) == count:
             raise invalid_request(f"{name} goes on after its {count} elements")
@@ -119,7 +119,7 @@ def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
 
 
 def split(content: Buffer) -> Iterator[memoryview]:
-    """The elements of a BYTES tensor that we have made ourselves."""
+    """Split a BYTES tensor that we have made ourselves."""
     view = memoryview(content)
     while view:
         end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
@@ -128,25 +128,25 @@ def split(content: Buffer) -> Iterator[memoryview]:
 
 
 def to_bytes(array: Array | Sequence[bytes]) -> bytes:
-    """A tensor's bytes as the wire wants them; of BYTES, a sequence of its elements."""
+    """Return a tensor's bytes in the wire's layout; BYTES are a sequence of elements."""
     return bytes(content_of(array))
 
 
 def content_of(array: Array | Sequence[bytes]) -> bytes | memoryview:
-    """As `to_bytes`, and where its bytes lie as the wire wants them they are not copied."""
+    """Return a tensor's bytes like `to_bytes`, without a copy if they lie in the wire's layout already."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
     return b"".join(part for element in array for part in (_LENGTH.pack(len(element)), element))
 
 
 def pieces(content: Buffer) -> Iterator[bytes]:
-    """Copied bit by bit, as what needs `bytes` wants them: other threads run in between, and while these are joined."""
+    """Copy the content piece by piece to `bytes`: other threads run in between, and while these are joined."""
     for start in range(0, len(content), _PIECE_BYTES):
         yield bytes(content[start : start + _PIECE_BYTES])
 
 
 def joined(parts: Sequence[Buffer]) -> memoryview:
-    """One after the other. Other threads run meanwhile: while bytes are copied they would not, 50 ms for 100 MB."""
+    """Join the parts. Other threads run meanwhile: a copy of bytes would stop them, 50 ms for 100 MB."""
     whole = np.empty(sum(map(len, parts)), np.uint8)
     start = 0
     for part in parts:
@@ -156,7 +156,7 @@ def joined(parts: Sequence[Buffer]) -> memoryview:
 
 
 def datatype_of(array: Array | Sequence[bytes]) -> str:
-    """The protocol's name for what an array holds. Raises KeyError for types it does not have."""
+    """Return the protocol's name for an array's type. Raises KeyError for types it does not have."""
     if not isinstance(array, np.ndarray):
         return BYTES
     return _NAMES[array.dtype.newbyteorder("<")]
@@ -166,7 +166,7 @@ _NAMES = {dtype.newbyteorder("<"): name for name, dtype in DATATYPES.items()}
 
 
 def stacked(rows: Iterable[Array]) -> Array:
-    """One tensor of a batch's rows; rows that are shorter in some dimension are filled up with zeros."""
+    """Stack the rows of a batch into one tensor; rows that are shorter in some dimension are filled up with zeros."""
     arrays = list(rows)
     if len({array.shape for array in arrays}) == 1:
         return np.stack(arrays)

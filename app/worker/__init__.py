@@ -1,4 +1,4 @@
-"""The process that owns a device, from inside: load, run, measure, give memory back.
+"""The inside of the process that owns a device: load, run, measure, give memory back.
 
 Must not know queues, deadlines or a transport.
 """

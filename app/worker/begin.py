@@ -1,6 +1,6 @@
 """The first message to a worker's process, read before it loads any library.
 
-Must not import torch, models or backends, as no module that it imports may.
+Must not import torch, models or backends; the modules that it imports must not either.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from app.processes.arena import Pool
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True):
-    """What the process should know before all else.
+    """First message to a process, with all that it needs to know before anything else.
 
-    `path`: where it finds modules, as the server does now. `bare`: it has no other environment, nor anything else of
-    the server's: it runs a file that is a program. `program`: "module:function" that this process runs with its
-    channel, and is no worker.
+    `path`: its path for modules, as the server has it now. `bare`: it has no other environment, nor anything else of
+    the server's, as it runs a file that is a program. `program`: "module:function" that this process runs with its
+    channel instead of a worker.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Begin(msgspec.Struct, frozen=True, array_like=True):
 
 
 def to_process(begin: Begin) -> bytes:
-    """For `begin_of` at the other end."""
+    """Encode the message for `begin_of` at the other end."""
     return msgspec.msgpack.encode(begin)
 
 
 def begin_of(data: bytes) -> Begin:
-    """What the server has sent. Raises ValueError for anything else."""
+    """Decode the server's first message. Raises ValueError for anything else."""
     return msgspec.msgpack.decode(data, type=Begin)

@@ -1,9 +1,9 @@
-"""Files in slots, decoded on the device: the rows of a batch that no decoder process has made.
+"""Decoding of files in slots on the device: the rows of a batch that no decoder process has made.
 
     slots ─► files ─► the device's decoder, all at once ─► turned, resized, placed there ─► rows of the batch
                             └─ one is broken: halves, until it is alone ─► the server has it decoded on the host
 
-Rows stay on the device where the executable takes them there, else they come back to the batch's buffer.
+Rows stay on the device if the executable takes them there, else they come back to the batch's buffer.
 
 Owns: whether a model's files are decoded on the device (tried when it is loaded), and doing it. Must not know batches'
 ends, nor what becomes of a file that cannot be decoded here. Files are a client's bytes: nothing of the worker but the
@@ -38,13 +38,13 @@ Pixels = npt.NDArray[np.uint8]
 Row = tuple[int, PassedFile]
 
 _PIXELS_AT_ONCE = 32 << 20
-"""Of images that are decoded by one call: they take 96 MiB of the device's memory."""
+"""Most pixels of the images that one call decodes: they take 96 MiB of the device's memory."""
 
 log = logging.getLogger("anychip.worker")
 
 
 def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder | None:
-    """What decodes on the device, where that is wanted. Raises BackendUnavailableError where it has to and cannot."""
+    """Return the device's decoder, if one is wanted. Raises BackendUnavailableError if it must decode and cannot."""
     if where == "host":
         return None
     decoder = backend._image_decoder(device)
@@ -56,9 +56,9 @@ def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder |
 def agreed(
     decoder: ImageDecoder | None, model: Model, executable: Executable, where: Where
 ) -> tuple[DeviceDecoding | None, WhoDecodes]:
-    """Who decodes the images of a model, tried on probes, and what is said of it.
+    """Decide whether the device decodes a model's images, by trial on probes, and return what is said of it.
 
-    Raises WrongAnswersError, BackendError where the device has to and must not; DeviceLostError.
+    Raises WrongAnswersError or BackendError if `where` wants the device and it must not decode; DeviceLostError.
     """
     if where == "host" or not isinstance(model, PixelModel):
         return None, WhoDecodes()
@@ -82,18 +82,18 @@ def agreed(
 
 
 class DeviceDecoding:
-    """A model's images, decoded on its device. Owned by the thread that owns the device."""
+    """Decoder of a model's images on its device. Owned by the thread that owns the device."""
 
     def __init__(self, decoder: ImageDecoder, model: PixelModel) -> None:
         self._decoder, self._model = decoder, model
 
     def tried(self, executable: Executable) -> dict[str, float]:
-        """How far answers to probes are from those to the host's pixels. Raises WrongAnswersError, BackendError."""
+        """Return errors of answers to probes against the host's. Raises WrongAnswersError, BackendError."""
         pixels = self.decoded(probe_files())
         return dict(errors_of_decoding(self._model, executable, decoded_by_host(self._model), pixels))
 
     def decoded(self, files: Sequence[bytes]) -> Pixels:
-        """Whole files, which are good: the network's input of each, uint8 [n, *input_shape]. Raises BackendError."""
+        """Decode whole, good files to the network's input of each: uint8 [n, *input_shape]. Raises BackendError."""
         rows = [
             (row, PassedFile(read_header(file), np.frombuffer(file, np.uint8).copy())) for row, file in enumerate(files)
         ]
@@ -102,8 +102,8 @@ class DeviceDecoding:
         return pixels
 
     def on_device(self, slots: Sequence[tuple[int, Pixels]]) -> tuple[dict[int, Tensor], tuple[int, ...]]:
-        """Decode what lies in slots: the network's input of each row, uint8 on the device, and the rows of those that
-        cannot be decoded here. Raises DeviceLostError.
+        """Decode the files in slots. Return the network's input of each row, uint8 on the device, and the rows whose
+        files cannot be decoded here. Raises DeviceLostError.
         """
         rows: list[Row] = []
         refused: list[int] = []
@@ -123,7 +123,7 @@ class DeviceDecoding:
             return []
         except DeviceLostError:
             raise
-        except Exception as error:  # Broken files, no memory: whatever a library makes of it, the host can do it, too.
+        except Exception as error:  # Broken files, no memory: any error of a library leaves the file to the host.
             if len(part) == 1:
                 log.info("%s cannot decode a file of %d bytes: %s", self._decoder.name, len(part[0][1].data), error)
                 return [part[0][0]]
@@ -131,7 +131,7 @@ class DeviceDecoding:
         return self._refused(part[:half], found) + self._refused(part[half:], found)
 
     def _placed(self, part: Sequence[Row]) -> Tensor:
-        """Uint8 [n, *input_shape] on the device. Raises BackendError."""
+        """Decode and place files: uint8 [n, *input_shape] on the device. Raises BackendError."""
         with torch.inference_mode():
             images = self._decoder.decode([torch.from_numpy(file.data) for _, file in part])
             with translated_errors(str(self._decoder.device)):
@@ -148,7 +148,7 @@ class DeviceDecoding:
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """In lists that are decoded at once."""
+    """Split the rows into lists that are decoded at once."""
     part: list[Row] = []
     pixels = 0
     for row in rows:
@@ -163,7 +163,7 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 def _turned(stored: Tensor, orientation: int) -> Tensor:
-    """uint8 [3, h, w] as displayed: what the host does with EXIF's orientation."""
+    """Turn an image, uint8 [3, h, w], as displayed, like the host by EXIF's orientation."""
     image = stored.transpose(1, 2) if orientation >= 5 else stored
     mirrored = [axis for axis, step in enumerate(STEPS[orientation], 1) if step < 0]
     return image.flip(mirrored) if mirrored else image

@@ -1,4 +1,4 @@
-"""Larger batches, where they pay: which sizes beyond the first ones a device gains from, found by measurement.
+"""Growth of batches: the sizes beyond the first ones from which a device gains, found by measurement.
 
     1,2,4,8 ─► does 8 pay over 4? ─► 16 ─► 32 ─► … till one does not pay, does not fit, or is refused
 
@@ -15,14 +15,14 @@ from backends import BackendError, DeviceLostError, Executable, LoadedNetwork, L
 
 LARGEST = 128
 GAIN = 1.1
-"""How many times as many images a second a size must bring as half of it."""
-_LEAST_S = 1e-3  # Of a batch that takes less, what is around it takes as long: there is nothing to be gained.
+"""Least ratio of images a second at a size to those at half of it."""
+_LEAST_S = 1e-3  # A shorter batch gains nothing: the work around it takes as long.
 
 log = logging.getLogger("anychip.worker")
 
 
 def pays(latency_s: Mapping[int, float]) -> bool:
-    """Whether the largest size brings enough over the one below. `latency_s`: seconds a batch, by size."""
+    """Return True if the largest size brings enough over the one below. `latency_s`: seconds a batch, by size."""
     sizes = sorted(latency_s)
     if len(sizes) < 2 or latency_s[sizes[-1]] < _LEAST_S:
         return False
@@ -31,7 +31,7 @@ def pays(latency_s: Mapping[int, float]) -> bool:
 
 
 def has_room(memory: Memory) -> bool:
-    """Whether twice the batch fits: this worker then holds up to twice of what it holds, and a successor as much."""
+    """Return True if twice the batch fits: this worker then holds up to twice as much as now, and a successor too."""
     return 3 * memory.reserved <= memory.total - memory.used
 
 
@@ -42,10 +42,10 @@ def grown(
     measure: Callable[[Executable], Mapping[int, float]],
     memory: Callable[[], Memory],
 ) -> tuple[int, ...]:
-    """The sizes to serve with: those of `latency_s`, and larger ones, each double the one before, as long as they pay.
+    """Return the sizes to serve with: `latency_s`'s, and larger ones, each double the one before, while they pay.
 
-    `make`: the network ready for batches of one more size alone, on the engine and in the precision of `report`;
-    `measure`: seconds a batch. What a trial raises ends the growth, not the worker, but for DeviceLostError.
+    `make`: the network for batches of one more size alone, on the engine and in the precision of `report`; `measure`:
+    seconds a batch. A trial's BackendError ends the growth, not the worker; DeviceLostError is raised.
     """
     found = dict(latency_s)
     while pays(found) and (size := 2 * max(found)) <= LARGEST:

@@ -1,15 +1,15 @@
-"""When a worker gives memory back, and how far it goes: pure logic, without torch, clocks or devices of its own.
+"""Memory guard of a worker: when it releases memory, and how far; pure logic, without torch, clocks or own devices.
 
     after a batch ─► due ─► look ─► Step(1) ─► released ─► Step(2) ─► released ─► Step(3) ─► the server hands over
                                  └─ nothing to do ◄── low enough again ──┘
 
 Owns: the marks, hysteresis, cool-down and time budget. Must not measure, release or import torch: levels and times are
-parameters. Three rungs, climbed only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3 another
-worker in place of this one.
+parameters. It climbs three rungs, only as far as needed: 1 drop references and collect, 2 the vendor's caches, 3
+another worker in place of this one.
 
-Rung 3 is for leaks only. A leak is a slope: what releases leave behind has grown with the batches from each of the last
-releases to the next, and without that growth the level would be low enough. A plateau is none, however high: another
-process has taken its share, and a new worker would find the same.
+Rung 3 is for leaks only. A leak is a slope: the level after a release has grown with the batches over each of the last
+releases, and would be low enough without that growth. A plateau is no leak, however high: another process has taken its
+share, and a new worker would find the same.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from itertools import pairwise
 from typing import Literal, cast
 
 Policy = Literal["off", "auto"] | int
-"""A number: as auto, and a release after so many batches."""
+"""Release policy. A number: as auto, and a release after so many batches."""
 Trigger = Literal["cache", "device", "resident", "batches"]
 
 COLLECT, CACHE, HAND_OVER = 1, 2, 3
 _LOW_RATIO = 0.8
-"""A trigger whose level passed its mark is satisfied below this share of it."""
+"""Share of its mark below which a trigger that has passed it is satisfied."""
 _LOOK_SHARE = 0.01
 """Share of a worker's time that looking may take."""
 _RELEASE_SHARE = 0.05
 """Share of a worker's time that releases may take that do not help."""
 _SLOPES = 3
-"""How many times in a row the level after a release has to have grown with the batches for a leak."""
+"""Times in a row that the level after a release has to have grown with the batches for a leak."""
 _SUSPECT_SHARE = 0.05
-"""Growth, as a share of the mark, after which another release tells whether what may be a leak goes on."""
+"""Growth, as a share of the mark, after which another release tells whether a suspected leak goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeakLimits:
-    """When memory is released. `device_ratio`: share of the device that may be in use; `resident_bytes`: host memory
-    that the worker may gain; `cache_ratio`: share of the device that may be reserved and not allocated;
+    """Limits for the release of memory. `device_ratio`: share of the device that may be in use; `resident_bytes`: host
+    memory that the worker may gain; `cache_ratio`: share of the device that may be reserved and not allocated;
     `leak_bytes_per_batch`: growth after releases from which a worker leaks; `budget_s`: time between two batches after
     which no further rung begins; `cooldown_s`: least time between two releases.
     """
@@ -72,34 +72,34 @@ class Step:
 
 
 class Guard:
-    """Decides for one worker. Times are seconds of one monotonic clock."""
+    """Memory guard of one worker. Times are seconds of one monotonic clock."""
 
     def __init__(self, limits: LeakLimits, start: Level, now_s: float, *, shared: bool) -> None:
-        """`start`: after warm-up. `shared`: the device's memory is the host's, so that others add to `used`."""
+        """Begin at `start`, the level after warm-up. `shared`: the device's memory is the host's; others add to it."""
         self._limits = limits
         self._start = start
         self._shared = shared
         self._batches = 0
         self._released_batches = 0
         self._look_s = now_s
-        self._climb_s = now_s  # No climb begins before.
+        self._climb_s = now_s  # No climb begins before this time.
         self._pending: Step | None = None
         self._spent_s = 0.0  # In the current climb.
-        self._gap_s = 0.0  # Of that, since the last batch.
-        self._futile: dict[Trigger, int] = {}  # What a climb could not lower, with the level it left.
-        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level that a release left then.
+        self._gap_s = 0.0  # The part of it since the last batch.
+        self._futile: dict[Trigger, int] = {}  # Triggers that a climb could not lower, with the level left.
+        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level after a release then.
 
     def after_batch(self) -> None:
-        """Another batch is done."""
+        """Count a batch that is done."""
         self._batches += 1
         self._gap_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Whether to measure now."""
+        """Return True if memory is to be measured now."""
         return self._limits.policy != "off" and now_s >= self._look_s
 
     def look(self, level: Level, now_s: float, cost_s: float) -> Step | None:
-        """What to do at this level. `cost_s`: what measuring it took; the dearer, the rarer."""
+        """Return the step to take at this level. `cost_s`: the cost of measuring; the dearer, the rarer."""
         self._look_s = now_s + cost_s / _LOOK_SHARE
         if level.used < self._start.used:  # The worker before this one was still there at the start.
             self._start = replace(self._start, used=level.used)
@@ -119,7 +119,7 @@ class Guard:
         return None if pressing is None else Step(COLLECT, pressing)
 
     def released(self, step: Step, level: Level, now_s: float, cost_s: float) -> Step | None:
-        """What follows a rung that took `cost_s` and left `level`: the next one, or nothing for now."""
+        """Return the rung that follows one that took `cost_s` and left `level`; None for now."""
         self._spent_s += cost_s
         self._gap_s += cost_s
         if not self._needed(step.trigger, level):
@@ -142,7 +142,7 @@ class Guard:
         return following
 
     def held(self, more_bytes: int) -> None:
-        """A model was loaded that takes so much (negative: unloaded): that has not leaked, then or since."""
+        """Count a model that was loaded (negative: unloaded) as no leak, then or since."""
         start, host = self._start, more_bytes if self._shared else 0
         self._start = replace(
             start,
@@ -156,10 +156,10 @@ class Guard:
                 left[:] = [(batches, level + more) for batches, level in left]
 
     def exhausted(self, level: Level) -> bool:
-        """The smallest batch has found no memory, and `level` is what all releases left: whether a leak is to blame.
+        """Return True if a leak is to blame that the smallest batch found no memory; `level` is after all releases.
 
-        Here is no time for a slope: batches may end faster than looking is allowed. Between batches a process
-        holds what it has loaded; what it has allocated beyond that has leaked, and no other process can be meant.
+        A slope takes too long here: batches may end faster than looking is allowed. Between batches a process holds
+        what it has loaded; what it has allocated beyond that has leaked, and no other process can be meant.
         """
         leaked = level.allocated - self._start.allocated
         if self._limits.policy == "off" or self._shared or leaked < self._batches * self._limits.leak_bytes_per_batch:
@@ -167,7 +167,7 @@ class Guard:
         return leaked > 0 and level.used - leaked < self._low("device", level)
 
     def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
-        # One that helped is worth its time: without it the device runs out of memory, which takes longer.
+        # A climb that helped is worth its time: without it memory runs out, which takes longer.
         helped = not self._needed(trigger, level)
         wait_s = 0.0 if helped else self._spent_s / _RELEASE_SHARE
         self._climb_s = now_s + max(self._limits.cooldown_s, wait_s)
@@ -194,7 +194,7 @@ class Guard:
         return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)
 
     def _leaks(self, trigger: Trigger, level: Level) -> bool:
-        """After a release: what it left grows with the batches, and without that growth it would be low enough."""
+        """Return True after a release if its level grows with the batches, and would be low enough without growth."""
         if trigger not in ("device", "resident") or (trigger == "device" and self._shared):
             return False
         left = self._left.setdefault(trigger, [(0, self._value(trigger, self._start))])
@@ -205,19 +205,19 @@ class Guard:
         del left[: -_SLOPES - 1]
         if len(left) <= _SLOPES:
             return False
-        # The smallest growth a batch: a jump, as of another process that takes its share, does not repeat.
+        # The smallest growth a batch: a jump, such as another process's new share, does not repeat.
         slope = min((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(left))
         leaked = slope * self._batches
         return slope >= max(1, self._limits.leak_bytes_per_batch) and value - leaked < self._low(trigger, level)
 
     def _may_leak(self, trigger: Trigger) -> bool:
-        """So far it looks like a leak: it has grown with the batches since the last release."""
+        """Return True if it looks like a leak so far: the level has grown with the batches since the last release."""
         return len(self._left.get(trigger, ())) > 1
 
     def _step(self, trigger: Trigger, level: Level) -> int:
-        """How much a level that a release could not lower has to grow before the next one."""
+        """Return how much a level that a release could not lower has to grow before the next release."""
         mark = self._mark(trigger, level)
-        # As much as it should have fallen; to see whether it is a leak, less will do.
+        # As much as it should have fallen; less is enough to see whether it is a leak.
         return int(_SUSPECT_SHARE * mark) if self._may_leak(trigger) else mark - self._low(trigger, level)
 
     def _value(self, trigger: Trigger, level: Level) -> int:

@@ -1,8 +1,8 @@
-"""Loading, in the worker: every model made ready on the device, tried and warm, and the report on it.
+"""Loading in the worker: every model is made ready on the device, tried and warm, and reported.
 
-Owns: the order of loading, the batch buffers, the first latencies; and the thread in which models on demand come and go
-beside those that serve, one at a time, with what it has taken and given back. The thread that serves asks, and never
-waits. Must not serve, nor know why a model comes or goes.
+Owns: the order of loading, the batch buffers, the first latencies; and the thread that loads and unloads models on
+demand beside those that serve, one at a time, with the memory they take and give back. The thread that serves asks, and
+never waits. Must not serve, nor know why a model comes or goes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from models.exports.library_files import builder, library_of
 
 _WARM_UP_RUNS = 2
 _SWITCH_INTERVAL_S = 1e-3
-"""What the thread that serves waits at most for the interpreter while this one runs Python; it is 5 ms otherwise."""
+"""Longest wait of the serving thread for the interpreter while the loader runs Python; it is 5 ms otherwise."""
 _LESS_URGENT = 10
 _STOP_S = 2.0
 _LONGEST_REASON = 1000
@@ -75,11 +75,11 @@ log = logging.getLogger("anychip.worker")
 class WorkerModel:
     """A model on its device.
 
-    `report`: what loading found out. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be under way,
-    the one that was used last at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds it took;
+    `report`: the findings of loading. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
+    the last used one at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds that loading took;
     `memory_bytes`: of the device's memory, the largest batch included. `staged`: with more time it may be served
-    faster, by other engines or in larger batches. `decoding`: where the device decodes its images; `who_decodes`: what
-    is said of that.
+    faster, by other engines or in larger batches. `decoding`: the decoder if the device decodes its images;
+    `who_decodes`: the report on that.
     """
 
     model: Model
@@ -94,20 +94,20 @@ class WorkerModel:
     who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
 
     def said(self) -> Loaded:
-        """What the server hears of it."""
+        """Make the report to the server."""
         report = msgspec.convert(self.report, Report, from_attributes=True)
         depth = self.executable.depth
         return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes, self.memory_bytes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
-        """A buffer that no batch under way uses."""
+        """Return a buffer that no batch in flight uses."""
         self.buffers.append(self.buffers.pop(0))
         return self.buffers[-1]
 
 
 @dataclass
 class LoadedDevice:
-    """Everything on one device. `models`: by their numbers, of which those not to be loaded have left gaps."""
+    """Everything on one device. `models`: by their numbers; those not to be loaded are missing."""
 
     backend: Backend
     load: Load
@@ -117,19 +117,19 @@ class LoadedDevice:
 
     @property
     def device(self) -> str:
-        """Its id."""
+        """The device's id."""
         return self.load.device.id
 
     def close(self) -> None:
-        """Give the device back."""
+        """Close every executable."""
         for each in self.models.values():
             each.executable.close()
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import the modules among these, and have the shared libraries loaded with the first network.
+    """Import the modules among `plugins`, and register the shared libraries to be loaded with the first network.
 
-    Raises BackendError for a library that is not there, and what modules raise.
+    Raises BackendError for a library that is not there, and the errors of modules.
     """
     for plugin in plugins:
         if "/" in plugin or plugin.endswith(".so"):
@@ -139,13 +139,13 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 
 def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) -> LoadedDevice:
-    """Load and warm every model; `loaded_one` hears the number of each.
+    """Load and warm every model; `loaded_one` is called with the number of each.
 
-    Raises ModelError, BackendError, and what plugins raise.
+    Raises ModelError, BackendError, and the errors of plugins.
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
-    if load.confined:  # Before anything is computed, which begins threads.
+    if load.confined:  # Before any computation, as that starts threads.
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
     models: dict[int, WorkerModel] = {}
@@ -170,8 +170,8 @@ def load_model(
     plan = _with_probes(plan)
     held_bytes = _held_bytes(backend, load.device.id, released=True)
     loaded = _loaded(load, plan, model, backend)
-    # In the host's memory free pages are others', and what the gate compared with is gone by now; a device keeps what
-    # the largest batch wanted.
+    # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
+    # the memory of the largest batch.
     taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
     loaded.memory_bytes = max(0, taken)
     loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
@@ -185,15 +185,15 @@ def _with_probes(plan: ModelPlan) -> ModelPlan:
 
 
 def _confine(load: Load) -> None:
-    """Before a file is read that is a program, or that libraries of others read: no other program or process, and no
-    connection. What is read is Python, the files of these networks and the images to calibrate on; what is written, if
-    anything, is what is compiled.
+    """Confine the process before it reads a file that is a program, or that foreign libraries read: no other program or
+    process, and no connection. It may read Python, the files of these networks and the images to calibrate on; it may
+    write only compiled code, if anything.
     """
     there = what_there_is()
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
-    load_operator_libraries()  # They may lie anywhere.
+    load_operator_libraries()  # These may lie anywhere.
     _import_libraries(load)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
     images = [path.resolve() for plan in load.plans if plan.calibration for path in plan.calibration.files]
@@ -205,7 +205,7 @@ def _confine(load: Load) -> None:
 
 
 def _import_libraries(load: Load) -> None:
-    """Those that look around in the system when they are imported; what is missing, loading says."""
+    """Import the libraries that look around in the system when imported. Loading reports one that is missing."""
     for plan in load.plans:
         if plan.model is None:
             continue
@@ -235,7 +235,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     may_grow = plan.grows and pays(latencies)
     if may_grow and not load.quick:
         executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
-    # Twice the largest batch: of one that is cut into parts, the last may reach beyond its end.
+    # Twice the largest batch: the last part of a batch cut into parts may reach beyond its end.
     rows = 2 * executable.batch_sizes[-1]
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     load_s = time.monotonic() - began_s
@@ -245,7 +245,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
-    """What is held of the device now, or once caches are `released`; 0 where the device does not say."""
+    """Return the device memory held now, or after caches are `released`; 0 if the device does not say."""
     try:
         if released:
             gc.collect()
@@ -253,7 +253,7 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
         return backend._held_bytes(device)
     except DeviceLostError:
         raise
-    except Exception as error:  # Vendors raise every kind, and a figure that is not known ends no start.
+    except Exception as error:  # Vendors raise any error, and an unknown figure ends no start.
         log.warning("what a model takes of %s cannot be measured: %s", device, error)
         return 0
 
@@ -265,7 +265,7 @@ def _grown(
     first: LoadedNetwork,
     latency_s: Mapping[int, float],
 ) -> tuple[Executable, LoadReport, Mapping[int, float]]:
-    """What is to serve once larger batches have been tried: `first`, or the same network for more sizes."""
+    """Try larger batches. Return what is to serve: `first`, or the same network for more sizes."""
     executable, report = first
     sizes = grown(
         report,
@@ -276,7 +276,7 @@ def _grown(
     )
     if set(sizes) == set(latency_s):
         return executable, report, latency_s
-    executable.close()  # Its memory is wanted for what follows.
+    executable.close()  # The network for more sizes needs its memory.
     try:
         executable, report = made(sizes)
     except DeviceLostError:
@@ -297,13 +297,13 @@ def _say(device: str, model: Model, report: LoadReport, load_s: float) -> None:
 
 
 def _measured(executable: Executable) -> dict[int, float]:
-    """Seconds a batch of each size takes, where the gate's runs were not enough to tell.
+    """Return the seconds a batch of each size takes; measure where the gate's runs were not enough to tell.
 
     A first run may compile. Then it takes longer than as many runs of a smaller batch would.
     """
     fastest_s = executable.fastest_s
     buffer = executable.buffer(executable.batch_sizes[-1])
-    least_s = math.inf  # An image, in batches so far.
+    least_s = math.inf  # Least time of an image, in batches so far.
     for size in executable.batch_sizes:
         for _ in range(_WARM_UP_RUNS):
             if size in fastest_s and fastest_s[size] < 1.25 * size * least_s < math.inf:
@@ -314,7 +314,7 @@ def _measured(executable: Executable) -> dict[int, float]:
 
 
 class Loader:
-    """Of one device. The thread begins with the first model."""
+    """Loader of one device's models on demand. The thread begins with the first model."""
 
     def __init__(self, loaded: LoadedDevice, link: ServerLink) -> None:
         self._loaded, self._link = loaded, link
@@ -324,21 +324,21 @@ class Loader:
         self._thread: threading.Thread | None = None
 
     def load(self, index: int) -> None:
-        """Load the model of this number; ModelLoaded is sent when it serves, or why it does not."""
+        """Load the model of this number; ModelLoaded is sent when it serves, or with the reason if it does not."""
         self._ask(index, None)
 
     def unload(self, index: int) -> None:
-        """From now on the model of this number does not serve; ModelUnloaded is sent when its memory is free."""
+        """Stop serving the model of this number; ModelUnloaded is sent when its memory is free."""
         self._ask(index, self._loaded.models.pop(index))
 
     def more_bytes(self) -> int:
-        """What models take more than when this was asked before. Raises DeviceLostError, which a load has met."""
+        """Return the memory that models have taken since the last call. Raises a load's DeviceLostError."""
         if self._lost:
             raise self._lost[0]
         return sum(self._more.popleft() for _ in range(len(self._more)))
 
     def stop(self) -> None:
-        """Begin nothing more, and wait a moment for what has begun."""
+        """Begin nothing more, and wait a moment for the work that has begun."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(_STOP_S)
@@ -351,7 +351,7 @@ class Loader:
         self._work.put((index, goes))
 
     def _run(self) -> None:
-        # Threads that engines of a CPU begin here compute for all models, and would keep this.
+        # A CPU's engines start threads here that compute for all models, and would keep this priority.
         if not self._loaded.backend.facts.host_memory:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
         with self._loaded.backend._beside(self._loaded.device):
@@ -374,13 +374,13 @@ class Loader:
             except DeviceLostError as error:
                 self._lost.append(error)
                 return
-            except OSError:  # The server is gone: the other thread hears it, too.
+            except OSError:  # The server is gone: the other thread notices it, too.
                 return
 
     def _loaded_model(self, index: int) -> ModelLoaded:
-        """Raises DeviceLostError."""
+        """Load a model on demand. Raises DeviceLostError."""
         loaded = self._loaded
-        # What is loaded on demand is what is ready in seconds: nobody may wait for minutes.
+        # A model on demand is loaded quick: no request may wait for minutes.
         load = replace(loaded.load, quick=True)
         plan = load.plans[index]
         assert plan.model is not None
@@ -388,7 +388,7 @@ class Loader:
             model = load_model(load, plan, plan.model, loaded.backend, loaded.decoder)
         except DeviceLostError:
             raise
-        except Exception as error:  # Whatever a driver or a file makes of it: the others serve on.
+        except Exception as error:  # Any error of a driver or a file: the other models serve on.
             log.warning("%s cannot be loaded: %s", plan.model.name, error, exc_info=True)
             reason = f"{error}"[:_LONGEST_REASON] or type(error).__name__
         else:

@@ -1,9 +1,9 @@
-"""The worker's loop: one thread owns one device and answers what the server asks, in order.
+"""The worker's loop: one thread owns one device and answers the server's messages in order.
 
     Run ─► slots of a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
                                    └─ out of memory ─► release, gather, halve, again
 
-Owns: batches under way, and their ends. Must not know HTTP, queues or deadlines.
+Owns: batches in flight, and their ends. Must not know HTTP, queues or deadlines.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _UnderWay:
 
 
 _Answer = tuple[Done | Failed, tuple[int, ...]]
-"""What is said of a batch, and the descriptors that go with it."""
+"""The message that answers a batch, and the descriptors that go with it."""
 
 
 class Worker:
@@ -64,7 +64,7 @@ class Worker:
         self._loader = Loader(loaded, link)
 
     def serve(self) -> None:
-        """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError: no server."""
+        """Answer messages until Stop or until the device is lost. Raises EOFError, ConnectionError without a server."""
         try:
             self._serve()
         except DeviceLostError as error:
@@ -127,7 +127,7 @@ class Worker:
         return done, (descriptor,) if overflow_bytes else ()
 
     def _start(self, run: Run) -> _UnderWay | None:
-        """Give the batch to the device and come back before it is done; None where that cannot be, or has failed.
+        """Give the batch to the device without waiting for its end; return None if that cannot be, or has failed.
 
         Raises DeviceLostError.
         """
@@ -154,7 +154,7 @@ class Worker:
         return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
     def _finish(self, under_way: _UnderWay) -> _Answer:
-        """Raises DeviceLostError."""
+        """Answer a batch in flight. Raises DeviceLostError."""
         run = under_way.run
         try:
             outputs = under_way.started.outputs()
@@ -172,13 +172,13 @@ class Worker:
             return _failed(run, error)
 
     def _rows(self, run: Run) -> tuple[list[Pixels | Tensor], tuple[int, ...]]:
-        """The items of a batch where they lie, in slots or on the device; and those whose files it cannot decode: what
-        it makes of those bytes nobody is told. Raises DeviceLostError.
+        """Return the items of a batch in their slots or on the device, and the positions of files that it cannot
+        decode: its results for those bytes are not sent. Raises DeviceLostError.
         """
         loaded = self._models[run.model]
         slots = [self._arena.slot(run.model, slot) for slot in run.slots]
         rows: list[Pixels | Tensor] = [slot.reshape(loaded.model.input_shape) for slot in slots]
-        undecoded: tuple[int, ...] = run.files  # Where they were meant for another worker.
+        undecoded: tuple[int, ...] = run.files  # If they were meant for another worker.
         if run.files and loaded.decoding is not None:
             found, undecoded = loaded.decoding.on_device([(row, slots[row]) for row in run.files])
             for row, item in found.items():
@@ -186,9 +186,9 @@ class Worker:
         return rows, undecoded
 
     def _gathered(self, run: Run) -> tuple[Pixels, tuple[int, ...]]:
-        """The items of a batch, one after the other, padded with zeros: a buffer that no batch under way uses.
+        """Gather the items of a batch, padded with zeros, in a buffer that no batch in flight uses.
 
-        And those whose files the device cannot decode. Raises DeviceLostError.
+        Returns also the positions of files that the device cannot decode. Raises DeviceLostError.
         """
         rows, undecoded = self._rows(run)
         buffer = self._models[run.model].next_buffer()
@@ -199,7 +199,7 @@ class Worker:
         return buffer, undecoded
 
     def _run(self, run: Run) -> _Answer:
-        """Run a batch with nothing else under way. Raises DeviceLostError."""
+        """Run a batch with no other in flight. Raises DeviceLostError."""
         try:
             pixels, undecoded = self._gathered(run)
             started_s = time.perf_counter()
@@ -210,17 +210,17 @@ class Worker:
         except DeviceLostError:
             raise
         except OutOfDeviceMemoryError as error:
-            if self._memory.exhausted():  # Nothing helps but the worker's end; what is not done waits for the next one.
+            if self._memory.exhausted():  # Only the worker's end helps; the next one gets the rest.
                 raise DeviceLostError(f"{error}: it leaks, and its replacement was not ready in time") from error
             return _failed(run, error)
         except Exception as error:  # The batch fails, the worker lives on; the server decides what follows.
             return _failed(run, error)
 
     def _results(self, run: Run, pixels: Pixels) -> tuple[list[Arrays], int]:
-        """Every item's result, and how many at once the device's memory held.
+        """Return every item's result, and the largest size that the device's memory held.
 
-        Out of memory, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError when not even the
-        smallest batch fits, ValueError, BackendError.
+        If memory runs out, the cache is released and half as many are tried. Raises OutOfDeviceMemoryError if not even
+        the smallest batch fits, ValueError, BackendError.
         """
         executable = self._models[run.model].executable
         results: list[Arrays] = []
@@ -238,12 +238,12 @@ class Worker:
         return results, size
 
     def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Arrays]:
-        """What is sent of the outputs of a batch of `size`, an entry of `asked` for each. Raises ValueError."""
+        """Reduce the outputs of a batch of `size` to its results, one per entry of `asked`. Raises ValueError."""
         model = self._models[run.model].model
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]
             raise ValueError(f"{model.name} answered a batch of {size} with {shapes}")
-        # Before anything is reduced: a comparison with a threshold would drop NaN without a word.
+        # Before any reduction: a comparison with a threshold would drop NaN silently.
         if model.may_be_infinite or _finite([output[: len(asked)] for output in outputs]):
             return [*model.reduce_all(outputs, asked)]
         return [
@@ -252,7 +252,7 @@ class Worker:
         ]
 
     def _outputs(self, executable: Executable, pixels: Pixels) -> Outputs | None:
-        """None when the device has no memory for it, even with its cache released."""
+        """Run a batch; return None if the device has no memory for it, even with its cache released."""
         while True:
             try:
                 return executable.run(pixels)

@@ -35,19 +35,19 @@ log = logging.getLogger("anychip.worker")
 
 
 def fork_server(control: socket.socket, server: int, name: str = "fork-workers") -> None:
-    """Be the process from which workers come, called `name`. Those of devices without a driver share all that every
-    worker imports; in the others it is replaced by a fresh interpreter.
+    """Run the process from which workers are forked, called `name`. Workers of devices without a driver share the
+    libraries that every worker imports; in the others a fresh interpreter replaces it.
     """
     settle(server, name)
     import_libraries()
-    gc.freeze()  # A collection in a child would touch, and so copy, all that is shared.
+    gc.freeze()  # A collection in a child would touch, and so copy, all shared pages.
     fork_on_request(control, server, _forked, _fresh)
 
 
 def bare_fork_server(control: socket.socket, server: int) -> None:
-    """Be the process from which confined workers come: an interpreter that never had anything of the server's.
+    """Run the process from which confined workers are forked: an interpreter that never had anything of the server's.
 
-    It has no other thread, so that none is there before a worker is confined.
+    It has no other thread, so that a worker has none before it is confined.
     """
     _only_write_to_terminals()
     fork_server(control, server, "fork-confined")
@@ -71,23 +71,23 @@ def _fresh(server: int, descriptors: Sequence[int]) -> None:
 
 
 def fresh_command(descriptor: int) -> list[str]:
-    """What runs a worker in an interpreter of its own, which inherits its end of the socket to the server."""
+    """Return the command that runs a worker in its own interpreter, which inherits its end of the server's socket."""
     return python_command("-c", _FRESH, str(descriptor))
 
 
 def fresh(descriptor: int) -> None:
-    """The process, in an interpreter of its own. `descriptor`: its end of the socket to the server."""
+    """Run the process in an interpreter of its own. `descriptor`: its end of the socket to the server."""
     os.set_inheritable(descriptor, False)
     main(socket.socket(fileno=descriptor))
 
 
 def main(end: socket.socket) -> None:
-    """The process: ends when told to, or when the server's end is gone, however the server ended."""
+    """Run the process; it ends when told to, or when the server's end is gone, however the server ended."""
     name_process("anychip-worker")
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server hears it and sends Release.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server handles it and sends Release.
     die_with(os.getppid())  # Even inside a driver call that hangs.
     channel = Channel(end)
     try:
@@ -98,7 +98,7 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
-    if begin.program and begin.bare:  # What else it is told waits until it says something.
+    if begin.program and begin.bare:  # Later messages wait until the program sends one.
         _become_bare(begin, end, ())
     if begin.program:
         _settle(begin)
@@ -111,8 +111,8 @@ def main(end: socket.socket) -> None:
 
 
 def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -> NoReturn:
-    """Replace this process by a fresh interpreter: what was the server's goes, memory, environment and descriptors but
-    those it needs. It can write to a terminal, and not read from it.
+    """Replace this process by a fresh interpreter without the server's memory and environment, and with only the
+    descriptors that it needs. It can write to a terminal, and not read from it.
     """
     written = os.memfd_create("anychip-begin", 0)
     os.write(written, to_process(begin))
@@ -128,7 +128,7 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
 
 
 def _only_write_to_terminals() -> None:
-    """Open a terminal behind the standard streams anew: who may write to it could otherwise read what is typed."""
+    """Reopen terminals behind the standard streams for writing only: a writer could otherwise read what is typed."""
     for each in (1, 2):
         if os.isatty(each):
             terminal = os.open(f"/proc/self/fd/{each}", os.O_WRONLY | os.O_NOCTTY)
@@ -137,7 +137,7 @@ def _only_write_to_terminals() -> None:
 
 
 def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
-    """The process, in an interpreter that has nothing else of the server's: descriptors."""
+    """Run the process in an interpreter that has nothing of the server's but these descriptors."""
     name_process("anychip-worker")
     with open(begin, "rb") as file:
         message = begin_of(file.read())
@@ -171,15 +171,15 @@ def _settle(begin: Begin) -> None:
 
 
 def import_libraries() -> None:
-    """All that every worker needs, a fifth quicker for not looking for garbage meanwhile."""
+    """Import all that every worker needs, with garbage collection off: it is a fifth quicker."""
     gc.disable()
-    with contextlib.suppress(Exception):  # The worker will meet it again, and say so.
+    with contextlib.suppress(Exception):  # The worker meets the error again and reports it.
         importlib.import_module("app.worker.loop")
     gc.enable()
 
 
 def run(channel: Channel, arena: Arena, load: Load) -> None:
-    """Load what is asked for, then serve until Stop or until the other end is gone."""
+    """Load the models, then serve until Stop or until the other end is gone."""
     from app.worker.load import load_device
     from app.worker.loop import Worker
     from app.worker.memory import MemoryWatch
@@ -191,7 +191,7 @@ def run(channel: Channel, arena: Arena, load: Load) -> None:
             try:
                 loaded = load_device(load, lambda index: link.send(Progress(index)))
                 memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
-            except Exception as error:  # Whatever a driver throws at start, the server must hear it in one sentence.
+            except Exception as error:  # The server gets any error of a driver in one sentence.
                 log.debug("the worker cannot start", exc_info=True)
                 link.send(Ended(f"{error}" or type(error).__name__))
                 link.flush(_FLUSH_S)

@@ -1,7 +1,7 @@
-"""A worker's memory: levels, releases, and what it reports of them.
+"""A worker's memory: levels, releases, and the reports on them.
 
-Owns: measuring, climbing the guard's rungs, statistics. When to climb is decided in guard. Must not know batches beyond
-that one has ended. A query that fails ends nothing: of memory the last answer stays, of telemetry there is none.
+Owns: measuring, climbing the guard's rungs, statistics. The guard decides when to climb. Must not know batches, beyond
+that one has ended. A query that fails ends nothing: the last memory level stays, and telemetry is empty.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class MemoryWatch:
 
     def __init__(self, backend: Backend, device: str, limits: LeakLimits) -> None:
         self.leaks = False
-        """Only another worker can help: the guard has asked for one, or has found the device full of what leaked."""
+        """Flag that only another worker can help: the guard has asked for one, or has found a leak fill the device."""
         self._backend, self._device = backend, device
-        self._memory: Memory = Memory(0, 0, 0, 0)  # The last that could be read.
-        self._silent: set[str] = set()  # Queries that failed when they were last made.
-        self._forced_bytes: list[int] = []  # Returned by releases that a batch of the last run could not do without.
+        self._memory: Memory = Memory(0, 0, 0, 0)  # The last known level.
+        self._silent: set[str] = set()  # Queries whose last call failed.
+        self._forced_bytes: list[int] = []  # Bytes of releases that a batch forced since the last answer.
         self._guard = Guard(limits, self._level(), time.monotonic(), shared=backend.facts.host_memory)
 
     def after_batch(self, send: Callable[[FromWorker], None]) -> None:
-        """Its answer is on its way: look at the memory and do what the guard says. Raises DeviceLostError."""
+        """Look at the memory after a batch's answer was sent, and do what the guard says. Raises DeviceLostError."""
         self._guard.after_batch()
         if self._forced_bytes:
             send(Released("out_of_memory", {CACHE: sum(self._forced_bytes)}))
@@ -73,11 +73,11 @@ class MemoryWatch:
             send(HandOver(trigger))
 
     def held(self, more_bytes: int) -> None:
-        """A model was loaded that takes so much; negative: unloaded."""
+        """Tell the guard of a model that was loaded and takes so much; negative: unloaded."""
         self._guard.held(more_bytes)
 
     def release(self, request: Release) -> Released:
-        """Both levels of the guard, as an operator asks for it. Raises DeviceLostError."""
+        """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
         returned: dict[int, int] = {}
         level = self._level()
         for rung in (COLLECT, CACHE):
@@ -85,24 +85,24 @@ class MemoryWatch:
         return Released("request", returned, request.request)
 
     def make_room(self) -> bool:
-        """The device is out of memory: release its cache. Whether another try may do better. Raises BackendError."""
+        """Release the cache when memory is out. Return True if another try may do better. Raises BackendError."""
         returned = self._backend.release_cache(self._device)
         self._forced_bytes.append(returned)
         return bool(returned) and len(self._forced_bytes) == 1
 
     def exhausted(self) -> bool:
-        """The smallest batch has found no memory: whether only the worker's end can help. Raises DeviceLostError."""
+        """Return True if only the worker's end helps the smallest batch to memory. Raises DeviceLostError."""
         self.leaks = self.leaks or self._guard.exhausted(self._level())
         return self.leaks
 
     def stats(self) -> Stats:
-        """As it is now. Raises DeviceLostError."""
+        """Measure memory and telemetry now. Raises DeviceLostError."""
         telemetry = asdict(self._asked("telemetry", self._backend.telemetry, Telemetry()))
         known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
         return Stats(**asdict(self._level()), telemetry=known, fallbacks=dict(fallback_counts()))
 
     def _climb(self, step: Step, before: Level) -> tuple[int, Level]:
-        """Climb a rung; the bytes it returned, and what is left. Raises DeviceLostError."""
+        """Climb a rung; return the bytes it returned, and the level left. Raises DeviceLostError."""
         counted = 0
         try:
             if step.rung == COLLECT:
@@ -125,7 +125,7 @@ class MemoryWatch:
         return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
 
     def _asked(self, what: str, query: Callable[[str], T], otherwise: T) -> T:
-        """What the device answers; `otherwise`, where its query fails. Raises DeviceLostError."""
+        """Return the device's answer, or `otherwise` if its query fails. Raises DeviceLostError."""
         try:
             answer = query(self._device)
         except DeviceLostError:

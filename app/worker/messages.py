@@ -1,15 +1,15 @@
-"""What the server and a worker say to each other, over a channel each.
+"""Messages between the server and its workers, over one channel each.
 
-Owns: the messages, how they are written, and the worker's end of the channel: the lock between its threads, and the
-thread that says that the process lives. Must not know what follows from a message. Messages are small: pixels and
+Owns: the messages, their encoding, and the worker's end of the channel: the lock between its threads, and the thread
+that sends beats while the process lives. Must not know what follows from a message. Messages are small: pixels and
 results lie in the arena, and what is to be loaded comes in memory of its own.
 
     server ─► Begin (app.worker.begin, with the arena's two descriptors and the Load's), Run, Release, Stop
     worker ─► Progress, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
-Both read MessagePack, as these types and nothing else, of bounded sizes: what has taken over a worker, by a driver or
-by a file it loads, can send wrong answers and cannot make the server run anything, or count under any name. A server
-that does not read costs a worker nothing: what it does not take waits (channel), and beats are left out meanwhile.
+Both read MessagePack, as these types and nothing else, of bounded sizes. A worker that a driver or a loaded file has
+taken over can send wrong answers; it cannot make the server run anything, or count under any name. A server that does
+not read costs a worker nothing: messages wait in the channel, and beats are left out meanwhile.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from models import Model, Options, TensorOptions
 BEAT_INTERVAL_S = 0.5
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
-"""What a worker may call something that the server then counts under this name."""
+"""Name that a worker gives something and that the server then counts under."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """One model (None: it is not to be loaded), and how it is to be served.
 
-    `grows`: with larger batches than these, too, where they pay (workers.growth). `on_demand`: it is loaded when the
-    server says so. `is_gated`: whether the precision gate decides; `probes`: its items, uint8 [n, *input_shape], which
-    the worker makes. `calibration`: where int8 is wanted and the model has images.
+    `grows`: with larger batches than these, too, if they pay (workers.growth). `on_demand`: it is loaded when the
+    server says so. `is_gated`: the precision gate decides; `probes`: the gate's items, uint8 [n, *input_shape], which
+    the worker makes. `calibration`: for int8 of a model that takes images.
     """
 
     model: Model | None
@@ -61,14 +61,14 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to serve and how. The model of plan i reads pool i of the arena.
+    """The models to serve, and how. The model of plan i reads pool i of the arena.
 
     `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
     anything is loaded, and shared libraries to load after the vendor's package. `cache_dir`: for what is compiled.
     `quick`: serve with what is ready in seconds; Ready says whether that left something out. `ballast`: makes it as
-    large as a real one (docs/null.md). `decode`: who decodes images: `auto`: the device where it can and answers alike.
-    `confined`: from the first file on the process may do little more than compute (models.confinement), and writes
-    nothing outside `cache_dir`.
+    large as a real one (docs/null.md). `decode`: where images are decoded; `auto`: on the device if it can and answers
+    alike. `confined`: from the first file on the process may do little more than compute (models.confinement), and
+    writes nothing outside `cache_dir`.
     """
 
     plans: tuple[ModelPlan, ...]
@@ -83,17 +83,17 @@ class Load:
 
     @property
     def models(self) -> tuple[Model | None, ...]:
-        """By their numbers."""
+        """The models by their numbers."""
         return tuple(plan.model for plan in self.plans)
 
     def with_models(self, models: Sequence[Model | None]) -> Load:
-        """The same for other models."""
+        """Return the same for other models."""
         plans = tuple(replace(plan, model=model) for plan, model in zip(self.plans, models, strict=True))
         return replace(self, plans=plans)
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Run a batch: items in `slots` of pool `model`, each with what its request asks for, padded to `batch_size`.
+    """Order to run a batch: items in `slots` of pool `model`, each with its options, padded to `batch_size`.
 
     `options`, or `tensor_options` of a model of tensors: of each item, or one for all. `files`: the positions of items
     whose slots hold a file, for the device to decode.
@@ -108,31 +108,31 @@ class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tensor_options: tuple[TensorOptions, ...] = ()
 
     def asked(self) -> list[Options | TensorOptions]:
-        """The options of each item."""
+        """Return the options of each item."""
         given: list[Options | TensorOptions] = [*self.options, *self.tensor_options]
         return given * len(self.slots) if len(given) == 1 else given
 
 
 class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Give cached memory back now; answered with a Released of the same `request`, after what came before it."""
+    """Order to release cached memory now; answered with a Released of the same `request`, after what came before it."""
 
     request: int
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Load the model of this number beside those that serve; answered with a ModelLoaded."""
+    """Order to load the model of this number beside those that serve; answered with a ModelLoaded."""
 
     model: int
 
 
 class UnloadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Free what the model of this number takes, of which no batch is under way; answered with a ModelUnloaded."""
+    """Order to free the memory of the model of this number, with no batch in flight; answered with a ModelUnloaded."""
 
     model: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Finish and end."""
+    """Order to finish and end."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -149,8 +149,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class WhoDecodes(msgspec.Struct, frozen=True):
-    """Who decodes a model's images. `refusal`: why the device does not, where it was asked to; `errors`: of answers to
-    what it decodes, against those to the host's pixels.
+    """The decoder of a model's images. `refusal`: why the device does not decode, if it was asked to; `errors`: of
+    answers to its pixels, against those to the host's.
     """
 
     by: Literal["host", "device"] = "host"
@@ -159,9 +159,9 @@ class WhoDecodes(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """How one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`: how many
-    batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included;
-    `memory_bytes`: what it takes of the device's memory, its largest batch included.
+    """Report on how one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`:
+    how many batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included;
+    `memory_bytes`: its share of the device's memory, its largest batch included.
     """
 
     report: Report
@@ -173,10 +173,10 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Every model is loaded and warm; None: one that is not to be.
+    """Report that every model is loaded and warm; None: one that is not to be.
 
-    `staged`: a worker that is given more time may serve some of them faster. `used_bytes` of the device's `total_bytes`
-    are taken, by all processes.
+    `staged`: a worker with more time may serve some of them faster. `used_bytes` of the device's `total_bytes` are
+    taken, by all processes.
     """
 
     device: str
@@ -188,7 +188,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model of this number serves; None: it cannot be loaded, for this `reason`."""
+    """Report that the model of this number serves; None: it cannot be loaded, for this `reason`."""
 
     model: int
     loaded: Loaded | None = None
@@ -196,20 +196,20 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ModelUnloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What the model of this number took is free."""
+    """Report that the memory of the model of this number is free."""
 
     model: int
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The model of this number is loaded and warm; Ready comes when all are."""
+    """Report that the model of this number is loaded and warm; Ready comes when all are."""
 
     model: int
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker cannot start, its device is lost, or it leaks and has no memory left; `reason` is one plain sentence.
-    Its process ends after this.
+    """The worker's last message: it cannot start, its device is lost, or it leaks and has no memory left; its process
+    then ends. `reason` is one plain sentence.
     """
 
     reason: str
@@ -217,7 +217,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker's process lives and its interpreter runs, whatever its device is doing."""
+    """Sign that the worker's process lives and its interpreter runs, whatever its device is doing."""
 
 
 ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max_length=64)]]
@@ -225,14 +225,14 @@ ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A batch is done: its results are in `small`, or lie beside their inputs (app.worker.results).
+    """Report that a batch is done: its results are in `small`, or lie beside their inputs (app.worker.results).
 
-    `results`, in order: the layout of what `Model.reduce` returned for each item, or one for all; None where the
-    network computed NaN or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's
-    memory held, where it did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose
-    descriptor comes with this, for results that are too large for their place; 0: there is none. `prepare_s`: seconds
-    the worker took to begin it while it computed the batch before. `undecoded`: the positions of items whose files the
-    device could not decode: they have no results.
+    `results`, in order: the layout of what `Model.reduce` returned for each item, or one for all; None if the network
+    computed NaN or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory
+    held, if it did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes
+    with this, for results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to
+    begin the batch while it computed the one before. `undecoded`: the positions of items whose files the device could
+    not decode: they have no results.
     """
 
     batch_id: int
@@ -246,14 +246,14 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A batch that failed; the worker lives on. `reason` is for the log."""
+    """Report that a batch failed; the worker lives on. `reason` is for the log."""
 
     batch_id: int
     reason: str
 
 
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Memory was given back. `returned`: bytes by rung (see guard); `request`: whose wish it was, 0 the guard's."""
+    """Report of released memory. `returned`: bytes by rung (see guard); `request`: of the Release, 0: of the guard."""
 
     trigger: Literal[Trigger, "request", "out_of_memory"]
     returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
@@ -261,16 +261,16 @@ class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The worker wants to be replaced: it holds memory that only its end gives back. It serves on meanwhile."""
+    """Request to be replaced: the worker holds memory that only its end gives back. It serves on meanwhile."""
 
     trigger: Trigger
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Bytes of device memory by kind and of the worker itself, and what the device says of itself (NaN: nothing).
+    """Bytes of device memory by kind and of the worker itself, and the device's telemetry.
 
-    `telemetry`: the figures of backends.Telemetry that are known, by name.
-    `fallbacks`: how often each operator ran on the CPU because the device lacks it, since the worker began.
+    `telemetry`: the figures of backends.Telemetry that are known, by name. `fallbacks`: how often each operator ran on
+    the CPU because the device lacks it, since the worker began.
     """
 
     allocated: int
@@ -293,29 +293,29 @@ _decode_in_worker = msgspec.msgpack.Decoder(ToWorker).decode
 
 
 def to_worker(message: ToWorker) -> bytes:
-    """For `from_server` at the other end."""
+    """Encode a message for `from_server` at the other end."""
     return _encode(message)
 
 
 def from_server(data: bytes) -> ToWorker:
-    """What the server has sent. Raises ValueError for anything that is not one of these messages."""
+    """Decode a message of the server. Raises ValueError for anything that is not one of these messages."""
     message: ToWorker = _decode_in_worker(data)
     return message
 
 
 def to_server(message: FromWorker) -> bytes:
-    """For `from_worker` at the other end."""
+    """Encode a message for `from_worker` at the other end."""
     return _encode(message)
 
 
 def from_worker(data: bytes) -> FromWorker:
-    """What a worker has sent. Raises ValueError for anything that is not one of these messages."""
+    """Decode a message of a worker. Raises ValueError for anything that is not one of these messages."""
     message: FromWorker = _decode(data)
     return message
 
 
 class ServerLink:
-    """A context in which the heart beats."""
+    """The worker's end of the channel; beats are sent while its context is open."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -333,12 +333,12 @@ class ServerLink:
         self._heart.join()
 
     def send(self, message: FromWorker, descriptors: Sequence[int] = ()) -> None:
-        """Raises ConnectionError when the server is gone, ChannelError when it has not read for long."""
+        """Send a message. Raises ConnectionError if the server is gone, ChannelError if it has not read for long."""
         with self._lock:
             self._channel.send(to_server(message), descriptors)
 
     def receive(self, timeout_s: float) -> ToWorker | None:
-        """The next message, None when none came in time. Raises EOFError, ConnectionError."""
+        """Return the next message, None if none came in time. Raises EOFError, ConnectionError."""
         ends_s = time.monotonic() + timeout_s
         while not self._received:
             left_s = ends_s - time.monotonic()
@@ -347,14 +347,14 @@ class ServerLink:
         return from_server(self._received.popleft())
 
     def flush(self, timeout_s: float) -> None:
-        """Before the end: let the server have what still waits, if it reads. Raises EOFError, ConnectionError."""
+        """Send what still waits before the end, if the server reads. Raises EOFError, ConnectionError."""
         ends_s = time.monotonic() + timeout_s
         while self._channel.waiting and time.monotonic() < ends_s:
             self._waited(ends_s - time.monotonic())
 
     def _waited(self, timeout_s: float) -> bool:
-        """Read and write what can be within this time; whether there was anything."""
-        readable, writable = self._channel.wait(timeout_s)  # Not under the lock: the heart must beat meanwhile.
+        """Read and write what is possible within this time; return True if there was anything."""
+        readable, writable = self._channel.wait(timeout_s)  # Without the lock: the heart must beat meanwhile.
         with self._lock:
             if writable:
                 self._channel.flush()
@@ -363,7 +363,7 @@ class ServerLink:
         return readable or writable
 
     def _beat(self) -> None:
-        with contextlib.suppress(OSError):  # The server is gone: the other thread hears it too.
+        with contextlib.suppress(OSError):  # The server is gone: the other thread notices it too.
             while not self._stop.wait(BEAT_INTERVAL_S):
                 if not self._channel.waiting:
                     self.send(Beat())

@@ -1,14 +1,12 @@
-"""Results on their way from a worker to the server: in its message, in the arena beside their input, or in memory of
-their own.
+"""Results on their way from a worker to the server: in its message, in the arena beside their input, or in own memory.
 
 Owns: where the arrays of a batch lie, at both ends. Must not know what they mean.
 
-Those of a batch that are small together are in Done itself: memory that another processor has just written costs more
-to read. Else each item's arrays lie one after the other in its slot's place for results (arena.RESULT_BYTES). What does
-not fit there goes, for the whole batch, into one memfd that is sealed against shrinking and sent with Done, up to
-MAX_OVERFLOW_BYTES.
-A worker that was taken over may write anything into this memory at any time; all that is computed here is checked
-against its size, and arrays in the arena are copied before they are used.
+Results of a batch that are small together are in Done itself: memory that another processor has just written costs more
+to read. Else each item's arrays lie one after the other in its slot's place for results (arena.RESULT_BYTES). Results
+that do not fit there go, for the whole batch, into one memfd that is sealed against shrinking and sent with Done, up to
+MAX_OVERFLOW_BYTES. A compromised worker may write anything into this memory at any time. All that is computed here is
+checked against its size, and arrays in the arena are copied before they are used.
 """
 
 from __future__ import annotations
@@ -30,23 +28,23 @@ from app.worker.messages import ArrayLayout
 Array: TypeAlias = npt.NDArray[Any]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Arrays: TypeAlias = tuple[Array, ...] | None
-"""What `Model.reduce` returned for one item; None where the network computed NaN or infinity."""
+"""Arrays that `Model.reduce` returned for one item; None if the network computed NaN or infinity."""
 Layout: TypeAlias = tuple[ArrayLayout, ...] | None
 
 MAX_OVERFLOW_BYTES = 1 << 30
 SMALL_BYTES = 4096
-"""So much of a batch is in the message."""
+"""Most bytes of a batch's results that go in the message."""
 _ALIGNMENT_BYTES = 16
 _KINDS = "biufc"  # Numbers: NumPy would take others for Python objects.
 
 
 class ResultError(Exception):
-    """Results that cannot be sent, or that are not what was announced."""
+    """Failure of results that cannot be sent, or that are not what was announced."""
 
 
 def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[tuple[Layout, ...], bytes, int, int]:
-    """Write each result to its place, where they are not small; the layouts, or one for all where they are the same,
-    what is small, and the overflow's size and descriptor (0 and -1: there is none).
+    """Write each result to its place, unless they are small. Return the layouts, or one for all if they are the same,
+    the small results, and the overflow's size and descriptor (0 and -1: there is none).
 
     The descriptor is the caller's. Raises ResultError.
     """
@@ -85,17 +83,17 @@ def write_results(results: Sequence[Arrays], places: Iterable[Bytes]) -> tuple[t
 def read_results(
     layouts: Sequence[Layout], places: Bytes | None, slots: Sequence[int], others: Bytes | bytes | None
 ) -> list[Arrays]:
-    """What was written to the places (uint8 [place, bytes]) of these slots, or else to the `others`: to what is small,
-    without places, or to the overflow.
+    """Read the results of these slots from the places (uint8 [place, bytes]), or else from `others`: the small results,
+    without places, or the overflow.
 
-    Arrays from places and from what is small are copies, which those of a batch may share; those from the overflow are
+    Arrays from places and small results are copies, which items of a batch may share; those from the overflow are
     views. Raises ResultError.
     """
     if len(layouts) not in (1, len(slots)):
         raise ResultError(f"{len(layouts)} results came for {len(slots)} items")
-    memory = bytearray(others) if isinstance(others, bytes) else others  # As a task may write to what it gets.
+    memory = bytearray(others) if isinstance(others, bytes) else others  # A task may write to its arrays.
     first = layouts[0]
-    if first is not None and len(layouts) == 1:  # As mostly: all at once.
+    if first is not None and len(layouts) == 1:  # The usual case: all at once.
         record, whole = _record(first), None
         if places is not None and record.itemsize <= places.shape[1]:
             whole = places[list(slots), : record.itemsize].view(record)[:, 0]
@@ -125,7 +123,7 @@ def read_results(
 
 
 def map_overflow(descriptor: int, size: int) -> Bytes:
-    """The memory that came with Done, read-only; closes the descriptor. Raises ResultError, OSError."""
+    """Map the memory that came with Done, read-only, and close the descriptor. Raises ResultError, OSError."""
     try:
         if not 0 < size <= MAX_OVERFLOW_BYTES or os.fstat(descriptor).st_size < size:
             raise ResultError(f"{size} bytes of results were announced, and are not there")
@@ -138,7 +136,7 @@ def map_overflow(descriptor: int, size: int) -> Bytes:
 
 
 def _join(results: Iterable[tuple[Arrays, np.dtype[Any] | None]], memory: Bytes) -> None:
-    """Write results one after the other, each as its record has it."""
+    """Write results one after the other, each in its record's form."""
     start = 0
     for result, record in results:
         if result is not None and record is not None:
@@ -150,7 +148,7 @@ def _join(results: Iterable[tuple[Arrays, np.dtype[Any] | None]], memory: Bytes)
 
 @lru_cache(maxsize=512)
 def _record(layout: tuple[ArrayLayout, ...]) -> np.dtype[Any]:
-    """The type of a record whose fields are the arrays, one after the other. Raises ResultError."""
+    """Return the type of a record whose fields are the arrays, one after the other. Raises ResultError."""
     formats, offsets, end = [], [], 0
     for name, shape in layout:
         try:

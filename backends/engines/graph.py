@@ -8,7 +8,8 @@ Owns: capture and replay, two graphs a batch size. Must not know which vendor's 
 
 The input and the outputs of a graph stay in place after its capture. So there is a graph for each of the two inputs
 that batches alternate between, and each has the copies of its outputs inside, into memory of its own: one call does all
-of a batch. If the host's memory cannot be pinned, outputs are copied after the replay.
+of a batch. If the host's memory cannot be pinned, or a stack refuses such copies in a capture, outputs are copied after
+the replay. It is unknown which vendors' stacks refuse them; only their cards can show it.
 
 An older form ran on an H100, with one graph a size, which copied its input, and with copies after it
 (docs/hardware.md); the present form ran on simulated devices alone. Unverified on other vendors' cards. Names and
@@ -19,6 +20,7 @@ known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -37,6 +39,8 @@ from backends.engines.eager import batch_s, placed
 from backends.engines.engine import DTYPES, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable, copy_out, host_memory
+
+log = logging.getLogger(__name__)
 
 # PyTorch's documentation of CUDA graphs takes so many: libraries choose kernels and take workspaces in the first runs.
 _WARM_UP_RUNS = 3
@@ -69,7 +73,16 @@ class GraphEngine(Engine):
                         device,
                         DTYPES[precision],
                     )
-                return _GraphExecutable(device, network, batch_sizes, kind)
+                # Some stacks capture kernels and no copies to the host: graphs without these serve almost as fast.
+                if host_memory((1,), torch.uint8).is_pinned():
+                    try:
+                        with translated_errors(device):
+                            return _GraphExecutable(device, network, batch_sizes, kind, copies=True)
+                    except (OutOfDeviceMemoryError, DeviceLostError):
+                        raise
+                    except BackendError as error:
+                        log.info("%s: graphs are captured without their copies to the host: %s", device, error)
+                return _GraphExecutable(device, network, batch_sizes, kind, copies=False)
         except (OutOfDeviceMemoryError, DeviceLostError, EngineRefusedError):
             raise
         except BackendError as error:
@@ -100,7 +113,9 @@ class _Replayed:
 
 
 class _GraphExecutable(StreamedExecutable):
-    def __init__(self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any) -> None:
+    def __init__(
+        self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any, *, copies: bool
+    ) -> None:
         # The network is kept: the graphs read its weights where they lie.
         super().__init__(device, network.input_shape, dict.fromkeys(batch_sizes, network))
         shape = (batch_sizes[-1], *network.input_shape)
@@ -112,7 +127,7 @@ class _GraphExecutable(StreamedExecutable):
         # time.
         each = [self._inputs[turn][:size] for size in reversed(batch_sizes) for turn in range(self.depth)]
         for pixels in each:
-            captured = _capture(network, pixels, module, kind, pool, copies=True)
+            captured = _capture(network, pixels, module, kind, pool, copies=copies)
             pool = captured.graph.pool() if pool is None else pool
             self._captured[pixels.data_ptr(), len(pixels)] = captured
         for pixels in reversed(each):  # After all captures: a graph that writes into another's outputs shows.

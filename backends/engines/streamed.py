@@ -149,13 +149,23 @@ class StreamedExecutable(Executable):
         if address not in self._locked:
             runtime = _runtime(self.device)
             # One that refuses memory refuses the next one, too.
-            self._locked[address] = (
-                runtime is not None
-                and all(self._locked.values())
-                and not int(runtime.cudaHostRegister(address, item.nbytes, 0))
-                and torch.from_numpy(item).is_pinned()
-            )
+            locked = runtime is not None and all(self._locked.values())
+            if locked and int(runtime.cudaHostRegister(address, item.nbytes, 0)):
+                self._forget_refusal()
+                locked = False
+            self._locked[address] = locked and torch.from_numpy(item).is_pinned()
         return self._locked[address]
+
+    def _forget_refusal(self) -> None:
+        """Take the error that a refusal of the runtime has left behind, which no fault of the next batch's is.
+
+        The runtime keeps it as the thread's last error, and PyTorch's binding does not clear it (torch/csrc/cuda/shared/
+        cudart.cpp). The next kernel reports it, whoever launches that: so one is launched for it.
+        """
+        try:
+            torch.empty(1, device=self.device).fill_(0)
+        except RuntimeError as error:
+            log.debug("%s refuses to lock memory: %s", self.device, first_line(error))
 
     def _is_pinned(self, pixels: Pixels) -> bool:
         address = pixels.ctypes.data
@@ -200,7 +210,8 @@ class StreamedExecutable(Executable):
         self._by_size = {}
         self._pinned, self._inputs, self._staging = [], [], []
         for address in [each for each, locked in self._locked.items() if locked]:
-            _runtime(self.device).cudaHostUnregister(address)
+            if int(_runtime(self.device).cudaHostUnregister(address)):
+                self._forget_refusal()
         self._locked = {}
 
 

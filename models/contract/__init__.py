@@ -1,4 +1,4 @@
-"""What a network is to the rest of anychip: the contract, its data types and its errors.
+"""Contract of a network with the rest of anychip, its data types and its errors.
 
 Must not know an architecture.
 """

@@ -1,4 +1,4 @@
-"""Cascades: several models under one name, of which later ones see parts of the image that earlier ones have found.
+"""Cascades: several models under one name. Later models see parts of the image that earlier models found.
 
     name=KIND:REST ─► Cascade ─► its models, served like any ─► CascadeRequest.whole, .parts ─► one entry an image
 
@@ -21,7 +21,7 @@ GROUP = "anychip.cascades"
 
 
 class Region(NamedTuple):
-    """A part of an image, in pixels of it as displayed.
+    """A part of an image, in pixels of the image as displayed.
 
     `corners`: x and y of a quadrilateral's upper left, upper right, lower right and lower left, which is straightened
     to `width` by `height`; `x` and `y` mean nothing then. `quarters`: turns of 90 degrees after that, counterclockwise.
@@ -36,35 +36,35 @@ class Region(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height once it is turned."""
+        """Width and height after the turns."""
         return (self.height, self.width) if self.quarters % 2 else (self.width, self.height)
 
 
 class CascadeRequest(Protocol):
-    """The images of one request, and what may be asked about them. Each call raises what ends the whole request."""
+    """Images of one request, and the calls to models about them. An error of a call ends the request."""
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Width and height of each image as displayed, by its header."""
+        """Return width and height of each image as displayed, from its header."""
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
-        """What a model answers to each image."""
+        """Return a model's answer to each image."""
 
     async def parts(self, model: str, parts: Sequence[tuple[int, Region]]) -> list[dict[str, Any]]:
-        """What a model answers to parts, each of the image of this number; those of one image stand together.
+        """Return a model's answers to parts, each with its image's number; parts of one image stand together.
 
-        They come in portions, so that any number of them fits into the model's queue.
+        The parts are sent in portions, so that any number of them fits into the model's queue.
         """
 
 
 class Cascade(ABC):
-    """`name`: what clients ask for; `models`: the names of the models that it asks, the first of which counts requests;
-    `written`: how these are written in `--models`.
+    """A cascade of models. `name`: the name for clients; `models`: the names of the models that it asks, the first of
+    which counts requests; `written`: their form in `--models`.
     """
 
     platform: ClassVar[str] = "ensemble"
-    """As Triton calls a model that is made of others."""
+    """Triton's word for a model that is made of others."""
     task: ClassVar[str] = ""
-    """What its answers are; "": what those of its first model are."""
+    """Task of its answers; "": that of its first model."""
 
     name: str
     models: tuple[str, ...]
@@ -75,18 +75,18 @@ class Cascade(ABC):
 
     @abstractmethod
     async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
-        """The entry of "predictions" of each image."""
+        """Return the entry of "predictions" of each image."""
 
 
 @cache
 def kinds() -> Mapping[str, EntryPoint]:
-    """Cascades that installed packages bring, by the words that they are written with."""
+    """Return the cascades of installed packages, by the words that name them in `--models`."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 @cache
 def made(text: str) -> Cascade:
-    """The cascade that an entry names. Raises ModelError."""
+    """Build the cascade that an entry names. Raises ModelError."""
     name, _, rest = text.partition("=")
     kind, _, rest = rest.partition(":")
     try:

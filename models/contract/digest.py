@@ -1,6 +1,6 @@
-"""SHA-256 of files, as people name it for weights that must be these and no others.
+"""SHA-256 of files, as people name it to pin weights.
 
-Owns: computing it, the digest of several files as one, and the sentence where it is another. Must not know what is in a
+Owns: computing it, one digest for several files, and the error's sentence for a difference. Must not know what is in a
 file.
 """
 
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def sha256_of(path: Path, folder: Path | None = None) -> str:
-    """In hexadecimal. `folder`: in which the file must lie, else its own. Raises WeightsError."""
+    """Return the SHA-256 in hexadecimal. `folder`: the file must lie in it, by default its own. Raises WeightsError."""
     try:
         with open(open_regular(path, folder), "rb", buffering=0) as file:
             return _sha256(file)
@@ -39,28 +39,28 @@ def _sha256(file: object) -> str:
 
 
 def check_sha256(path: Path, wanted: str) -> None:
-    """Raises WeightsError where the file is another than was wanted."""
+    """Compare the file's SHA-256 with `wanted`. Raises WeightsError if they differ."""
     found = sha256_of(path)
     if found != wanted:
         raise WeightsError(f"{path.name} has SHA-256 {found}, not {wanted} as it should.")
 
 
 def digest_of_all(digests: Iterable[tuple[str, str]]) -> str:
-    """One digest for names and digests of files: that of a single file is its own, that of several is the digest of
-    what `sha256sum` writes of them in the order of their names.
+    """Compute one digest from names and digests of files. A single file keeps its own; several have the digest of
+    `sha256sum`'s output for them, in the order of their names.
     """
     ordered = sorted(digests)
     return ordered[0][1] if len(ordered) == 1 else hashlib.sha256(listed(ordered).encode()).hexdigest()
 
 
 def listed(digests: Iterable[tuple[str, str]]) -> str:
-    """Names and digests of files as `sha256sum` writes them, in the order of their names."""
+    """Format names and digests of files as `sha256sum` does, in the order of their names."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests))
 
 
 @cache
 def digest_of_sources(package: str) -> str:
-    """Of all Python sources of a package by name, which is not imported: another release may compute otherwise."""
+    """Hash all Python sources of a package by name, without importing it: another release may compute otherwise."""
     spec, digest = find_spec(package), hashlib.sha256()
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for file in sorted(Path(folder).rglob("*.py")):
@@ -70,10 +70,10 @@ def digest_of_sources(package: str) -> str:
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """All files that a model consists of, as they were when it was opened.
+    """All files of a model, as they were when it was opened.
 
-    `folder`: where they are read from; `main`: the name of the one that was named; `digests`: the name and the SHA-256
-    of each, names within the folder; `source`: where the main file lay; `is_copy`: whether the folder is ours.
+    `folder`: they are read from it; `main`: the name of the named file; `digests`: the name and the SHA-256 of each
+    file, names within the folder; `source`: the main file's original path; `is_copy`: whether the folder is ours.
     """
 
     folder: str
@@ -89,17 +89,17 @@ class OpenedFiles:
 
     @property
     def paths(self) -> list[Path]:
-        """Every file, where links lead. Raises WeightsError for one that leads out of the folder."""
+        """Every file, after links are followed. Raises WeightsError for one that leads out of the folder."""
         folder = Path(self.folder)
         return [place_of(folder / name, folder) for name, _ in self.digests]
 
     @property
     def sha256(self) -> str:
-        """Of all together (`digest_of_all`)."""
+        """One digest of all files (`digest_of_all`)."""
         return digest_of_all(self.digests)
 
     def check(self) -> None:
-        """Raises WeightsError where one is not as it was, or no longer there."""
+        """Compare all files with their digests. Raises WeightsError if one has changed or is missing."""
         for name, wanted in self.digests:
             found = sha256_of(Path(self.folder, name), Path(self.folder))
             if found != wanted:
@@ -109,8 +109,8 @@ class OpenedFiles:
                 )
 
     def hold(self) -> bool:
-        """Keep a copy from being removed as long as this object lives in this process; False: it is being removed, or
-        not there.
+        """Keep a copy from being removed as long as this object lives in this process. Return False if it is being
+        removed or missing.
         """
         if not self.is_copy:
             return True

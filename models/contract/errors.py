@@ -1,4 +1,4 @@
-"""The errors of models: each message is one plain sentence that says what to do.
+"""Errors of models: each message is one plain sentence that says what to do.
 
 Must not know what raises them.
 
@@ -14,20 +14,20 @@ _MOST_REASON = 200
 
 
 class ModelError(Exception):
-    """A model cannot be had; the message is one plain sentence for the person who starts the service."""
+    """Error of a model; the message is one plain sentence for the person who starts the service."""
 
 
 class UnknownModelError(ModelError):
-    """No architecture of this name is known."""
+    """Name that is no known architecture's."""
 
 
 class WeightsNotFoundError(ModelError):
-    """The weights are not here; the message says how to get them."""
+    """Missing weights; the message says how to get them."""
 
 
 class WeightsError(ModelError):
-    """The weights are here and cannot be used. What a file calls its parts may be anything: it is quoted on one line,
-    however it is spelt.
+    """Weights that cannot be used. A file may call its parts anything, so the message has unprintable characters
+    escaped, on one line.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -35,7 +35,7 @@ class WeightsError(ModelError):
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library says, for the middle of a sentence: its first line, and the next where that only announces it."""
+    """Return a library's message for mid-sentence: the first line, and the next if it ends in a colon."""
     lines = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]
     said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return said[:_MOST_REASON].rstrip(".: ")

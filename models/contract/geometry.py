@@ -1,7 +1,7 @@
-"""Placing an image by torch's operators, on whatever device its pixels are.
+"""Placement of an image by torch's operators, on the device of its pixels.
 
-Owns: what a geometry is, and doing it. models.contract.resize does the same on the host, by the libraries that
-the networks were trained with; both agree within a grey level or two (tests/unit/test_geometry.py).
+Owns: the definition of a geometry, and its execution. models.contract.resize does the same on the host, with the
+libraries that the networks were trained with; both agree within a grey level or two (tests/unit/test_geometry.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How an image of one size comes into a network's input.
+    """Placement of an image of one size in a network's input.
 
-    It is resized to `width` by `height`, by `interpolation` (`bilinear` or `bicubic`), and its upper left corner lies
-    at (`left`, `top`) of the input: what lies outside is cut off, what is left of the input has the colour `pad`.
+    It is resized to `width` by `height`, by `interpolation` (`bilinear` or `bicubic`). Its upper left corner lies at
+    (`left`, `top`) of the input. Parts outside are cut off; the rest of the input has the colour `pad`.
     """
 
     width: int
@@ -36,8 +36,8 @@ def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
     from torch.nn import functional
 
     if image.shape[1:] != (geometry.height, geometry.width):
-        # In floats: devices have no kernels for resizing bytes. A bicubic kernel overshoots, and the host's cuts that
-        # off after each of its two passes.
+        # In floats: devices have no kernels for resizing bytes. A bicubic kernel overshoots, and the host clips after
+        # each of its two passes.
         sizes = [(geometry.height, geometry.width)]
         if geometry.interpolation == "bicubic":
             sizes.insert(0, (image.shape[1], geometry.width))

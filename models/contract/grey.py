@@ -1,4 +1,4 @@
-"""Grey levels as Pillow's `convert("L")` has them. Owns: their formula."""
+"""Grey levels of Pillow's `convert("L")`. Owns: their formula."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 _ROWS = 256
-_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Of 65,536: ITU-R 601-2, as Pillow's convert("L") has it.
+_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Parts of 65,536: ITU-R 601-2, as in Pillow's convert("L").
 _UNIT = 65536.0
 
 
 def grey(pixels: Tensor) -> Tensor:
-    """uint8 [n, height, width, 3] -> float32 of the same shape, all three the level of Pillow's convert("L").
+    """Convert uint8 [n, height, width, 3] to float32 of the same shape, all three channels the level of `convert("L")`.
 
-    By products and sums, which are whole and under 2**24: no device rounds them.
+    The products and sums are whole numbers under 2**24, so no device rounds them.
     """
     red, green, blue = pixels.to(torch.float32).unbind(3)
     weighed = red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _UNIT / 2
@@ -21,7 +21,7 @@ def grey(pixels: Tensor) -> Tensor:
 
 
 def grey_image(image: Tensor) -> Tensor:
-    """uint8 [height, width, 3] -> the same, grey; some rows at a time, as images may be large."""
+    """Convert uint8 [height, width, 3] to grey in the same form, some rows at a time, as images may be large."""
     found = torch.empty_like(image)
     for first in range(0, image.shape[0], _ROWS):
         found[first : first + _ROWS] = grey(image[None, first : first + _ROWS])[0]

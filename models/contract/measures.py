@@ -1,6 +1,6 @@
-"""How far outputs are from the reference's, and how right answers are: what a task says of them.
+"""Errors of outputs against the reference's, and accuracy of answers.
 
-Owns: the errors of any tensors, their limits, and what such measures are made of. Must not know tasks, executables or
+Owns: the errors of any tensors, their limits, and the parts of such measures. Must not know tasks, executables or
 engines: it compares arrays. Every measure is an error: 0 is perfect (docs/precision.md has the measured errors).
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from models.contract.model import Array, Options
 
 Limits = Mapping[str, Mapping[str, float]]
-"""The largest error of each measure, by precision. A precision that is missing is not served."""
+"""The largest error of each measure, by precision. A missing precision is not served."""
 
 # The errors of correct engines were measured: they are half of these limits or less. Wrong outputs (two outputs
 # exchanged, all numbers 5 % too large) exceed at least one of them.
@@ -24,14 +24,14 @@ TENSOR_LIMITS: Limits = {
     "fp16": {"cosine": 1e-3, "error": 0.05, "scale": 0.005, "different": 0.01},
     "bf16": {"cosine": 8e-3, "error": 0.5, "scale": 0.02, "different": 0.05},
 }
-LEAST_SPREAD = 0.01  # A fraction of the output's root mean square.
+LEAST_SPREAD = 0.01  # As a fraction of the output's root mean square.
 
 Answer = Mapping[str, Any]
 
 
 class Accuracy(ABC):
-    """How right answers are. `name`: of the measure; `loss_limit`: what int8 may lose of it; `options`: with which the
-    answers are asked for that are measured.
+    """Accuracy of answers. `name`: of the measure; `loss_limit`: the loss of it that int8 may have; `options`: the
+    request's options for the measured answers.
     """
 
     name: ClassVar[str]
@@ -40,23 +40,23 @@ class Accuracy(ABC):
 
     @abstractmethod
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
-        """The measure, 1 where all is right. `truth`: what is right of each image."""
+        """Compute the measure, 1 if all answers are right. `truth`: the truth of each image."""
 
     def report(self, truth: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
-        """This measure and others, by name, for `anychip validate`."""
+        """Compute this measure and others, by name, for `anychip validate`."""
         return {self.name: self.of(truth, answers)}
 
     @abstractmethod
     def truth(self, answer: Answer) -> Any:
-        """What is right where `answer` is."""
+        """Return the truth of an image for which `answer` is right."""
 
     @abstractmethod
     def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """How much of the answers is the same, by name, for `anychip validate`."""
+        """Compute the shares of equal answers, by name, for `anychip validate`."""
 
 
 def of_tensors(expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-    """Errors of any tensors [n, ...]; of each measure that of the worst output.
+    """Compute the errors of any tensors [n, ...]; each measure is that of the worst output.
 
     `cosine`: 1 - cosine of an item's numbers; `error`: the largest error, in standard deviations of the output over all
     probes; `scale`: how far the best common factor is from 1; `different`: fraction of integers that differ, and 1 if
@@ -85,9 +85,9 @@ def _of_floats(expected: Array, output: Array) -> dict[str, float]:
 
 
 def in_deviations(wanted: Array, given: Array) -> float:
-    """The largest error, in standard deviations of what is wanted.
+    """Compute the largest error, in standard deviations of `wanted`.
 
-    The spread of almost constant numbers is rounding noise: their size is the yardstick then.
+    The spread of almost constant numbers is rounding noise, so their size replaces it.
     """
     wanted = wanted.astype(np.float64)
     spread = max(float(wanted.std()), LEAST_SPREAD * float(np.sqrt((wanted**2).mean())))
@@ -95,15 +95,15 @@ def in_deviations(wanted: Array, given: Array) -> float:
 
 
 def scale_error(wanted: Array, given: Array) -> float:
-    """How far the best common factor is from 1.
+    """Compute the distance of the best common factor from 1.
 
-    The least-squares factor: random errors average out of it, a systematic one does not.
+    It is the least-squares factor: random errors average out of it, a systematic one does not.
     """
     return float(abs(divided((wanted * given).sum(), (wanted * wanted).sum()) - 1))
 
 
 def divided(numerator: Any, denominator: Any) -> Any:
-    """The quotient, with 0 / 0 = 0: both sides empty or all zero is no error."""
+    """Divide, with 0 / 0 = 0: both sides empty or all zero is no error."""
     numerator, denominator = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where((numerator == 0) & (denominator == 0), 0.0, numerator / denominator)

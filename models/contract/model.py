@@ -1,7 +1,7 @@
-"""What a network is to the rest of anychip, and the words in which requests and answers are said.
+"""Contract of a network with the rest of anychip, and the terms of requests and answers.
 
-Owns: the contract every model fulfils. Must not know HTTP, devices or engines, nor import torch, which what answers
-does not have. A Model of images is a PixelModel (models.contract.pixel_model), one of tensors a TensorModel
+Owns: the contract every model fulfils. Must not know HTTP, devices or engines, nor import torch, which the server does
+not have. A Model of images is a PixelModel (models.contract.pixel_model), one of tensors a TensorModel
 (models.contract.tensors).
 """
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from models.contract.digest import OpenedFiles
 
 Finds = Literal["classes", "objects", "other", "tensors"]
-"""What the entries of answers have: `classes`, `detections` with a box each, or what the task alone knows.
+"""Content of an answer's entries: `classes`, `detections` with a box each, or `other`, which only the task knows.
 
 `tensors`: the model takes no images.
 """
@@ -31,20 +31,20 @@ Array = npt.NDArray[Any]
 
 
 PROGRAMS = (".pt2", ".ts", ".torchscript")
-"""Files that may run whatever their writer liked; a .onnx is a description, and weights are weights."""
+"""Suffixes of files that may run any code of their writer; a .onnx is a description, and weights are weights."""
 DESCRIPTIONS = (".onnx", ".xml")
-"""Files that describe a network, of which libraries of others make what computes."""
+"""Suffixes of files that describe a network, from which others' libraries build the executable."""
 LIBRARIES = ("timm", "transformers")
-"""Those that build networks of their own: the first part of the architecture."""
+"""Libraries that build networks of their own; the first part of the architecture."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a request may ask of the predictions.
+    """Options of a request for its predictions.
 
-    `normalize`: the norm by which vectors are divided. `encoding`: how many numbers are written: as suits the task (a
-    list, a PNG), or as base64 of little-endian float32. `masks`: how masks and class maps are written. `tensors`:
-    whether the answer is asked for as tensors too, which may want more of the network's outputs than predictions do.
+    `normalize`: the norm by which vectors are divided. `encoding`: the form of many numbers: as suits the task (a list,
+    a PNG), or base64 of little-endian float32. `masks`: the form of masks and class maps. `tensors`: whether the answer
+    is also wanted as tensors, which may need more of the network's outputs than predictions do.
     """
 
     top_k: int = 5
@@ -58,10 +58,10 @@ class Options:
 
 
 class Placement(NamedTuple):
-    """Where an image lies in the network's input.
+    """Position of an image in the network's input.
 
-    `width` and `height` are the image's as displayed (EXIF applied), in pixels, before any scaled decode.
-    A point (x, y) of the image lies at (x * scale + pad_x, y * scale + pad_y) of the input.
+    `width` and `height` are the image's as displayed (EXIF applied), in pixels, before any scaled decode. A point (x,
+    y) of the image lies at (x * scale + pad_x, y * scale + pad_y) of the input.
     """
 
     width: int
@@ -75,7 +75,7 @@ class Placement(NamedTuple):
 class OutputSpec:
     """A tensor of an answer, in the words of the Open Inference Protocol.
 
-    `datatype`: FP32, INT32, …; `shape`: of a batch, which is in front, with -1 where a dimension may vary.
+    `datatype`: FP32, INT32, …; `shape`: of a batch, which is in front, with -1 for a dimension that may vary.
     """
 
     name: str
@@ -85,11 +85,11 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class Model(ABC):
-    """A network with its weights and labels: picklable, so that a worker process can be handed one.
+    """A network with its weights and labels; picklable, so that a worker process can receive it.
 
-    `weights` is what answers say: `official`, `sample`, `random` or the name of a file. `input_shape`: what one item of
-    a batch is, in bytes: the batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the
-    outputs are an answer, and not a failure. `weights_sha256`: of all its `files`, "" where there is none.
+    `weights` is the name in answers: `official`, `sample`, `random` or that of a file. `input_shape`: of one item in
+    bytes; a batch is uint8 [n, *input_shape]. `may_be_infinite`: whether NaN and infinity among the outputs are an
+    answer and not a failure. `weights_sha256`: the digest of all its `files`, "" if there is none.
     """
 
     may_be_infinite: ClassVar[bool] = False
@@ -105,40 +105,40 @@ class Model(ABC):
 
     @property
     def has_reference(self) -> bool:
-        """Whether `network` computes on the CPU, so that there is something to compare an engine with."""
+        """True if `network` computes on the CPU, so that an engine can be compared with it."""
         return True
 
     @property
     def is_program(self) -> bool:
-        """Whether its file may run what its writer liked."""
+        """True if its file may run any code of its writer."""
         return self.weights_file is not None and Path(self.weights_file).suffix in PROGRAMS
 
     @property
     def is_foreign(self) -> bool:
-        """Whether its file is a program, or what computes it is read or built by libraries of others."""
+        """True if its file is a program, or others' libraries read the file or build the network."""
         if self.is_program or self.architecture.startswith(tuple(f"{name}/" for name in LIBRARIES)):
             return True
         return self.weights_file is not None and Path(self.weights_file).suffix in DESCRIPTIONS
 
     def check_weights(self) -> None:
-        """That its files are still those that were opened. Raises WeightsError."""
+        """Compare its files with those that were opened. Raises WeightsError."""
         if self.files is not None:
             self.files.check()
 
     @property
     @abstractmethod
     def task(self) -> str:
-        """What the model answers with: `infer` for tensors, else the name of the task."""
+        """Kind of answers: `infer` for tensors, else the name of the task."""
 
     @property
     @abstractmethod
     def finds(self) -> Finds:
-        """What the entries of its answers have."""
+        """Content of the answers' entries."""
 
     @property
     @abstractmethod
     def limits(self) -> Mapping[str, Mapping[str, float]]:
-        """The largest error of each of `measures`, by precision; one that is missing is not served."""
+        """The largest error of each of `measures`, by precision; a missing precision is not served."""
 
     @property
     @abstractmethod
@@ -147,35 +147,35 @@ class Model(ABC):
 
     @abstractmethod
     def network(self) -> Any:
-        """Build the network and load its weights: eval mode, float32, on the CPU; what a backend loads.
+        """Build the network for a backend and load its weights: eval mode, float32, on the CPU.
 
         Raises WeightsError when the file does not fit.
         """
 
     def network_of_shapes(self) -> Any:
-        """The same for a device that computes nothing: the shapes and types of its outputs are right, the values mean
-        nothing. Raises as `network`.
+        """Build a network for a device that computes nothing: its outputs have the right shapes and types, their values
+        mean nothing. Raises the errors of `network`.
         """
         return self.network()
 
     @abstractmethod
     def reduce(self, outputs: Sequence[Array], index: int, options: Any) -> tuple[Array, ...]:
-        """In the worker: the small arrays of item `index` of a batch that are worth sending to the server.
+        """Select, in the worker, the small arrays of item `index` of a batch that the server needs.
 
-        `options`: what the request asks for. Returned arrays own their memory (no views of `outputs`).
+        `options`: of the request. Returned arrays own their memory (no views of `outputs`).
         """
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Any]) -> list[tuple[Array, ...]]:
-        """The same of the first items of a batch, as many as there are `options`, all finite where that is asked for.
+        """Reduce the first items of a batch, one for each of `options`; all items are finite if the model requires it.
 
-        More may be sent of each than `reduce` returns, where that is cheaper here than in the server.
+        It may return more of each item than `reduce` does, if that is cheaper here than in the server.
         """
         return [self.reduce(outputs, index, each) for index, each in enumerate(options)]
 
     def errors(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Errors by name of outputs, each [n, ...], against the reference's outputs for the same items: 0 is perfect.
+        """Compute errors by name of outputs, each [n, ...], against the reference's for the same items: 0 is perfect.
 
-        Infinite where shapes differ.
+        They are infinite if shapes differ.
         """
         if [output.shape for output in outputs] != [output.shape for output in expected]:
             return dict.fromkeys(self.limits["fp32"], float("inf"))
@@ -183,15 +183,15 @@ class Model(ABC):
 
     @abstractmethod
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """The errors of outputs of the same shapes."""
+        """Compute the errors of outputs of the same shapes."""
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """Those of a ladder of batch sizes that the network can be made ready for; never none."""
+        """Return the sizes of a ladder of batch sizes that the network can be prepared for; never none."""
         return tuple(ladder)
 
 
 def softmax(logits: Array) -> Array:
-    """Stable softmax over the last axis, float32."""
+    """Compute a stable softmax over the last axis, float32."""
     logits = logits.astype(np.float32, copy=False)
     scores: Array = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     np.exp(scores, out=scores)

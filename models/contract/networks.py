@@ -1,6 +1,6 @@
-"""Networks as they are served: of pixels, and of pixels that a client has normalised.
+"""Networks in their served form: of pixels, and of pixels that a client has normalised.
 
-Owns: what comes before a network proper, on the device. Must not know an architecture.
+Owns: the computation before a network proper, on the device. Must not know an architecture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.contract.tensors import TensorSpec, item_bytes, layout
 
 
 class PixelNetwork(nn.Module):
-    """A network as it is served: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
+    """A network in its served form: uint8 NHWC pixels in, a tuple of float32 (or integer) tensors out.
 
     Pixels cross the bus as bytes; normalisation happens here, in float32, on the device. `core` is the network proper;
     `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs.
@@ -29,7 +29,7 @@ class PixelNetwork(nn.Module):
     def __init__(
         self, core: nn.Module, input_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
     ) -> None:
-        """`mean` and `std` are per RGB channel for pixels in 0..1."""
+        """Set the normalisation: `mean` and `std` are per RGB channel for pixels in 0..1."""
         super().__init__()
         self.core = core
         self.input_shape = input_shape
@@ -46,23 +46,23 @@ class PixelNetwork(nn.Module):
         return self
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, height, width, 3] -> `core_dtype` [n, 3, height, width] (channels-last strides)."""
+        """Convert uint8 [n, height, width, 3] to `core_dtype` [n, 3, height, width] (channels-last strides)."""
         x = pixels.permute(0, 3, 1, 2).to(torch.float32)
         return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """What `normalise` returns -> the outputs that `Model.reduce` takes."""
+        """Compute, from the result of `normalise`, the outputs that `Model.reduce` takes."""
         raise NotImplementedError
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, height, width, 3] -> the outputs that `Model.reduce` takes."""
+        """Compute, from uint8 [n, height, width, 3], the outputs that `Model.reduce` takes."""
         return self.compute(self.normalise(pixels))
 
 
 class NormalisedNetwork(nn.Module):
-    """uint8 [n, bytes of an item] in, which are float32 [n, 3, height, width]; the outputs of the image network.
+    """Network of uint8 [n, bytes of an item] as float32 [n, 3, height, width]; its outputs are the image network's.
 
-    `core` takes the tensor itself; with `inputs` and `places` an engine may hand it over in its own way
+    `core` takes the tensor itself; with `inputs` and `places` an engine may pass it in its own way
     (backends.TensorNetwork).
     """
 
@@ -84,12 +84,12 @@ class NormalisedNetwork(nn.Module):
         return self
 
     def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, bytes of an item] -> what `core` takes."""
+        """Convert uint8 [n, bytes of an item] to the input of `core`."""
         [(start, stop)], [spec] = self.places, self.inputs
         return (items[:, start:stop].view(torch.float32).reshape(-1, *spec.shape),)
 
     def forward(self, items: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, bytes of an item] -> outputs, each [n, ...]."""
+        """Compute outputs, each [n, ...], from uint8 [n, bytes of an item]."""
         outputs: tuple[Tensor, ...] = self.core(*self.tensors(items))
         return outputs
 
@@ -100,7 +100,7 @@ class _Core(nn.Module):
         self.network = network
 
     def forward(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        # Laid out as what the image network makes of its pixels, so that the same kernels run. By permuting: torch_npu
+        # The layout is that of the image network's pixels, so that the same kernels run. By permuting: torch_npu
         # refuses contiguous(memory_format=channels_last).
         laid_out = normalised.to(self.network.core_dtype).permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
         return self.network.compute(laid_out)

@@ -1,6 +1,6 @@
-"""Image models: a network of pixels, and the task that makes answers of its outputs.
+"""Image models: a network of pixels, and the task that turns its outputs into answers.
 
-Owns: how the two become a model, the same for every network and every task. Must not know either.
+Owns: joining the two into a model, the same for every network and every task. Must not know either.
 
     bytes ─► (app decodes) ─► Resize ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
                                 │ Placement ────────────────────────────┐            │
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PixelModel(Model):
-    """An image model: one item is uint8 [height, width, 3]. `task_name` and `file`: what the task is made of.
+    """An image model: one item is uint8 [height, width, 3]. `task_name` and `file` define the task.
 
     `mean` and `std`: of each RGB channel, for pixels in 0..1.
     """
@@ -41,26 +41,26 @@ class PixelModel(Model):
 
     @abstractmethod
     def network(self) -> PixelNetwork:
-        """The network on the CPU, with BatchNorm fused where that pays."""
+        """Build the network on the CPU, with BatchNorm fused if that pays."""
 
     @cached_property
     def adapter(self) -> TaskAdapter:
-        """The task."""
+        """Adapter of the task."""
         return made(self.task_name, self.file)
 
     @property
     def task(self) -> str:
-        """The task's name."""
+        """Name of the task."""
         return self.task_name
 
     @property
     def finds(self) -> Finds:
-        """What the task finds."""
+        """Content of the task's entries."""
         return self.adapter.finds
 
     @property
     def limits(self) -> Limits:
-        """The task's limits."""
+        """Limits of the task."""
         return self.adapter.limits
 
     @property
@@ -70,7 +70,7 @@ class PixelModel(Model):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names that the task has for them."""
+        """The task's names of the outputs."""
         return self.adapter.outputs
 
     @property
@@ -84,11 +84,11 @@ class PixelModel(Model):
         return self.mean, self.std
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale."""
+        """Return the smallest (width, height) for a decode at reduced scale of an image of this displayed size."""
         return self.file.resize.decode_size(width, height)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Place an image in the network's input, where the task does, else by the file's `resize`.
+        """Place an image in the network's input, by the task if it does so, else by the file's `resize`.
 
         `image`: uint8 [h, w, 3] RGB, possibly of reduced scale; `out`: uint8 `input_shape`, every byte is written;
         `width` and `height`: the image's displayed size in full. Runs in decoder processes: pure, reentrant, and heavy
@@ -102,48 +102,48 @@ class PixelModel(Model):
         return self.file.resize.preprocess(image, out, width, height) if placed is None else placed
 
     def placement(self, width: int, height: int) -> Placement:
-        """What `preprocess` returns for an image of this displayed size."""
+        """Return the placement that `preprocess` returns for an image of this displayed size."""
         return self.file.resize.placement(width, height)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """What `preprocess` does to an image of this displayed size that is decoded in full, where a device can do it
-        as well; None: it cannot.
+        """Return the geometry of `preprocess` for an image of this displayed size that is decoded in full. None: a
+        device cannot do it.
         """
         if self.file.grey or type(self.adapter).place is not TaskAdapter.place:
-            return None  # No device makes images grey first, and where a task places them only it knows how.
+            return None  # Devices make no image grey first, and cannot place images as such a task does.
         geometry = self.file.resize.geometry(width, height)
         return geometry if geometry is not None and geometry.interpolation in ("bilinear", "bicubic") else None
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """What the task keeps of an item's outputs."""
+        """Return the arrays that the task keeps of an item's outputs."""
         return owned(self.adapter.reduce([each[index] for each in outputs], options))
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """What the task keeps of a batch."""
+        """Return the arrays that the task keeps of each item of a batch."""
         return self.adapter.reduce_all(outputs, options)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """In the server: what `reduce` returned -> one entry of "predictions" (docs/api.md). A pure function."""
+        """Turn, in the server, a result of `reduce` into an entry of "predictions" (docs/api.md). Pure function."""
         return _sized(self.adapter.postprocess(outputs, placement, options), placement)
 
     def postprocess_all(
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[dict[str, Any]]:
-        """The same of several images, where that takes less time than one after the other."""
+        """Postprocess several images, together if that is faster than one after the other."""
         entries = self.adapter.postprocess_all(outputs, placements, options)
         return [_sized(*each) for each in zip(entries, placements, strict=True)]
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """What `tensors` returns, of a batch: the batch's dimension is in front."""
+        """Tensors that `tensors` returns, of a batch: the batch's dimension is in front."""
         return self.adapter.answers
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """In the server: what `reduce` returned -> the answer as tensors of one image, by the names of `answers`."""
+        """Turn, in the server, the result of `reduce` into one image's answer as tensors, by the names of `answers`."""
         return self.adapter.tensors(outputs, placement, options)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """The task's measures."""
+        """Compute the task's measures."""
         return self.adapter.measures(expected, outputs)
 
 

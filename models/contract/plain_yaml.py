@@ -1,8 +1,8 @@
-"""Reads YAML that a stranger wrote: what a file says of its network, in a few lines.
+"""YAML from strangers: a file's statements on its network, in a few lines.
 
     events of the parser, one by one: how deep, how many, what aliases stand for ─► the document
 
-Owns: these bounds. Must not know what a document is about, nor import the parser before it is asked for one.
+Owns: these bounds. Must not know what a document is about, nor import the parser before a document is read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 MAX_DEPTH = 20
 MAX_ENTRIES = 200_000
-"""With what aliases stand for. A character of a network that reads text is one; PP-OCRv5 has 18,000."""
+"""Largest number of entries, aliases expanded. A network that reads text lists characters; PP-OCRv5 has 18,000."""
 
 
 def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> Any:
-    """The document. `texts`: all scalars are texts, as a character may be `1` or `true`; `aliases`: may be there.
+    """Read the document. `texts`: all scalars are texts, e.g. the characters `1` or `true`; `aliases`: allowed.
 
-    Raises ValueError, with a sentence, for what is no YAML, or deeper or longer than such a file ever is.
+    Raises ValueError, with a sentence, for a text that is no YAML, or is deeper or longer than such a file ever is.
     """
     import yaml
 
@@ -32,8 +32,8 @@ def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> 
 
 
 def _check(events: Iterable[Any], yaml: Any, aliases: bool) -> None:
-    """Raises ValueError. The parser reads no further than it is asked."""
-    known: dict[str, tuple[int, int]] = {}  # Of each anchor: how many entries it stands for, and how deep.
+    """Check the bounds, without reading past an error. Raises ValueError."""
+    known: dict[str, tuple[int, int]] = {}  # For each anchor: its number of entries, and its depth.
     open_ones: list[tuple[str | None, int, int]] = [(None, 0, 0)]
     for event in events:
         entries, depth = 1, 0

@@ -1,10 +1,10 @@
-"""Opens the files of a model, whose folder may be a stranger's: plain files only, and none that lie elsewhere.
+"""Opening of a model's files, whose folder may be a stranger's: plain files only, none from elsewhere.
 
     name in a folder ─► where it leads ─► a descriptor ─► is it a plain file, and the one that was meant?
 
-Owns: these questions, asked of the descriptor that is then read, so that an exchange in between changes nothing. Must
-not know what is in a file. A link may lead to another file of the folder, or to what the cache of Hugging Face keeps
-for it: `snapshots/REVISION/name` is a link to `blobs/HASH` there.
+Owns: these checks on the descriptor that is then read, so that an exchange in between changes nothing. Must not know
+what is in a file. A link may lead to another file of the folder, or to the cache of Hugging Face for it:
+`snapshots/REVISION/name` is a link to `blobs/HASH` there.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from models.contract.errors import WeightsError
 
 MAX_TEXT_BYTES = 16 << 20
-"""Of a file that describes: labels, configurations, sidecars."""
+"""Largest size of a file that describes: labels, configurations, sidecars."""
 _TEXT = (".txt", ".json", ".yaml", ".yml")
 _MAX_BYTES = 256 << 30
 
 
 def most_bytes(name: str) -> int:
-    """How long a file may be, by its name."""
+    """Return the largest allowed size of a file, by its name."""
     return MAX_TEXT_BYTES if name.endswith(_TEXT) else _MAX_BYTES
 
 
 def open_regular(path: Path, folder: Path | None = None) -> int:
-    """A descriptor for reading, the caller's to close. `folder`: in which it must lie, else the one of its name.
+    """Open a descriptor for reading, which the caller closes. `folder`: where the file must lie, by default its own.
 
-    Raises WeightsError, and FileNotFoundError where nothing has that name.
+    Raises WeightsError, and FileNotFoundError if nothing has that name.
     """
     place = place_of(path, folder)
     try:
-        # Of what is no file, opening for reading would wait (a pipe), or do something (a device).
+        # Opening for reading would wait on a pipe, and could make a device act.
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except FileNotFoundError:
         if path.is_symlink():
@@ -50,7 +50,7 @@ def open_regular(path: Path, folder: Path | None = None) -> int:
 
 
 def place_of(path: Path, folder: Path | None = None) -> Path:
-    """Where a name leads. Raises WeightsError where that is out of the folder."""
+    """Follow a path's links. Raises WeightsError if they lead out of the folder."""
     base = Path(os.path.realpath(path.parent if folder is None else folder))
     place = Path(os.path.realpath(path))
     if base in place.parents or (base.parent.name == "snapshots" and place.parent == base.parent.parent / "blobs"):
@@ -59,7 +59,7 @@ def place_of(path: Path, folder: Path | None = None) -> Path:
 
 
 def read_regular(path: Path, most: int = MAX_TEXT_BYTES) -> bytes | None:
-    """The content of a file, None where nothing has that name. `most`: bytes that it may have. Raises WeightsError."""
+    """Read a file's content, None if nothing has that name. `most`: its largest size in bytes. Raises WeightsError."""
     try:
         descriptor = open_regular(path)
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def _check(descriptor: int, path: Path, place: Path) -> None:
         raise WeightsError(f"{path.name} is no plain file.")
     if status.st_size > most_bytes(path.name):
         raise WeightsError(f"{path.name} is larger than {most_bytes(path.name)} bytes.")
-    # A folder on the way may have become a link since: what is open says where it lies.
+    # A folder on the way may have become a link since: the open descriptor tells the real path.
     try:
         where = os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:  # Another system than Linux, or a container without /proc.

@@ -1,7 +1,7 @@
-"""How an image comes into a network's input: the whole of it, or its centre.
+"""Geometry of an image in a network's input: the whole image, or its centre.
 
-Owns: this geometry, where an image then lies, and placing it on the host by the libraries that the networks were
-trained with; models.contract.geometry does the same on a device. Must not know networks, tasks or files.
+Owns: this geometry, the image's position afterwards, and placing it on the host with the libraries that the networks
+were trained with; models.contract.geometry does the same on a device. Must not know networks, tasks or files.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ FULL_DECODE_PIXELS = 4_000_000
 DECODE_RATIO = 4
 # Beyond this, resizing all of a long strip only to cut out its centre would cost memory without bound.
 _LONGEST_STRIP = 4
-_LONGEST_STRIP_BY_PILLOW = 64  # Where all of it has to be as Pillow resizes it.
+_LONGEST_STRIP_BY_PILLOW = 64  # If the result must be Pillow's.
 _GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Colour = int | tuple[int, int, int]
-"""A level of all channels, or of red, green and blue."""
+"""One level for all channels, or one each for red, green and blue."""
 _OPENCV = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _DECODE_OVERSAMPLING = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Where an image lies in the network's input, each axis by itself. Pairs are of x and y.
+    """Position of an image in the network's input, each axis by itself. Pairs are of x and y.
 
-    `scale`: pixels of the input for one of the image; `pad`: where its first pixel lies; `size`: height and width of
+    `scale`: pixels of the input for one of the image; `pad`: position of its first pixel; `size`: height and width of
     the input.
     """
 
@@ -53,19 +53,19 @@ class Fit:
     size: tuple[int, int]
 
     def boxes(self, boxes: Array) -> Array:
-        """Boxes [k, 4] of the input, in pixels of the image and within it."""
+        """Convert boxes [k, 4] of the input to pixels of the image, clipped to it."""
         limit = [self.placement.width, self.placement.height] * 2
         found: Array = ((boxes - np.tile(self.pad, 2)) / np.tile(self.scale, 2)).clip(0, limit)
         return found
 
     def points(self, points: Array) -> Array:
-        """Points [..., 2] of the input, in pixels of the image and within it."""
+        """Convert points [..., 2] of the input to pixels of the image, clipped to it."""
         limit = [self.placement.width, self.placement.height]
         found: Array = ((points - self.pad) / self.scale).clip(0, limit)
         return found
 
     def seen(self, values: Array) -> Array:
-        """The part of a map [h, w] over the input, of whatever size, that shows the image; at least one number."""
+        """Cut the part that shows the image out of a map [h, w] over the input, of any resolution; never empty."""
         ratio = np.array(values.shape[::-1]) / self.size[::-1]
         full = np.array([self.placement.width, self.placement.height])
         first = np.round(self.pad * ratio).astype(int).clip(0, np.array(values.shape[::-1]) - 1)
@@ -76,13 +76,13 @@ class Fit:
 
 @dataclass(frozen=True)
 class Resize(ABC):
-    """`size`: height and width of the network's input."""
+    """Geometry of one network. `size`: height and width of its input."""
 
     size: tuple[int, int]
 
     @abstractmethod
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """The smallest (width, height) an image of this displayed size may be decoded to at reduced scale.
+        """Return the smallest (width, height) for a decode at reduced scale of an image of this displayed size.
 
         Only a decoder that can scale while decoding (JPEG) uses it. (width, height) itself forbids scaling.
         """
@@ -97,14 +97,14 @@ class Resize(ABC):
 
     @abstractmethod
     def placement(self, width: int, height: int) -> Placement:
-        """The placement that `preprocess` returns for an image of this displayed size."""
+        """Return the placement that `preprocess` returns for an image of this displayed size."""
 
     @abstractmethod
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """What `preprocess` does to an image that is decoded in full, where a device can do it; None: it cannot."""
+        """Return the geometry of `preprocess` for an image that is decoded in full. None: a device cannot do it."""
 
     def fit(self, placement: Placement) -> Fit:
-        """Where the image of this placement lies, for boxes and points."""
+        """Return the position of the image of this placement, for boxes and points."""
         pad = np.array([placement.pad_x, placement.pad_y])
         return Fit(placement, np.array([placement.scale, placement.scale]), pad, self.size)
 
@@ -114,10 +114,10 @@ class Whole(Resize):
     """The whole image: `letterbox` centres it on `pad`, `top-left` begins at the upper left corner, both as large as
     fits; `stretch` fills the input.
 
-    `rounds`: whether places are computed by the whole pixels that a letterboxed image takes, which gives each axis a
-    scale of its own, or by the scale before rounding. `shorter`: of an image at the upper left, its shorter side where
-    the longer one is no more than `longer` as well, or fits where that is 0; 0: as large as fits. With `antialias`
-    torch resizes, else OpenCV does.
+    `rounds`: whether places are computed from the whole pixels that a letterboxed image takes, which gives each axis a
+    scale of its own, or from the scale before rounding. `shorter`: length of a `top-left` image's shorter side; the
+    image is smaller where its longer side would exceed `longer` or the input; 0: as large as fits. With
+    `antialias` torch resizes, else OpenCV does.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
@@ -129,7 +129,7 @@ class Whole(Resize):
     longer: int = 0
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """Six times what the network sees, for images of twice that or more; others are decoded in full.
+        """Return six times the resized size for images of twice that or more; others are decoded in full.
 
         The reference samples the full image sparsely; a scaled decode averages, so the network sees other pixels.
         Measured with a trained YOLOv8s on photographs enlarged to 9-48 megapixels, half-size decoding: at six times
@@ -142,7 +142,7 @@ class Whole(Resize):
         return max(1, round(width * scale)), max(1, round(height * scale))
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Rounding and OpenCV's resize follow the reference implementations.
+        """Resize as the reference implementations do, with their rounding and OpenCV's resize.
 
         Another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
         """
@@ -173,26 +173,26 @@ class Whole(Resize):
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
-        """The scale before rounding; of a stretched image 1, as it has none."""
+        """Return the placement with the scale before rounding; a stretched image has 1."""
         geometry = self.geometry(width, height)
         scale = 1.0 if self.how == "stretch" else self._scale(width, height)
         return Placement(width, height, scale, geometry.left, geometry.top)
 
     def geometry(self, width: int, height: int) -> Geometry:
-        """The geometry of `preprocess`."""
+        """Return the geometry of `preprocess`."""
         input_height, input_width = self.size
         kernel = self.interpolation, self.antialias, self.pad
         if self.how == "stretch":
             return Geometry(input_width, input_height, 0, 0, *kernel)
         scale = self._scale(width, height)
         if self.longer and self.longer * min(width, height) < self.shorter * max(width, height):
-            # As transformers rounds where the longer side decides: the shorter one to the nearest.
+            # Rounding of transformers if the longer side decides: the shorter side to the nearest.
             exact = self.longer * min(width, height) / max(width, height)
             sides = round(exact), int(exact * max(width, height) / min(width, height))
             new_width, new_height = sides if width <= height else sides[::-1]
             return Geometry(max(1, new_width), max(1, new_height), 0, 0, *kernel)
         if self.how == "top-left":
-            # Not one less than a whole number, whatever the last digit of the product.
+            # 1e-6 keeps the product from falling below a whole number by its last digit.
             return Geometry(max(1, int(width * scale + 1e-6)), max(1, int(height * scale + 1e-6)), 0, 0, *kernel)
         new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
         # The reference breaks ties towards the upper left.
@@ -200,7 +200,7 @@ class Whole(Resize):
         return Geometry(new_width, new_height, left, top, *kernel)
 
     def fit(self, placement: Placement) -> Fit:
-        """Each axis has a scale of its own where images are stretched, or rounded to whole pixels."""
+        """Return the position with a scale for each axis if images are stretched, or rounded to whole pixels."""
         fit = super().fit(placement)
         full = np.array([placement.width, placement.height])
         if self.how == "stretch":
@@ -218,14 +218,14 @@ class Whole(Resize):
 
 @dataclass(frozen=True)
 class Centre(Resize):
-    """The shorter side is resized to `shorter` with `interpolation`, then the centre is cut out, as torchvision does
-    with a PIL image; what the image does not cover is filled with `pad`.
+    """The centre of an image whose shorter side is resized to `shorter` with `interpolation`, as torchvision does with
+    a PIL image; `pad` fills the rest of the input.
 
-    `shape`: height and width of what the image is resized to in place of that: it is stretched to them, or `keep`s its
-    sides' ratio and is just large enough to `cover` them, or lies `within` them. `by`: `pillow` gives a PIL image's
-    pixels to the last bit, of images decoded in full; `torch` takes a fifth of the time and is within one grey level of
-    it with bilinear interpolation, within two with bicubic, and knows no other. `rounds`: whether half a pixel beside
-    the centre is rounded to the even number, or down.
+    `shape`: height and width that replace `shorter`: the image is stretched to them, or keeps its sides' ratio and is
+    just large enough to cover them (`keep` is `cover`), or lies within them (`within`). `by`: `pillow` gives a PIL
+    image's pixels to the last bit, of images decoded in full; `torch` takes a fifth of the time and is within one grey
+    level of it with bilinear interpolation, within two with bicubic, and knows no other. `rounds`: whether half a pixel
+    beside the centre is rounded to the even number, or down.
     """
 
     shorter: int = 0
@@ -238,7 +238,7 @@ class Centre(Resize):
     rounds: bool = True
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """`DECODE_RATIO` times the resized image, for more than `FULL_DECODE_PIXELS`; in full where Pillow resizes."""
+        """Return `DECODE_RATIO` times the resized size above `FULL_DECODE_PIXELS`; full size if Pillow resizes."""
         scale = DECODE_RATIO * self._scale(width, height)
         if self.by == "pillow" or width * height <= FULL_DECODE_PIXELS or scale >= 1:
             return width, height
@@ -255,7 +255,7 @@ class Centre(Resize):
         exact, kernel = covered == image.shape[:2], Image.Resampling[self.interpolation.upper()]
         strip_of = max(target) / min(target) if self.keep != "within" else 1
         if self.by == "pillow" and exact and strip_of <= _LONGEST_STRIP_BY_PILLOW:
-            # All of it in one call: which pass Pillow does first is its choice, and was another before version 13.
+            # All in one call: Pillow chooses which pass comes first, and chose otherwise before version 13.
             whole = Image.fromarray(image.numpy()).resize((target_width, target_height), kernel)
             self._cut(torch.from_numpy(np.array(whole)), left, top, out)
             return self.placement(width, height)
@@ -272,12 +272,12 @@ class Centre(Resize):
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
-        """The input begins within the resized image."""
+        """Return the placement; the input begins within the resized image."""
         left, top = self._corner(self._resized_size(width, height))
         return Placement(width, height, self._scale(width, height), -left, -top)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """The geometry of `preprocess`; None for long strips."""
+        """Return the geometry of `preprocess`; None for long strips."""
         target = self._resized_size(width, height)
         if max(target) > _LONGEST_STRIP * min(target):
             return None
@@ -285,7 +285,7 @@ class Centre(Resize):
         return Geometry(target[1], target[0], -left, -top, self.interpolation, self.antialias, self.pad)
 
     def fit(self, placement: Placement) -> Fit:
-        """Each axis has a scale of its own where all of the image is stretched."""
+        """Return the position with a scale for each axis if the whole image is stretched."""
         fit = super().fit(placement)
         if self.shape is None or self.keep:
             return fit
@@ -299,7 +299,7 @@ class Centre(Resize):
         return min(sides) if self.keep == "within" else max(sides)
 
     def _cut(self, resized: Tensor, left: int, top: int, out: Tensor) -> None:
-        """Write a resized image into the input, of which it may cover a part only."""
+        """Write a resized image into the input, which it may cover only in part."""
         import torch
 
         height, width = self.size
@@ -309,7 +309,7 @@ class Centre(Resize):
         out[max(0, -top) :, max(0, -left) :][: seen.shape[0], : seen.shape[1]] = seen
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:
-        """(height, width), rounded as torchvision.transforms.functional.resize rounds, and as timm does to `keep`."""
+        """Return (height, width), rounded as torchvision's functional.resize does, and as timm does for `keep`."""
         if self.shape is not None:
             factors = height / self.shape[0], width / self.shape[1]
             factor = max(factors) if self.keep == "within" else min(factors)
@@ -319,7 +319,7 @@ class Centre(Resize):
         return self.shorter, int(self.shorter * width / height)
 
     def _corner(self, target: tuple[int, int]) -> tuple[int, int]:
-        """Left and top of what is cut out of an image resized to this (height, width); below 0 where it is smaller."""
+        """Return left and top of the cut in an image resized to this (height, width); below 0 if it is smaller."""
         height, width = self.size
         left, top = (target[1] - width) / 2, (target[0] - height) / 2
         left, top = (round(left), round(top)) if self.rounds else (floor(left), floor(top))
@@ -333,11 +333,11 @@ def _by_torch(
     antialias: bool,
     factors: tuple[float, float] | None = None,
 ) -> Tensor:
-    """An image, uint8 [h, w, 3], resized to (height, width), by `factors` where it has more pixels than the image."""
+    """Resize an image, uint8 [h, w, 3], to (height, width), by `factors` if its decode was rounded up."""
     from torch.nn import functional
 
-    # Unsqueezed before the permutation, the strides are those of a channels-last batch, for which torch has a
-    # vectorised kernel on bytes: twice as fast as on planes.
+    # Unsqueezed before the permutation, it has the strides of a channels-last batch, for which torch has a vectorised
+    # kernel on bytes: twice as fast as on planes.
     return functional.interpolate(
         image.unsqueeze(0).permute(0, 3, 1, 2),
         size=size if factors is None else None,
@@ -348,7 +348,7 @@ def _by_torch(
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:
-    """Height and width of the image itself within an image decoded at 1/2, 1/4 or 1/8, else the image's size.
+    """Return height and width of the image itself within an image decoded at 1/2, 1/4 or 1/8, else the image's size.
 
     Such a decode rounds its size up, so its last row and column reach beyond the image; taking them for whole pixels
     would shift everything (measured: up to six times the error of the reduced decode itself).

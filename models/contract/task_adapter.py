@@ -1,11 +1,10 @@
-"""Tasks: what becomes of a network's outputs. Ours and those of other packages fulfil the same contract.
+"""Tasks: postprocessing of a network's outputs. Ours and those of other packages fulfil the same contract.
 
     best.json {"task": "gaze"} ─► the entry point `gaze` ─► TaskAdapter, around which PixelModel is a model
 
-Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md).
-A task's code runs in the server (what it makes of outputs), in workers (what it keeps of them) and in decoder processes
-(how an image is placed); it must import no vendor's package,
-and torch only where it computes: the server has none.
+Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md). A
+task's code runs in the server (postprocessing), in workers (reduction of outputs) and in decoder processes (placing an
+image). It must import no vendor's package, and torch only for its computation: the server has none.
 """
 
 from __future__ import annotations
@@ -46,23 +45,22 @@ OWN = tuple(
 """The tasks that come with anychip."""
 
 Takes = Literal["outputs", "classes", "boxes", "masks", "keypoints", "turned"]
-"""What the device makes of a file's outputs, whatever their layout, before a task has them; a is for candidates.
+"""Form in which a task receives a file's outputs; the device converts them from any layout. a: number of candidates.
 
-`outputs`: nothing, they are as the file has them. `classes`: logits [n, classes]. `boxes`: boxes [n, a, 4] as x1, y1,
-x2, y2 in pixels of the input, scores [n, a], classes int32 [n, a]. `masks`: these, coefficients [n, a, m] and
-prototypes [n, m, h, w]. `keypoints`: these boxes, and the values of all key points [n, a, k]. `turned`: boxes as centre
-x, y, width and height, and angles [n, a, 1].
+`outputs`: unchanged, as the file has them. `classes`: logits [n, classes]. `boxes`: boxes [n, a, 4] as x1, y1, x2, y2
+in pixels of the input, scores [n, a], classes int32 [n, a]. `masks`: these, coefficients [n, a, m] and prototypes [n,
+m, h, w]. `keypoints`: these boxes, and the values of all key points [n, a, k]. `turned`: boxes as centre x, y, width
+and height, and angles [n, a, 1].
 """
 
 
 @dataclass(frozen=True)
 class AdaptedFile:
-    """What is known of a file. `resize`: how images come into its input; `shapes`: of its outputs, for a batch of one,
-    as the file has them; `options`: what the sidecar says under that name, and `stated`: what the file says of itself,
-    both as JSON. `grey`: images are made grey before they are resized.
-
-    Of candidates: `suppressed`, whether the network has done its own suppression; `strides` of their anchors, row by
-    row, where these are known; `distances`, whether boxes are left, top, right and bottom from the anchor, in strides.
+    """Facts about a file. `resize`: the geometry of images in its input; `shapes`: of its outputs, for a batch of one,
+    as the file has them; `options`: the sidecar's value of that name, and `stated`: the file's own metadata, both as
+    JSON. `grey`: images are made grey before they are resized. For candidates: `suppressed`, whether the network has
+    done its own suppression; `strides` of their anchors, row by row, if known; `distances`, whether boxes are left,
+    top, right and bottom from the anchor, in strides.
     """
 
     resize: Resize
@@ -81,17 +79,17 @@ class AdaptedFile:
         return self.resize.size
 
     def option(self, name: str, default: Any = None) -> Any:
-        """One of the sidecar's options."""
+        """Return one of the sidecar's options."""
         found: Mapping[str, Any] = json.loads(self.options)
         return found.get(name, default)
 
     def metadata(self, name: str) -> str:
-        """A text that the exporter wrote into the file, "" where there is none of this name."""
+        """Return a text that the exporter wrote into the file, "" if there is none of this name."""
         found: Mapping[str, str] = json.loads(self.stated)
         return found.get(name, "")
 
     def label(self, class_id: int) -> str:
-        """The label of a class, which a network may also number beyond its labels."""
+        """Return the label of a class; a network may number classes beyond its labels."""
         return self.labels[class_id] if 0 <= class_id < len(self.labels) else f"class {class_id}"
 
     def __hash__(self) -> int:
@@ -99,15 +97,15 @@ class AdaptedFile:
 
 
 class TaskAdapter(ABC):
-    """A task: made once a process for each file of it, and used by several threads.
+    """A task: made once in each process for each of its files, and used by several threads.
 
-    `finds`: what entries of answers have; `takes`: what `reduce` is given; `tiled`: whether large images may be looked
-    at in tiles, of which `moved` moves what was found; `limits`: the largest error of each of `measures`, by precision;
-    `accuracy`: how right answers are, None where that cannot be said: the task is not served in int8 then.
+    `finds`: content of the answers' entries; `takes`: form of the outputs for `reduce`; `tiled`: whether large images
+    may be processed in tiles, whose detections `moved` shifts; `limits`: the largest error of each of `measures`, by
+    precision; `accuracy`: the accuracy of answers, None if it has no measure; the task is not served in int8 then.
 
-    `resize`: of tasks that come with anychip and take `outputs`, how an image comes into the input where nobody says;
-    `known_options`: the names that the sidecar's `options` may have, None: any; `offloaded`: whether `postprocess` may
-    take long though little was sent.
+    `resize`: for anychip's own tasks that take `outputs`, the geometry if nobody states one; `known_options`: the
+    allowed names in the sidecar's `options`, None: any; `offloaded`: whether `postprocess` may take long though little
+    was sent.
     """
 
     finds: ClassVar[Finds] = "other"
@@ -120,7 +118,7 @@ class TaskAdapter(ABC):
     accuracy: Accuracy | None = None
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raise ValueError, with a sentence, for a file that is none of this task: the service then does not start."""
+        """Raise ValueError, with a sentence, for a file that is not of this task; the service then does not start."""
         self.file = file
         if self.known_options is not None and (unknown := json.loads(file.options).keys() - {*self.known_options}):
             known = ", ".join(self.known_options) or "none"
@@ -128,85 +126,85 @@ class TaskAdapter(ABC):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the network's outputs; by number, as here."""
+        """Names of the network's outputs; by default their numbers."""
         return tuple(f"output{number}" for number in range(len(self.file.shapes)))
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement | None:
         """Place an image, uint8 [h, w, 3], in the network's input `out`, uint8 [height, width, 3], all of it.
 
-        `width` and `height`: the image's displayed size. None, as here: the usual way, by the sidecar's `resize`.
+        `width` and `height`: the image's displayed size. The default, None: the usual way, by the sidecar's `resize`.
         """
         return None
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """On the device, the last part of the network: what of a batch's outputs leaves it; all of it, as here."""
+        """Compute, on the device as the network's last part, the outputs that leave it; by default all of them."""
         return tuple(outputs)
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """Those of a ladder of batch sizes that make sense; all of them, as here; never none."""
+        """Return the sizes of a ladder of batch sizes that make sense; by default all; never none."""
         return tuple(ladder)
 
     def probes(self) -> Sequence[Array]:
-        """Images, uint8 [h, w, 3], on which the precision gate compares; none, as here: those that anychip brings."""
+        """Return images, uint8 [h, w, 3], for the precision gate; by default none: it takes anychip's own."""
         return ()
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """In the worker: what of one image's outputs is worth sending to the server; all of it, as here."""
+        """Select, in the worker, the outputs of one image that the server needs; by default all."""
         return tuple(outputs)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """The same of the first images of a batch, as many as there are `options`; one after the other, as here."""
+        """Reduce the first images of a batch, one for each of `options`; by default one after the other."""
         return [owned(self.reduce([each[row] for each in outputs], one)) for row, one in enumerate(options)]
 
     @abstractmethod
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """In the server: what `reduce` returned -> the entry of "predictions", as JSON takes it. A pure function."""
+        """Turn, in the server, a result of `reduce` into the entry of "predictions", ready for JSON. Pure function."""
 
     def postprocess_all(
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[Mapping[str, Any]]:
-        """The same of several images, where that takes less time than one after the other, as here."""
+        """Postprocess several images, together if that is faster; by default one after the other."""
         return [self.postprocess(*each, options) for each in zip(outputs, placements, strict=True)]
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The tensors that `tensors` returns, of a batch; none, as here: the Open Inference Protocol has JSON alone."""
+        """Tensors that `tensors` returns, of a batch; by default none: the Open Inference Protocol has JSON alone."""
         return ()
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """In the server: what `reduce` returned, asked for `Options.tensors` -> the answer as tensors of one image, by
-        the names of `answers`.
+        """Turn, in the server, the result of `reduce` for `Options.tensors` into one image's answer as tensors, by the
+        names of `answers`.
         """
         return {}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
-        """One of the `detections` in a tile that begins at (x, y) of the whole image, moved there: its box, as here."""
+        """Move one of the `detections` in a tile that begins at (x, y) of the whole image there; by default its box."""
         box = entry["box"]
         corners = {"x1": box["x1"] + x, "y1": box["y1"] + y, "x2": box["x2"] + x, "y2": box["y2"] + y}
         return {**entry, "box": {name: round(place, 2) for name, place in corners.items()}}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Errors by name of outputs, each [n, …], against the reference's of the same shapes: 0 is perfect.
+        """Compute errors by name of outputs, each [n, …], against the reference's of the same shapes: 0 is perfect.
 
-        Of the numbers themselves, as here. The precision gate compares them with `limits`.
+        By default those of the numbers themselves. The precision gate compares them with `limits`.
         """
         return of_tensors(expected, outputs)
 
 
 def owned(arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """The arrays, none of them a view of a batch's outputs."""
+    """Return the arrays, copying each view of a batch's outputs."""
     return tuple(each if each.flags.owndata else np.array(each) for each in arrays)
 
 
 def task_names() -> list[str]:
-    """Ours, and those of installed packages."""
+    """Return the names of our tasks and of those in installed packages."""
     names = [entry.name for entry in OWN]
     return [*names, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*names})]
 
 
 @lru_cache(maxsize=64)
 def task_class(name: str) -> type[TaskAdapter]:
-    """The class of a task. Raises WeightsError."""
+    """Return the class of a task. Raises WeightsError."""
     own = [entry for entry in OWN if entry.name == name]
     found = own or [entry for entry in entry_points(group=GROUP) if entry.name == name]
     if not found:
@@ -222,7 +220,7 @@ def task_class(name: str) -> type[TaskAdapter]:
 
 @lru_cache(maxsize=64)
 def made(name: str, file: AdaptedFile) -> TaskAdapter:
-    """The adapter of a task for a file. Raises WeightsError."""
+    """Build the adapter of a task for a file. Raises WeightsError."""
     try:
         return task_class(name)(file)
     except WeightsError:

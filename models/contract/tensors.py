@@ -1,11 +1,11 @@
-"""Networks that take tensors and answer with tensors: what they declare, and how an item's tensors lie in memory.
+"""Networks that take tensors and answer with tensors: their declarations, and the layout of an item in memory.
 
     {name: array [n, …]} ─► TensorModel.asked ─► pack, item by item ─► uint8 [item_bytes]: a slot, a row of the batch
     uint8 [n, item_bytes] ─► unpack: views, one tensor an input ─► network ─► reduce ─► collect ─► {name: array [n, …]}
 
 Owns: datatypes, shapes, the layout of an item, and the sentences that tell a client what is wrong with its tensors.
 Must not know files (models.exports.exported), HTTP or devices. All inputs of an item are one piece of bytes, so that
-queue, shared memory, copies to the device and batches are the same for every network; only the network itself and the
+queue, shared memory, copies to the device and batches are the same for every network. Only the network itself and the
 engines with runtimes of their own look into it.
 """
 
@@ -30,20 +30,20 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
 }
-_ALIGNMENT_BYTES = 64  # Of every input in an item: what vector units and runtimes like best.
+_ALIGNMENT_BYTES = 64  # Alignment of every input in an item, best for vector units and runtimes.
 
 
 class InputError(ValueError):
-    """What a client sent does not fit the model; the message is one plain sentence."""
+    """Input of a client that does not fit the model; the message is one plain sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """An input or output of one item, without the batch dimension.
 
-    `shape`: lengths of the axes, the greatest allowed where `dimensions` names the axis: such an axis may be shorter
-    (in every input that has it alike), is filled up with zeros, and cut back in outputs that have it. `limits`: least
-    and greatest value (of whole numbers), both allowed, None where nothing is stated.
+    `shape`: lengths of the axes, the greatest allowed if `dimensions` names the axis. Such an axis may be shorter (in
+    every input that has it alike), is filled up with zeros, and cut back in outputs that have it. `limits`: least and
+    greatest value (of whole numbers), both allowed, None if nothing is stated.
     """
 
     name: str
@@ -64,20 +64,20 @@ class TensorSpec:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """`dimensions`, of every axis: empty where the length is fixed."""
+        """Name of every axis: "" if the length is fixed."""
         return self.dimensions or ("",) * len(self.shape)
 
     def wire_shape(self, batched: bool) -> tuple[int, ...]:
-        """The shape that metadata shows: -1 where a request chooses, the batch first."""
+        """Return the shape for metadata: -1 for an axis that a request chooses, the batch first."""
         lengths = tuple(-1 if name else length for length, name in zip(self.shape, self.named, strict=True))
         return (-1, *lengths) if batched else lengths
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOptions:
-    """What a request asks of a `TensorModel`.
+    """Options of a request to a `TensorModel`.
 
-    `outputs`: which, by number, in the order of the answer. `lengths`: of named dimensions, in this request.
+    `outputs`: their numbers, in the order of the answer. `lengths`: of named dimensions, in this request.
     """
 
     outputs: tuple[int, ...]
@@ -92,7 +92,7 @@ class TensorModel(Model):
     items of several requests run together; else a request is one item. `batch_range`: the sizes the network takes.
     """
 
-    may_be_infinite: ClassVar[bool] = True  # Who masks with -inf means it.
+    may_be_infinite: ClassVar[bool] = True  # Networks may mask with -inf.
 
     inputs: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
@@ -101,12 +101,12 @@ class TensorModel(Model):
 
     @property
     def task(self) -> str:
-        """`infer`."""
+        """Always `infer`."""
         return "infer"
 
     @property
     def finds(self) -> Finds:
-        """`tensors`."""
+        """Always `tensors`."""
         return "tensors"
 
     @property
@@ -122,26 +122,26 @@ class TensorModel(Model):
     @property
     @abstractmethod
     def platform(self) -> str:
-        """What kind of network it is, in the Open Inference Protocol's words, e.g. `onnx_onnxv1`."""
+        """Kind of network in the Open Inference Protocol's words, e.g. `onnx_onnxv1`."""
 
     @abstractmethod
     def probes(self) -> Array:
-        """Items to compare engines on, uint8 [n, item_bytes]: the same at every call."""
+        """Return items to compare engines on, uint8 [n, item_bytes]: the same at every call."""
 
     @cached_property
     def layout(self) -> tuple[tuple[int, int], ...]:
-        """Where each input's bytes begin and end in an item."""
+        """First byte and end of each input in an item."""
         return layout(self.inputs)
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """One where there is no batch dimension, else what the network takes of the ladder, or its least size."""
+        """Return (1,) without a batch dimension, else the ladder's sizes that the network takes, or its least size."""
         if not self.batched:
             return (1,)
         low, high = self.batch_range
         return tuple(size for size in ladder if low <= size <= high) or (low,)
 
     def asked(self, inputs: Mapping[str, Array], outputs: Sequence[str] = ()) -> tuple[int, TensorOptions]:
-        """How many items arrays are ([n, …] each, in the declared types), and what is wanted of them.
+        """Count the items in arrays ([n, …] each, in the declared types), and resolve the wanted outputs.
 
         `outputs`: names; none means all. Raises InputError.
         """
@@ -165,7 +165,7 @@ class TensorModel(Model):
         return next(iter(counts.values())), TensorOptions(wanted, tuple(lengths.items()))
 
     def _checked(self, spec: TensorSpec, array: Array, lengths: dict[str, int]) -> int:
-        """The number of items of one input; `lengths` of named dimensions are compared and added. Raises InputError."""
+        """Return the number of items of one input; compare and add `lengths` of named dimensions. Raises InputError."""
         if array.dtype != spec.dtype:
             raise InputError(f"the input {spec.name!r} must be {spec.datatype}, not {datatype_of(array)}")
         item = array.shape[1:] if self.batched else array.shape
@@ -191,7 +191,7 @@ class TensorModel(Model):
         return count
 
     def pack(self, inputs: Mapping[str, Array], index: int, out: Array) -> None:
-        """Write item `index` of what `asked` has accepted into `out`, uint8 [item_bytes]."""
+        """Write item `index` of inputs that `asked` has accepted into `out`, uint8 [item_bytes]."""
         for spec, (start, stop) in zip(self.inputs, self.layout, strict=True):
             array = inputs[spec.name]
             item = array[index] if self.batched else array
@@ -199,18 +199,18 @@ class TensorModel(Model):
             if item.shape != spec.shape:
                 target[...] = 0
                 target = target[tuple(slice(length) for length in item.shape)]
-            # A byte other than 0 and 1 is no truth value, whatever a client has put there.
+            # A client may send bytes other than 0 and 1, which are no truth values.
             target[...] = item.view(np.uint8) != 0 if spec.datatype == "BOOL" else item
 
     def unpack(self, items: Array) -> tuple[Array, ...]:
-        """Views of items [n, item_bytes]: each input as [n, *shape]."""
+        """View items [n, item_bytes] as inputs, each [n, *shape]."""
         return tuple(
             items[:, start:stop].view(spec.dtype).reshape(len(items), *spec.shape)
             for spec, (start, stop) in zip(self.inputs, self.layout, strict=True)
         )
 
     def reduce(self, outputs: Sequence[Array], index: int, options: TensorOptions) -> tuple[Array, ...]:
-        """The wanted outputs of one item, cut to the lengths of its request."""
+        """Return the wanted outputs of one item, cut to the lengths of its request."""
         lengths = dict(options.lengths)
         reduced = []
         for number in options.outputs:
@@ -220,11 +220,11 @@ class TensorModel(Model):
         return tuple(reduced)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """The errors of any tensors."""
+        """Compute the errors of any tensors."""
         return of_tensors(expected, outputs)
 
     def collect(self, results: Sequence[Sequence[Array]], options: TensorOptions) -> dict[str, Array]:
-        """What `reduce` returned for each item of a request -> the answer's arrays, in the order asked for."""
+        """Join the results of `reduce` for each item of a request into the answer's arrays, in the order asked for."""
         collected = {}
         for position, number in enumerate(options.outputs):
             rows = [result[position] for result in results]
@@ -233,7 +233,7 @@ class TensorModel(Model):
 
 
 def layout(inputs: Sequence[TensorSpec]) -> tuple[tuple[int, int], ...]:
-    """Where each input's bytes begin and end in an item."""
+    """Return the first byte and the end of each input in an item."""
     places, end = [], 0
     for spec in inputs:
         places.append((end, end + spec.item_bytes))
@@ -242,15 +242,15 @@ def layout(inputs: Sequence[TensorSpec]) -> tuple[tuple[int, int], ...]:
 
 
 def item_bytes(inputs: Sequence[TensorSpec]) -> int:
-    """Bytes of one item with all its inputs; items in a row keep the alignment."""
+    """Return the bytes of one item with all its inputs; items in a row keep the alignment."""
     return -(-layout(inputs)[-1][1] // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> dict[str, Array]:
-    """Arrays [count, …] that networks of these inputs take: normal floats, whole numbers within their limits.
+    """Draw arrays [count, …] that networks of these inputs take: normal floats, whole numbers within their limits.
 
-    Without limits bytes are anything, as in images, and other whole numbers are 0 or 1: right for masks, and an index
-    into whatever has two entries.
+    Without limits UINT8 is any byte, as in images, and other whole numbers are 0 or 1: right for masks, and an index
+    into anything with two entries.
     """
     generator = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
@@ -268,7 +268,7 @@ def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> di
 
 
 def datatype_of(array: Array) -> str:
-    """The protocol's name of an array's type; NumPy's where it has none."""
+    """Return the protocol's name of an array's type; NumPy's if the protocol has none."""
     return next((name for name, dtype in DATATYPES.items() if dtype == array.dtype), str(array.dtype))
 
 

@@ -1,4 +1,4 @@
 """Networks from files that carry their own graph.
 
-Must not run what is in them outside of the child that tries them.
+Must not run their content outside of the child that tries them.
 """

@@ -1,4 +1,4 @@
-"""What the process that tries a file says of it: messages to the server, as JSON.
+"""Answers of the process that tries a file: messages to the server, as JSON.
 
 Owns: their fields. Must not know how a file is tried (models.exports.child) or served (models.exports.exported).
 """
@@ -19,10 +19,10 @@ from models.exports.layouts import Interpretation
 
 @dataclass(frozen=True)
 class TriedImages:
-    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as Export has them;
-    `entry`: how its input takes images; `notes`: what was found by trying it and nobody has stated; `metadata`: texts
-    of the file, where its task takes its outputs as they are; `implied`: what a library that builds the network says of
-    it, in the keys of a sidecar; `witness`: with what another runtime's numbers were compared, or why with none.
+    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as in Export; `entry`: the
+    form of its input; `notes`: findings of the trial that nobody has stated; `metadata`: texts of the file, if its task
+    takes its outputs unchanged; `implied`: statements of the library that builds the network, in the keys of a sidecar;
+    `witness`: the runtime whose numbers were compared, or why there is none.
     """
 
     task: str
@@ -57,7 +57,7 @@ class TriedTensors:
 
 @dataclass(frozen=True)
 class Tried:
-    """One of these, or the sentence that says what is wrong with the file. `hint`: what to write for another one."""
+    """Result of a trial: a network, or the sentence on the file's fault. `hint`: what to write to have it as images."""
 
     images: TriedImages | None = None
     tensors: TriedTensors | None = None
@@ -66,6 +66,6 @@ class Tried:
 
 
 decode_tried = msgspec.json.Decoder(Tried).decode
-"""JSON -> Tried. Made once and here: files are read in several threads at once, and msgspec, where two of them first
-decode a type, has one read what the other has not filled in yet, and crashes (0.22).
+"""Decoder of Tried from JSON. It is made once, here: several threads read files, and msgspec crashes (0.22) if two of
+them decode a type for the first time, as one reads what the other has not filled in yet.
 """

@@ -1,9 +1,9 @@
-"""The child process in which a network file is read for the first time and tried: `FILE FORM DECLARED ANSWER`.
+"""The child process that reads and tries a network file for the first time: `FILE FORM DECLARED ANSWER`.
 
 FORM: `onnx`, `program`, `script`, `openvino`, or the architecture of a library that builds it, `timm/resnet50`.
 
-Owns: the way in and out, and what the process may not do (models.confinement): no other program, no socket, no file
-but Python's and the one that is tried. What a file does to the process that opens it, it does here.
+Owns: input and output, and the process's confinement (models.confinement): no other program, no socket, no file but
+Python's and the tried one. A file's effects on the process that opens it happen here.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from models.exports.answers import Tried
 
-# Of address space, of which libraries take more than they use; a thread reserves as much for its allocations.
+# Of address space: libraries take more than they use, and each thread reserves as much for its allocations.
 _MEMORY_BYTES = 4 << 30
 _THREAD_BYTES = 256 << 20
-_COPIES = 16  # Of a file's weights, with what a network computes from them.
-# Of processor time, which threads use up together.
+_COPIES = 16  # Copies of a file's weights, including a network's results.
+# Of processor time, the sum over threads.
 _SECONDS = 300
 _BYTES_A_SECOND = 1 << 20
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -50,7 +50,7 @@ def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
 
 
 def _main(file: str, form: str, declared: str, answer: str) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux: ends with the server, however that ended.
+    with contextlib.suppress(OSError, AttributeError):  # Linux: the child ends with the server in any case.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.disable()  # Imports make little garbage, and looking for it takes a seventh of their time.
     import msgspec
@@ -65,7 +65,7 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
 
     given = json.loads(declared)
     own = [Path(each) for each in given.pop("own")]
-    with contextlib.suppress(ModelError):  # Which is said below.
+    with contextlib.suppress(ModelError):  # Reported below.
         if name := library_files.library_of(form):
             library_files.builder().library(name)
         if form == "openvino":

@@ -1,6 +1,6 @@
-"""How the input of an exported network takes images: its channels, their place, and whether it wants levels or floats.
+"""Form of an exported network's input: number and place of channels, and levels or floats.
 
-Owns: this form, how it is read from a shape, and bringing normalised pixels into it. Must not know files.
+Owns: this form, reading it from a shape, and bringing normalised pixels into it. Must not know files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CHANNELS = (3, 1)
 
 @dataclass(frozen=True)
 class Entry:
-    """`channels`: 3, or 1 for a network of grey images; `last`: [n, height, width, channels], as TensorFlow has it;
+    """Form of an input. `channels`: 3, or 1 for grey images; `last`: [n, height, width, channels], as in TensorFlow;
     `levels`: numbers of 0 to 255 that the network itself normalises; `of_bytes`: as uint8, and not as floats; `bgr`:
     blue before green and red.
     """
@@ -29,7 +29,7 @@ class Entry:
 
     @property
     def said(self) -> str:
-        """What was found, for a log; "" for the usual form."""
+        """Deviations from the usual form, for a log; "" if there is none."""
         found = [
             "takes one channel, and images are made grey" if self.channels == 1 else "",
             "has its channels last" if self.last else "",
@@ -43,7 +43,7 @@ USUAL = Entry()
 
 
 def entry_of(shape: Sequence[int | str | None], is_bytes: bool) -> tuple[Entry, int | None, int | None] | None:
-    """The form of an input of four axes, and its height and width, None where they are open; None for none of images.
+    """Return the form of an input of four axes, and its height and width, None if open; None if not of images.
 
     `is_bytes`: whether its type is uint8.
     """
@@ -54,9 +54,9 @@ def entry_of(shape: Sequence[int | str | None], is_bytes: bool) -> tuple[Entry, 
 
 
 def entered(entry: Entry, normalised: Tensor) -> Tensor:
-    """What the network's input is given of normalised pixels [n, 3, height, width], which are alike in grey ones.
+    """Convert normalised pixels [n, 3, height, width], whose channels are equal in grey images, to the network's input.
 
-    Of one image alone they are [3, height, width], as torchvision's detectors take them.
+    One image alone is [3, height, width], as for torchvision's detectors.
     """
     found = normalised[..., : entry.channels, :, :] if entry.channels < normalised.shape[-3] else normalised
     if entry.bgr:

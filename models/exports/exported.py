@@ -1,9 +1,9 @@
 """A network from a file that carries its own graph: `name=file.onnx`, `.xml`, `.pt2`, `.ts`, `.torchscript`.
 
-Owns: whether it is one of images or of tensors, what its owner may declare beside it (`file.json` of images,
-`file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process
-that reads it first: what a strange file does to a process, it does not do to the server. Must not know how graphs are
-called (models.exports.networks, models.exports.images).
+Owns: telling networks of images and of tensors apart, the owner's declarations beside the file (`file.json` of images,
+`file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process that reads it first, so
+that a strange file harms that process and not the server. Must not know how graphs are called (models.exports.networks,
+models.exports.images).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Input(_Strict):
 
 
 class _Declared(_Strict):
-    """`file.tensors.json`: what the file itself does not say. docs/which-file.md."""
+    """Content of `file.tensors.json`: facts that the file itself lacks. docs/which-file.md."""
 
     inputs: dict[str, _Input] = {}
     outputs: list[str] = []
@@ -81,25 +81,25 @@ class _Declared(_Strict):
 
 @dataclass(frozen=True)
 class ExportedModel(TensorModel):
-    """`architecture` is the file's suffix without the dot; `probes_file`: the name of its owner's probes
-    beside it, None: random ones.
+    """A network of tensors from a file. `architecture` is the file's suffix without the dot; `probes_file`: the name of
+    its owner's probes beside it, None: random ones.
     """
 
     probes_file: str | None
 
     @property
     def platform(self) -> str:
-        """The Open Inference Protocol's name; for torch.export's programs, which it does not know, one like it."""
+        """The Open Inference Protocol's name; a similar one for torch.export's programs, unknown to it."""
         return PLATFORMS[self.architecture]
 
     @property
     def witness(self) -> str:
-        """With what its numbers were compared: with nothing, as they are those of the runtime that reads the file."""
+        """Statement that nothing was compared, as the numbers are those of the runtime that reads the file."""
         runtime = {"onnx": "ONNX Runtime", "pt2": "torch.export"}.get(self.architecture, "TorchScript")
         return f"{runtime} itself computes it, so that nothing was compared"
 
     def network(self) -> GraphNetwork:
-        """The file's graph on the CPU, as it was saved. Raises WeightsError."""
+        """Load the file's graph on the CPU, as it was saved. Raises WeightsError."""
         from models.exports.networks import GraphNetwork, load_graph
 
         assert self.weights_file is not None
@@ -108,7 +108,7 @@ class ExportedModel(TensorModel):
         return network.requires_grad_(False)
 
     def probes(self) -> Array:
-        """Random items, or its owner's. Raises WeightsError."""
+        """Return random items, or its owner's. Raises WeightsError."""
         if self.probes_file is None:
             arrays = random_arrays(self.inputs, _PROBES)
         else:
@@ -127,10 +127,9 @@ def open_exported(
 ) -> Model:
     """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
 
-    `stated`: what the sidecar would say, where none is to be read. `architecture`: of weights for a network that a
-    library builds, `timm/resnet50`. `files`: all of the model's, None: those that lie beside it now.
-
-    It is a model of images where the file's metadata or `file.json` beside it says so, else one of tensors.
+    `stated`: replaces a sidecar, if none is to be read. `architecture`: of weights for a network that a library builds,
+    `timm/resnet50`. `files`: all of the model's, None: those beside it now. It is a model of images if the file's
+    metadata or `file.json` beside it says so, else one of tensors.
     """
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
@@ -207,14 +206,14 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         json.dumps(options),
         json.dumps(found.metadata),
         suppressed=found.how.suppressed,
-        strides=() if found.how.layout == "yolov5" else found.how.strides,  # It has three anchors in a place.
-        grey=found.entry.channels == 1,  # As libraries do it, and not after resizing, which rounds.
+        strides=() if found.how.layout == "yolov5" else found.how.strides,  # YOLOv5 has three anchors in a place.
+        grey=found.entry.channels == 1,  # As in libraries: before resizing, which rounds.
     )
     for note in found.notes:
         log.warning("%s: %s: %s.", name, file.name, note)
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)
-    made(found.task, known)  # A file that is none of its task stops the start.
+    made(found.task, known)  # A file that does not fit its task stops the start.
     return ExportedImages(
         name,
         architecture or file.suffix[1:],
@@ -232,7 +231,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
 
 
 def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Arrays [n, …] of an .npz by the inputs' names, n the same for all. Raises WeightsError."""
+    """Read arrays [n, …] of an .npz by the inputs' names, n the same for all. Raises WeightsError."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {spec.name: np.ascontiguousarray(archive[spec.name]) for spec in inputs}
@@ -280,7 +279,7 @@ def _labels(file: Path) -> tuple[str, ...]:
 
 
 def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
-    """What models.exports.child says of a file. Raises WeightsError."""
+    """Try a file in models.exports.child and return its answer. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
         environment = bare_environment(folder)
         answer = Path(folder) / "answer.json"

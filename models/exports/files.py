@@ -1,7 +1,7 @@
-"""The files that make up a network: its own, and those beside it in which it keeps weights.
+"""Files of a network: its own, and those beside it with weights.
 
-Owns: which these are. Must not read weights, nor know what a network computes. What it reads of an ONNX file is
-untrusted, as in models.onnx.file; unlike there subgraphs and functions are followed, as ONNX Runtime runs them.
+Owns: finding them. Must not read weights, nor know what a network computes. An ONNX file is untrusted, as in
+models.onnx.file; unlike there, subgraphs and functions are followed, as ONNX Runtime runs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from models.contract.errors import WeightsError
 from models.exports.finished import FINISHED
 from models.onnx.file import fields
 
-# Of each message of onnx.proto3 the fields that may hold tensors, and what message each of them is.
+# Fields of each message of onnx.proto3 that may hold tensors, and the message of each of them.
 _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR, _PLACE = range(7)
 _MODEL_PARTS = {7: _GRAPH, 25: _FUNCTION}
 _PARTS: dict[int, dict[int, int]] = {
@@ -32,9 +32,9 @@ MAX_OUTSIDE = 1000
 
 
 def names_beside(file: Path, *, is_graph: bool) -> list[str]:
-    """What is read beside a file, where it is there: labels, what it is for, how images come in, OpenVINO's weights.
+    """Return the names of optional files beside a file: labels, task, preprocessing, OpenVINO's weights.
 
-    `is_graph`: of a file that carries its own graph, or whose network a library builds, not of a network of ours.
+    `is_graph`: the file carries its own graph, or a library builds its network; it is not of a network of ours.
     """
     names = [*_LABELS, *(_OF_GRAPHS if is_graph else ())]
     if file.suffix in (".xml", *FINISHED):
@@ -45,18 +45,18 @@ def names_beside(file: Path, *, is_graph: bool) -> list[str]:
 
 
 def names_within(file: Path) -> list[str]:
-    """Of the files in which an ONNX file keeps weights, as it states them. Raises WeightsError."""
+    """Return the names of the files in which an ONNX file keeps weights, as it states them. Raises WeightsError."""
     return _locations(file) if file.suffix == ".onnx" else []
 
 
 def files_of(file: Path) -> tuple[Path, ...]:
-    """The file, and all others that hold weights of it. Raises WeightsError for an ONNX file that cannot be read, or
-    whose weights are not in its folder.
+    """Return the file, and all others that hold its weights. Raises WeightsError for an ONNX file that cannot be read,
+    or whose weights are not in its folder.
     """
     if file.suffix == ".xml":
         weights = file.with_suffix(".bin")
         return (file, weights) if weights.is_file() else (file,)
-    if file.suffix == ".safetensors":  # What a library builds of it depends on its configuration.
+    if file.suffix == ".safetensors":  # Its configuration determines the library's network.
         return (file, *(each for each in [file.with_name("config.json")] if each.is_file()))
     folder = file.parent.resolve()
     found = [file]
@@ -69,11 +69,11 @@ def files_of(file: Path) -> tuple[Path, ...]:
 
 
 def _locations(file: Path) -> list[str]:
-    """Names of files with weights, as the ONNX file states them, each once. Raises WeightsError."""
+    """Return the names of files with weights, as the ONNX file states them, each once. Raises WeightsError."""
     names: set[str] = set()
     try:
         data = memoryview(file.read_bytes())
-        waiting = [(_MODEL_PARTS, data)]  # And no recursion: a file may nest as deep as it likes.
+        waiting = [(_MODEL_PARTS, data)]  # No recursion: a file may nest to any depth.
         while waiting:
             parts, message = waiting.pop()
             for number, value in fields(message):

@@ -1,7 +1,7 @@
-"""Finished files: what a vendor's compiler has made, such as `.om`, which only that vendor's runtime reads.
+"""Finished files: results of a vendor's compiler, such as `.om`, which only that vendor's runtime reads.
 
-Owns: what has to be known of one, who says it (a package's module, an entry point of the group `anychip.finished` named
-by the suffix), and the process in which it does. Must not import a vendor's package, or the module.
+Owns: the facts on one, the module that tells them (a package's entry point of the group `anychip.finished` named by the
+suffix), and the process in which it runs. Must not import a vendor's package, or the module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIME_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Finished:
-    """What a runtime says of a file. `inputs`, `outputs`: shapes, the batch in front; `batch_sizes`: those it takes."""
+    """A runtime's facts on a file. `inputs`, `outputs`: shapes, the batch in front; `batch_sizes`: that it takes."""
 
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
@@ -33,7 +33,7 @@ class Finished:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the images. Raises WeightsError for a network that takes something else."""
+        """Height and width of the images. Raises WeightsError for a network with another input."""
         for shape in self.inputs[:1] if len(self.inputs) == 1 else ():
             if len(shape) == 4 and 3 in (shape[1], shape[3]):
                 return (shape[2], shape[3]) if shape[1] == 3 else (shape[1], shape[2])
@@ -41,7 +41,7 @@ class Finished:
 
 
 def read_finished(file: Path) -> Finished:
-    """What the runtime says of a file. Raises WeightsError."""
+    """Ask the runtime about a file. Raises WeightsError."""
     if file.suffix not in _CHILDREN:
         raise WeightsError(f"What reads {file.name} is not installed: {how_to_install(_EXTRAS[file.suffix])}.")
     try:

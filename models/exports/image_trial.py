@@ -1,4 +1,4 @@
-"""Tries a file as a network of images: what it is, its size, its layout and whether it takes batches.
+"""Trial of a file as a network of images: its task, its size, its layout and whether it takes batches.
 
     metadata + sidecar ─► Description ─► runs of one and of two images ─► what ExportedImages holds
 
@@ -36,13 +36,13 @@ from models.sample import IMAGES
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
 
-_IMAGES = 2  # The least that shows whether an image's outputs depend on its neighbours'.
-_AGREEMENT = 1e-3  # Of the largest number of an output.
+_IMAGES = 2  # The fewest that show whether images in a batch affect each other.
+_AGREEMENT = 1e-3  # As a share of an output's largest number.
 _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
 _LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
 _PICTURES = 4
-_FAR = 40.0  # Times a normalised picture: logits grow with it, and probabilities stay.
+_FAR = 40.0  # Factor of a normalised picture: logits grow with it, probabilities stay within 0 to 1.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
 _WANTED = (
@@ -62,10 +62,10 @@ def tried(  # noqa: PLR0917
     open_size: tuple[int, int] | None = None,
     finished: Mapping[str, Any] | None = None,
 ) -> TriedImages | None:
-    """What ExportedImages holds of a file; None for a file that is no network of images. `open_size`: of the input of a
-    file that takes any.
+    """Find the facts for ExportedImages; None for a file that is no network of images. `open_size`: the input's size
+    for a file that takes any.
 
-    `finished`: what a runtime has said of a finished file, which does not run here. Raises WeightsError.
+    `finished`: a runtime's facts on a finished file, which does not run here. Raises WeightsError.
     """
     onnx, implied = None, {}
     if form == "onnx":
@@ -74,7 +74,7 @@ def tried(  # noqa: PLR0917
         except DamagedError:
             raise
         except WeightsError:
-            if sidecar is None:  # It may still be one of tensors, which others read.
+            if sidecar is None:  # It may still be a network of tensors, which other readers read.
                 return None
             raise
     metadata: Mapping[str, Any] = {} if finished else script_metadata(file) if onnx is None else onnx.metadata
@@ -120,7 +120,7 @@ def tried(  # noqa: PLR0917
             return replace(_of_finished(about, **finished), metadata=told)
         return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
     except (ValueError, WeightsError) as error:
-        if detector is not None and sidecar is None:  # It was served as tensors, and is.
+        if detector is not None and sidecar is None:  # It is served as tensors, as before.
             return None
         if isinstance(error, WeightsError):
             raise
@@ -146,7 +146,7 @@ def _tried(
     core, tail = load_parts(str(file), architecture, False)
     if isinstance(core, Graph):
         entry, stated_batch = _entry_of(core, size)
-    integers: list[bool] = []  # Of each output, whether it is of whole numbers.
+    integers: list[bool] = []  # For each output, whether its numbers are whole.
 
     def compute(given: Tensor) -> list[Tensor]:
         with torch.inference_mode():
@@ -161,7 +161,7 @@ def _tried(
                 return [each.float() for each in found]
         except WeightsError:
             raise
-        except Exception as error:  # Whatever a graph that does not fit its input provokes.
+        except Exception as error:  # A graph that does not fit its input may raise anything.
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
     entry = replace(entry, bgr=about.channels == "bgr" and entry.channels == 3)
@@ -183,7 +183,7 @@ def _tried(
     except ValueError:
         if is_known:
             raise
-        usual, entry = entry, Entry(channels=1)  # Of libraries' networks and of scripts nothing is known before.
+        usual, entry = entry, Entry(channels=1)  # Libraries' networks and scripts state nothing of their input.
         try:
             outputs = run(pixels[:stated_batch])
         except ValueError:
@@ -206,7 +206,7 @@ def _tried(
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
         if isinstance(core, OnnxPart) and isinstance(tail, OnnxPart):
-            core.free_batch = tail.free_batch = freed  # As it will be served.
+            core.free_batch = tail.free_batch = freed  # In its served form.
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
@@ -224,7 +224,7 @@ def _batch(pictures: Tensor, first: int, size: int) -> Tensor:
 def _of_finished(
     about: Description, size: Sequence[int], shapes: Sequence[Sequence[int]], batch_sizes: Sequence[int]
 ) -> TriedImages:
-    """By the shapes that the runtime states. Raises ValueError."""
+    """Interpret a finished file by the shapes that the runtime states. Raises ValueError."""
     height, width = size
     how = interpret(about, [list(shape) for shape in shapes], (height, width))
     return _as_tried(about, how, (height, width), (min(batch_sizes), max(batch_sizes)), False, shapes)
@@ -259,7 +259,7 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
 def _scored(
     about: Description, how: Interpretation, run: Run, size: tuple[int, int], stated_batch: int
 ) -> tuple[Interpretation, tuple[str, ...]]:
-    """How a classifier's scores are read, by what it makes of pictures and of what is far from any.
+    """Find how a classifier's scores are read, by its outputs for pictures and for inputs far from any.
 
     Raises ValueError.
     """
@@ -274,21 +274,21 @@ def _scored(
 
 
 def _is_class_map(output: Tensor, is_whole: bool) -> bool:
-    """Whether an output [n, 1, h, w] has the number of each pixel's class, and not the scores of one."""
+    """Return True if an output [n, 1, h, w] has the number of each pixel's class, and not the scores of one class."""
     if output.ndim != 4 or output.shape[1] != 1:
         return False
     return is_whole or (bool((output == output.round()).all()) and bool(output.max() > 1))
 
 
 def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
-    """The first output for each image, [n, numbers], in batches of the stated size."""
+    """Compute the first output for each image, [n, numbers], in batches of the stated size."""
     count = len(pixels)
     rows = [torch.arange(first, first + batch) % count for first in range(0, count, batch)]
     return torch.cat([run(pixels[each])[0].flatten(1) for each in rows])[:count]
 
 
 def _pictures(size: tuple[int, int]) -> Tensor:
-    """Of those that come with anychip, float32 [n, 3, height, width] in 0 to 1."""
+    """Load some pictures that come with anychip, float32 [n, 3, height, width] in 0 to 1."""
     found = []
     for file in sorted(IMAGES.glob("*.jpg"))[:_PICTURES]:
         with Image.open(file) as image:
@@ -298,17 +298,17 @@ def _pictures(size: tuple[int, int]) -> Tensor:
 
 
 def _normalised(about: Description, entry: Entry) -> Description:
-    """With the mean and the deviation that the network's input wants where nobody else can know them."""
+    """Set the mean and the deviation that the network's input requires for levels, or for one channel."""
     if entry.levels:
         return about.model_copy(update={"mean": (0.0,) * 3, "std": (1 / 255,) * 3})
-    if entry.channels == 1:  # Of three means the mean, as timm has it.
+    if entry.channels == 1:  # The mean of three means, as in timm.
         mean, std = about.mean or (0.0,) * 3, about.std or (1.0,) * 3
         return about.model_copy(update={"mean": (sum(mean) / 3,) * 3, "std": (sum(std) / 3,) * 3})
     return about
 
 
 def _entry_of(graph: Graph, size: tuple[int, int]) -> tuple[Entry, int]:
-    """How a program takes images, where it says so, and the stated batch, 1 where it is open. Raises ValueError."""
+    """Return a program's form of input, if it states one, and the stated batch, 1 if open. Raises ValueError."""
     datatypes, shapes = graph.signature.datatypes, graph.signature.shapes
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         return USUAL, 1
@@ -323,12 +323,12 @@ def _entry_of(graph: Graph, size: tuple[int, int]) -> tuple[Entry, int]:
 
 
 def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:
-    """Whether a script, which does not say of what type its input is, runs on bytes: most that take floats do not."""
+    """Return True if a script, which does not state its input's type, runs on bytes; most that take floats do not."""
     for channels in (3, 1):
         try:
             with torch.inference_mode():
                 script(torch.full((1, channels, *size), 128, dtype=torch.uint8))
-        except Exception:  # Whatever a graph that takes no bytes provokes.
+        except Exception:  # A graph that takes no bytes may raise anything.
             continue
         return True
     return False
@@ -341,7 +341,7 @@ def _normalisation(about: Description) -> tuple[tuple[float, ...], tuple[float, 
 
 
 def example(file: Path) -> str:
-    """What to write beside an .onnx of images that does not say what it is for; "" for one that takes no images."""
+    """Suggest a sidecar for an .onnx of images that does not state its task; "" for one that takes no images."""
     try:
         onnx = read_onnx(file)
         size, *_ = _input(onnx, None)
@@ -356,7 +356,7 @@ def example(file: Path) -> str:
 
 
 def _likely(shapes: Sequence[Sequence[Any]]) -> tuple[str, int]:
-    """The task that outputs of these shapes are most often for, and the number of its classes, 0 where it has none."""
+    """Return the most frequent task of outputs with these shapes, and the number of its classes, 0 if it has none."""
     ranks = sorted(len(shape) for shape in shapes)
     first = shapes[0] if shapes else ()
     last = first[1] if len(first) > 1 and isinstance(first[1], int) else 0
@@ -374,20 +374,20 @@ def _lengths(shape: Sequence[Any] | None) -> str:
 
 
 def _is_detr(onnx: OnnxFile) -> bool:
-    """Whether it is as RT-DETR's own repository exports its networks, and those of D-FINE and DEIM: by its names."""
+    """Return True for exports of RT-DETR's own repository, of D-FINE and of DEIM, by their names."""
     names = {value.name for value in onnx.inputs}
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
 
 
 def _task_of_rfdetr(onnx: OnnxFile) -> str:
-    """The task of what RF-DETR exports, by its names, and corners without a score; "" for all else."""
+    """Return the task of an export of RF-DETR, by its names and boxes without a score; "" for other files."""
     first = onnx.outputs[0].shape or (0,) if onnx.outputs else (0,)
     tasks = {("input", "dets", "labels"): "detect", ("input", "dets", "labels", "masks"): "segment"}
     return tasks.get(tuple(value.name for value in (*onnx.inputs, *onnx.outputs)), "") if first[-1] == 4 else ""
 
 
 def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Names by torchvision's numbers, in which 0 is the background, and COCO's objects have 91 with gaps."""
+    """Return names by torchvision's numbers: 0 is the background, and COCO's objects have 91 with gaps."""
     if labels is None or labels[:1] == ("__background__",):
         return None if labels is None else tuple(labels)
     if tuple(labels) == COCO_CLASSES:
@@ -397,13 +397,13 @@ def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | No
 
 
 def _is_imagenet(about: Description) -> bool:
-    """What is trained with ImageNet's mean and deviation: RF-DETR, and our tasks without boxes but of Ultralytics."""
+    """Return True for ImageNet's mean and deviation: RF-DETR, and our tasks without boxes but of Ultralytics."""
     is_of_image = about.task in TASKS and about.takes in ("classes", "outputs")
     return (is_of_image and not about.exporter.startswith("ultralytics")) or about.layout == "rfdetr"
 
 
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool, Entry]:
-    """Height and width, the stated batch (1 where it is open), whether it is open, and the form. Raises ValueError."""
+    """Return height and width, the stated batch (1 if open), whether it is open, and the form. Raises ValueError."""
     seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
     shapes = [value.shape for value in onnx.inputs]
     if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
@@ -421,7 +421,7 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
 
 
 def _takes_batches(run: Run, pixels: Tensor) -> bool:
-    """Whether two images at once have the outputs that each has alone."""
+    """Return True if two images in a batch have the same outputs as each alone."""
     try:
         together = run(pixels)
         alone = [run(pixels[row : row + 1]) for row in range(len(pixels))]

@@ -1,10 +1,10 @@
-"""Image models out of exported files.
+"""Image models from exported files.
 
     file ─► (a child process reads and tries it) ─► Export and AdaptedFile ─► ExportedImages
 
 Owns: the network around the file's graph. Must not know how graphs are stored (models.onnx.graph,
-models.exports.networks), what outputs mean (models.exports.layouts), what becomes of them (models.tasks) or how files
-are tried (models.exports.image_trial).
+models.exports.networks), the meaning of outputs (models.exports.layouts), their postprocessing (models.tasks) or how
+files are tried (models.exports.image_trial).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from models.onnx.torchvision_detectors import only_float32, untraced
 
 @dataclass(frozen=True)
 class Export:
-    """What is known of a file's network once it was tried. `batch`: the sizes it takes, (1, 1) one at a time.
+    """Facts about a file's network after its trial. `batch`: the sizes it takes, (1, 1) one at a time.
 
-    `freed`: whether an ONNX file that states batches of 1 is run with others; `entry`: how its input takes images.
+    `freed`: whether an ONNX file that states batches of 1 is run with others; `entry`: the form of its input.
     """
 
     how: Interpretation
@@ -52,7 +52,7 @@ class ExportedNetwork(PixelNetwork):
         self.of_task = model.adapter.compute
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """What the task makes of what `decoded` returns. A graph that takes batches of one size alone gets these."""
+        """Compute the task's outputs from those of `decoded`, in batches of the size that the graph states, if any."""
         if self.how.layout == "torchvision":
             alone = [decoded(self.how, self._outputs(image), self.size) for image in untraced(normalised)]
             return self.of_task([torch.cat(each) for each in zip(*alone, strict=True)])
@@ -63,11 +63,11 @@ class ExportedNetwork(PixelNetwork):
         return self.of_task(decoded(self.how, outputs, self.size))
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """As of any network; of one channel the image is grey before."""
+        """Normalise as any network does; a network of one channel makes the image grey before."""
         return super().normalise(grey(pixels) if self.entry.channels == 1 else pixels)
 
     def _in_pieces(self, normalised: Tensor) -> list[Tensor]:
-        """Outputs of any number of images, in batches of the stated size, the last of which is filled up."""
+        """Compute outputs of any number of images, in batches of the stated size, the last of which is filled up."""
         size, count = self.stated_batch, normalised.shape[0]
         found = []
         for first in range(0, count, size):
@@ -89,7 +89,7 @@ class ExportedNetwork(PixelNetwork):
 
 
 def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn.Module | None]:
-    """The file's graph, and what of it stays float32, where the two are apart. Raises WeightsError."""
+    """Load the file's graph, and its part that stays float32, if the two are separate. Raises WeightsError."""
     if architecture in ("onnx", "xml"):
         from models.onnx.graph import load_onnx
 
@@ -101,12 +101,12 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
     from models.exports.networks import FORMS, load_graph
 
     loaded = load_graph(file, FORMS[f".{architecture}"])
-    loaded.cast(torch.float32)  # Halves of the file, as of an ONNX file: the precision is the engine's choice.
+    loaded.cast(torch.float32)  # float16 becomes float32, as for ONNX: the engine chooses the precision.
     return loaded, None
 
 
 class FinishedImages(ExportedNetwork):
-    """What comes before and after a file that only a vendor's runtime runs (backends.FinishedNetwork)."""
+    """Computation before and after a file that only a vendor's runtime runs (backends.FinishedNetwork)."""
 
     form = "finished"
 
@@ -115,29 +115,29 @@ class FinishedImages(ExportedNetwork):
         self.file = file
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, height, width, 3] -> float32 [n, 3, height, width], normalised."""
+        """Convert uint8 [n, height, width, 3] to float32 [n, 3, height, width], normalised."""
         return self.normalise(pixels)
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the task makes of the file's outputs."""
+        """Compute the task's outputs from the file's outputs."""
         values = [each.float() if each.is_floating_point() else each for each in outputs]
         return self.of_task(decoded(self.how, values, self.size))
 
 
 @dataclass(frozen=True)
 class ExportedImages(PixelModel):
-    """A model of images from a file. `witness`: with what its numbers were compared when it was first read."""
+    """A model of images from a file. `witness`: the comparison of its numbers when it was first read."""
 
     export: Export = field(kw_only=True)
     witness: str = field(default="", kw_only=True)
 
     @property
     def has_reference(self) -> bool:
-        """Whether the CPU can compute what the file does."""
+        """True if the CPU can compute the file's network."""
         return self.architecture != "om"
 
     def network(self) -> ExportedNetwork:
-        """The network of the file, on the CPU in float32. Raises WeightsError."""
+        """Build the network of the file, on the CPU in float32. Raises WeightsError."""
         assert self.weights_file is not None
         if not self.has_reference:
             return FinishedImages(self, self.weights_file).eval()
@@ -145,7 +145,7 @@ class ExportedImages(PixelModel):
         return ExportedNetwork(*parts, self).eval().requires_grad_(False)
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """Those that the file takes; any where images run one by one within a batch."""
+        """Return the sizes that the file takes; any if images run one by one within a batch."""
         low, high = self.export.batch
         ladder = self.adapter.batch_sizes(ladder)
         if high == 1 and self.has_reference:

@@ -1,4 +1,4 @@
-"""What was found of a file when it was tried, kept beside the copy of it: the next start need not try it again.
+"""Results of a file's trial, kept beside the copy of the file: the next start need not try it again.
 
     digests of all files + what is stated beside them + versions ─► CACHE/opened/DIGEST/.tried-KEY.json
 
@@ -34,7 +34,7 @@ _GROUPS = ("anychip.graphs", "anychip.libraries")
 
 
 def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: Callable[[], Tried]) -> Tried:
-    """What `find` says of the files, or has said of the same ones before. Raises what `find` raises."""
+    """Return the result of `find` for the files, or a kept one for the same files. Raises the errors of `find`."""
     if not files.is_copy:
         return find()
     stated = {name: value for name, value in asked.items() if name not in ("own", "probes")}  # Those are files.

@@ -1,9 +1,9 @@
-"""What the outputs of exported networks mean, and how they become boxes, scores and classes on the device.
+"""Meaning of exported networks' outputs, and their conversion to boxes, scores and classes on the device.
 
     outputs of the file ─► Interpretation, by their shapes ─► boxes [n, a, 4], scores [n, a], classes [n, a], extras
 
-Owns: the layouts (docs/which-file.md has the table) and how they are told apart by shapes. Must not know files, nor
-tasks but by what they take.
+Owns: the layouts (docs/which-file.md has the table) and telling them apart by shapes. Must not know files, and of tasks
+only the form of outputs that they take.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from models.exports.metadata import TASKS, Description, Scores
 from models.onnx.torchvision_detectors import MOST_DETECTIONS
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
-"""What RT-DETR's own exports and D-FINE's multiply boxes by: so these come in 0 to 1."""
+"""Factor that RT-DETR's own exports and D-FINE's multiply boxes by; with ones the boxes are in 0 to 1."""
 DETR_OUTPUTS = ("labels", "boxes", "scores")
 QUERIES = ("detr", "rfdetr", "softmax")
-"""Layouts of networks that any size of input suits."""
+"""Layouts of networks that take any size of input."""
 
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
 _LEAST_PROBABILITY = 1e-12
-_WHOLE = 1e-3  # Of a sum of probabilities: what rounding to halves leaves of a thousand of them.
+_WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
@@ -41,15 +41,15 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Interpretation:
-    """How to read a network's outputs. `takes`: what the task wants of them; `classes`: their number; `extras`: columns
-    beside box, score and classes; `suppressed`: whether the network has done its own suppression.
+    """Reading of a network's outputs. `takes`: the form for the task; `classes`: their number; `extras`: columns beside
+    box, score and classes; `suppressed`: whether the network has done its own suppression.
 
     `probabilities`: of classes, whether the network has done its softmax or its sigmoid; `each`: whether it is a
-    sigmoid, so that every class has a score of its own; `two_of_one`: whether it has one score for two labels, of the
-    second. `class_map`: whether the first output [n, 1, h, w] has numbers of classes.
+    sigmoid, so that every class has a score of its own; `two_of_one`: whether it has one score for two labels, that of
+    the second. `class_map`: whether the first output [n, 1, h, w] has numbers of classes.
 
-    `boxes`, `prototypes`, `logits`: positions of these outputs, -1 where there are none. `transposed`: YOLOv8's
-    candidates are rows and not columns.
+    `boxes`, `prototypes`, `logits`: positions of these outputs, -1 for none. `transposed`: YOLOv8's candidates are rows
+    and not columns.
     """
 
     takes: Takes
@@ -70,11 +70,11 @@ class Interpretation:
 
 @dataclass(frozen=True)
 class _Layout:
-    """`read`: raises ValueError with what is missing; `decode`: boxes, scores, classes and extras, which may be empty;
-    `resize`: how images come into the input where its owner does not say.
+    """Functions of a layout. `read`: raises ValueError, naming the missing fact; `decode`: boxes, scores, classes and
+    extras, which may be empty; `resize`: the geometry of images if the owner states none.
 
-    Of candidates in columns: `before`: columns before those of the classes, a box and perhaps whether there is any
-    object; `a_cell`: candidates of a cell of the image, 0 where they are not of cells.
+    For candidates in columns: `before`: columns before those of the classes, a box and perhaps a score of any object;
+    `a_cell`: candidates of a cell of the image, 0 if they are not of cells.
     """
 
     read: Callable[[Description, Shapes, Size, str], Interpretation]
@@ -85,7 +85,7 @@ class _Layout:
 
 
 def interpret(about: Description, shapes: Shapes, size: Size) -> Interpretation:
-    """How outputs of these shapes (of one image, the batch first) are read. Raises ValueError with what is missing."""
+    """Interpret outputs of these shapes (of one image, the batch first). Raises ValueError, naming the missing fact."""
     seen = ", ".join(str(list(shape)) for shape in shapes)
     if about.takes == "outputs":
         return Interpretation("outputs", "raw", 0)
@@ -97,7 +97,7 @@ def interpret(about: Description, shapes: Shapes, size: Size) -> Interpretation:
 
 
 def resize_of(about: Description, how: Interpretation) -> ResizeHow:
-    """How images are brought to the network's size, where its owner does not say."""
+    """Return the geometry of images in the network's input, if its owner states none."""
     if about.resize is None and about.takes == "outputs" and about.task in TASKS:
         return task_class(about.task).resize
     if about.resize is None and about.takes == "classes":
@@ -106,7 +106,7 @@ def resize_of(about: Description, how: Interpretation) -> ResizeHow:
 
 
 def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, ...]:
-    """float32 outputs of the file -> what the task takes of them (models.contract.task_adapter.Takes)."""
+    """Convert float32 outputs of the file to the form that the task takes (models.contract.task_adapter.Takes)."""
     if how.takes == "outputs":
         first = outputs[0].squeeze(1) if how.class_map else outputs[0]
         return tuple(each.contiguous() for each in (first, *outputs[1:]))
@@ -134,11 +134,11 @@ def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretati
 
 
 def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple[Interpretation, str]:
-    """How a network's scores are read that has answered images, real and far from real ones, with these, [n, classes];
-    and what to tell its owner of it. `stated`: what its owner or its exporter says.
+    """Find how scores are read, by a network's `outputs`, [n, classes], for images, real and far from real ones; return
+    that and a note to its owner. `stated`: the statement of its owner or its exporter.
 
-    Numbers of all images that are never outside 0 to 1 are no logits: of these, a network answers with others where its
-    input is multiplied. Raises ValueError where what is stated cannot be.
+    Numbers of all images that are never outside 0 to 1 are no logits: logits leave that range when the input is
+    multiplied. Raises ValueError if the stated form is impossible.
     """
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     alone = how.each or how.two_of_one
@@ -157,7 +157,7 @@ def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple
 
 
 def _logits(how: Interpretation, given: Tensor) -> Tensor:
-    """[n, classes], of which the task's softmax or sigmoid makes the network's scores."""
+    """Convert scores to [n, classes] whose softmax or sigmoid, done by the task, gives the network's scores."""
     if how.probabilities:
         log = given.clamp_min(_LEAST_PROBABILITY).log()
         given = log - (1 - given).clamp_min(_LEAST_PROBABILITY).log() if how.each or how.two_of_one else log
@@ -171,7 +171,7 @@ def _read_torchvision(about: Description, shapes: Shapes, size: Size, seen: str)
 
 
 def _suppressed(about: Description, shapes: Shapes) -> str:
-    """The layout of a detector that has done its own suppression, by its outputs; "" where they are none of those."""
+    """Return the layout of a detector with its own suppression, by its outputs; "" for other outputs."""
     if about.takes != "boxes":
         return ""
     lengths = [tuple(shape[1:]) for shape in shapes]
@@ -182,7 +182,7 @@ def _suppressed(about: Description, shapes: Shapes) -> str:
 
 
 def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Boxes, scores and classes, of mmdeploy in two outputs, of YOLOv7 each in its own, their number in front."""
+    """Read boxes, scores and classes: mmdeploy has two outputs, YOLOv7 one for each, their number in front."""
     found = _suppressed(about, shapes)
     if found == "" or found != (about.layout or found):
         raise ValueError(
@@ -200,8 +200,8 @@ def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Int
 
 
 def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Boxes [n, queries, 4], logits [n, queries, slots] of their classes, where a slot after the labels is background,
-    and for masks [n, queries, h, w].
+    """Read boxes [n, queries, 4], logits [n, queries, slots] of their classes, where a slot after the labels is
+    background, and for masks [n, queries, h, w].
 
     Hugging Face's have the logits first, RF-DETR's own exports the boxes, which only matters for three classes.
     """
@@ -223,7 +223,7 @@ def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> 
 
 
 def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Candidates in one output, as rows or columns, in the layout that is stated or that fits the shape."""
+    """Read candidates in one output, as rows or columns, in the layout that is stated or that fits the shape."""
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
     extras = _extras(about, shapes[prototypes], seen)
@@ -254,7 +254,7 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
 
 
 def _outputs(about: Description, shapes: Shapes, seen: str) -> tuple[int, int]:
-    """Which outputs hold boxes and prototypes."""
+    """Return the positions of the outputs with boxes and prototypes."""
     threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
     fours = [index for index, shape in enumerate(shapes) if len(shape) == 4]
     if about.takes == "masks":
@@ -267,8 +267,8 @@ def _outputs(about: Description, shapes: Shapes, seen: str) -> tuple[int, int]:
 
 
 def _extras(about: Description, prototypes: Sequence[int], seen: str) -> int:
-    """Numbers that each candidate has beside box and classes: a coefficient for each prototype, every value of every
-    key point, an angle.
+    """Return the count of each candidate's numbers beside box and classes: a coefficient for each prototype, every
+    value of every key point, an angle.
     """
     if about.takes == "keypoints" and about.keypoints is None:
         raise ValueError(f'a network of poses needs "keypoints": [17, 3] in its sidecar; its outputs are {seen}')
@@ -278,7 +278,7 @@ def _extras(about: Description, prototypes: Sequence[int], seen: str) -> int:
 
 
 def _layout(about: Description, shape: tuple[int, int], extras: int, anchors: Mapping[int, tuple[int, ...]]) -> str:
-    """The layout of an output [n, *shape]; "" where it fits none."""
+    """Return the layout of an output [n, *shape]; "" if it fits none."""
     first, second = shape
     if about.labels:
         columns = 4 + len(about.labels) + extras
@@ -317,7 +317,7 @@ def _rtdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _columns(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Boxes as the columns have them, and the best class of each candidate."""
+    """Return boxes in the columns' own form, and the best class of each candidate."""
     raw = outputs[how.boxes]
     if how.layout == "yolov8" and not how.transposed:
         raw = raw.transpose(1, 2)
@@ -339,9 +339,9 @@ def _detr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
 
 
 def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The best of all pairs of a query and a class, one for each query, or 100 as transformers has of few queries.
+    """Return the best pairs of a query and a class, one for each query, or 100 as in transformers for few queries.
 
-    With a coefficient of 1 for its query's mask: the prototypes are the masks.
+    Each has a coefficient of 1 for its query's mask: the prototypes are the masks.
     """
     raw = outputs[how.boxes]
     probabilities = outputs[how.logits][..., : how.classes].sigmoid()
@@ -354,7 +354,7 @@ def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """The best class of each query, by descending score; the last slot says that there is no object."""
+    """Return the best class of each query, by descending score; the last slot means no object."""
     scores, classes = outputs[how.logits].softmax(2)[..., :-1].max(2)
     scores, places = scores.sort(dim=1, descending=True, stable=True)
     boxes = outputs[how.boxes].gather(1, places.unsqueeze(2).expand(-1, -1, 4))
@@ -367,16 +367,16 @@ def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tup
 
 
 def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """What lies behind the stated number of boxes is none."""
+    """Return the boxes; those beyond the stated number have score 0."""
     count, boxes, scores, classes = outputs
     there = torch.arange(scores.shape[1], device=scores.device) < count
     return boxes, torch.where(there, scores, torch.zeros_like(scores)), classes, None
 
 
 def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """All boxes of an image -> the best `MOST_DETECTIONS`, followed by some of score 0."""
+    """Return the best `MOST_DETECTIONS` of all boxes of an image, filled up with boxes of score 0."""
     boxes, scores, given = outputs
-    # Numbers of the host, where the file fixes them.
+    # These are numbers of the host if the file fixes them.
     labels = torch.as_tensor(given, dtype=torch.int64, device=boxes.device)
     scores, places = torch.cat((scores, scores.new_zeros(MOST_DETECTIONS))).sort(descending=True, stable=True)
     places = places[:MOST_DETECTIONS]
@@ -400,7 +400,7 @@ def _stretched(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
-    """Offsets to cells and logarithms of sides -> centres and sides in pixels."""
+    """Convert offsets to cells and logarithms of sides to centres and sides in pixels."""
     grids, steps = [], []
     for stride in strides:
         rows, columns = size[0] // stride, size[1] // stride
@@ -424,4 +424,4 @@ LAYOUTS: Mapping[str, _Layout] = {
     "mmdeploy": _Layout(_read_suppressed, _mmdeploy, "top-left"),
     "end2end": _Layout(_read_suppressed, _end2end),
 }
-"""Of networks that find objects."""
+"""Layouts of networks that find objects."""

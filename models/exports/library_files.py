@@ -1,8 +1,8 @@
-"""What timm and Hugging Face's transformers write beside weights: which task they are for, and how images come in.
+"""Files that timm and Hugging Face's transformers write beside weights: their task and their preprocessing.
 
-Owns: `config.json` of both, `preprocessor_config.json` and `processor_config.json`, read as data and said in the keys
-of a sidecar (models.exports.metadata.Sidecar), and finding the package that builds their networks. Must not import
-either library, nor read weights.
+Owns: reading `config.json` of both, `preprocessor_config.json` and `processor_config.json` as data, their conversion to
+the keys of a sidecar (models.exports.metadata.Sidecar), and finding the package that builds their networks. Must not
+import either library, nor read weights.
 
 Sources: timm.data.create_transform (1.0.31), transformers' image processors (5.24) and the files that both write.
 """
@@ -24,14 +24,14 @@ from models.contract.regular import read_regular
 from models.exports.processors import PROCESSORS, pixels_of
 
 GROUP = "anychip.libraries"
-"""Of the entry point of the module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
+"""Group of the entry point of a module with `library`, `implied_by` and `built` (anychip_compat.library_networks)."""
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 OPEN_CLIP = "open_clip_config.json"
 TIMM_WRAPPER = "timm_wrapper"
 """The model_type of transformers for a network that timm builds."""
 MAX_SIDE = 1 << 16
 _SIZED, _NORMALISED = {"resize", "size"}, {"mean", "std"}
-"""Keys with which an owner says to which size images come, and what of their levels: with all, no processor is read."""
+"""Keys by which an owner states the size of images, and the scale of their levels: with all, no processor is read."""
 _TASKS = {
     "ForImageClassification": "classify",
     "ForImageClassificationWithTeacher": "classify",
@@ -41,27 +41,27 @@ _TASKS = {
     "ForSemanticSegmentation": "segment_semantic",
     "ForDepthEstimation": "depth",
 }
-"""By how the names of transformers' classes end; others are networks of vectors where they take images."""
+"""Task by the endings of transformers' class names; other networks that take images answer with vectors."""
 _SOFTMAX = ("detr", "yolos", "table-transformer", "maskformer", "mask2former")
-"""Of model_type: those that score "no object" as a class of its own, the last, and choose by softmax."""
+"""Values of model_type whose networks score "no object" as a class of its own, the last, and choose by softmax."""
 
 
 def library_of(architecture: str) -> str:
-    """`timm`, `transformers`, or "" for an architecture of neither."""
+    """Return `timm`, `transformers`, or "" for an architecture of neither."""
     name, slash, _ = architecture.partition("/")
     return name if slash and name in LIBRARIES else ""
 
 
 @cache
 def builder() -> Any:
-    """The module that builds networks of these libraries. Raises WeightsError where it is not installed."""
+    """Return the module that builds networks of these libraries. Raises WeightsError if it is not installed."""
     for entry in entry_points(group=GROUP):
         return entry.load()
     raise WeightsError(f"networks of timm and transformers are built by a package: {how_to_install('compat')}.")
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """`config.json` of timm or transformers in a folder; empty where there is none of either. Raises WeightsError."""
+    """Read `config.json` of timm or transformers in a folder; empty if there is none of either. Raises WeightsError."""
     found = _json(folder / CONFIG)
     if isinstance(found.get("architecture"), str) and isinstance(found.get("pretrained_cfg", {}), Mapping):
         with _sense():
@@ -70,9 +70,9 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def _timm_config(found: dict[str, Any]) -> dict[str, Any]:
-    """timm's configuration as it writes it today: files of before 2023 have all keys of `pretrained_cfg` at the top.
+    """Convert timm's configuration to its present form: before 2023 all keys of `pretrained_cfg` are at the top.
 
-    Of a network that transformers wraps, whose class says whether it classifies, the same.
+    A network that transformers wraps has the same form; its class states whether it classifies.
     """
     config = dict(found) if "pretrained_cfg" in found else {**found, "pretrained_cfg": found, "model_args": None}
     cfg = config["pretrained_cfg"]
@@ -88,12 +88,12 @@ def _timm_config(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_timm(config: Mapping[str, Any]) -> bool:
-    """Whether timm builds the network of a configuration."""
+    """Return True if timm builds the network of a configuration."""
     return "architecture" in config
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The class of a network of transformers, "" where its configuration names none. Raises WeightsError."""
+    """Return the class of a network of transformers, "" if its configuration names none. Raises WeightsError."""
     names = config.get("architectures") or [""]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise WeightsError(f'"architectures" in {CONFIG} is {str(names)[:100]}, and no list of names.')
@@ -101,7 +101,7 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
-    """The keys of a sidecar, as far as files in the folder say them. `own`: those that the owner states.
+    """Return the keys of a sidecar that files in the folder state. `own`: the keys that the owner states.
 
     Raises WeightsError.
     """
@@ -111,7 +111,7 @@ def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()
 
 @contextlib.contextmanager
 def _sense() -> Iterator[None]:
-    """Whatever else than these files ever hold is a WeightsError."""
+    """Turn the errors of values that such files never hold into a WeightsError."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -141,7 +141,7 @@ def _is_multi_label(config: Mapping[str, Any]) -> bool:
 
 
 def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of timm's classes: their descriptions, where each name has one."""
+    """Return the names of timm's classes: their descriptions, if each name has one."""
     names, descriptions = config.get("label_names"), config.get("label_descriptions")
     if not isinstance(names, list):
         return {}
@@ -153,7 +153,7 @@ def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
-    """How images come into a network of transformers, in a sidecar's keys, as far as its owner does not state `own`.
+    """Return the preprocessing of a network of transformers, in a sidecar's keys, unless its owner states `own`.
 
     Raises WeightsError.
     """
@@ -178,7 +178,7 @@ def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
 
 
 def size_in(folder: Path) -> tuple[int, int] | None:
-    """Height and width of the input, where files in the folder say it. Raises WeightsError."""
+    """Return height and width of the input, if files in the folder state them. Raises WeightsError."""
     config = config_of(folder)
     found = stated_in(folder, config).get("size") if config else None
     if found is None or (isinstance(found, int) and 0 < found <= MAX_SIDE):
@@ -191,7 +191,7 @@ def size_in(folder: Path) -> tuple[int, int] | None:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """The task of a network of transformers."""
+    """Return the task of a network of transformers."""
     name = class_of(config)
     found = next((task for ending, task in _TASKS.items() if name.endswith(ending)), "embed")
     if found == "classify" and config.get("problem_type") == "regression":
@@ -200,17 +200,17 @@ def task_of(config: Mapping[str, Any]) -> str:
 
 
 def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The `scores` of a classifier of transformers, as its own pipeline has them: empty for softmax of logits."""
+    """Return the `scores` of a classifier of transformers, as in its own pipeline: empty for softmax of logits."""
     return {"scores": "sigmoid"} if _is_multi_label(config) else {}
 
 
 def queries_of(config: Mapping[str, Any]) -> str:
-    """The layout of a network's queries: `rfdetr` where each class has a score of its own, else `softmax`."""
+    """Return the layout of a network's queries: `rfdetr` if each class has a score of its own, else `softmax`."""
     return "softmax" if config.get("model_type") in _SOFTMAX else "rfdetr"
 
 
 def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm.data.create_transform makes of a pretrained_cfg, for evaluation; Pillow resizes."""
+    """Convert a pretrained_cfg as timm.data.create_transform does for evaluation; Pillow resizes."""
     _, height, width = cfg.get("input_size") or (3, 224, 224)
     how = {"squash": "stretch", "border": "letterbox"}.get(cfg.get("crop_mode") or "center", "centre")
     mean = cfg.get("mean") or (0.485, 0.456, 0.406)
@@ -228,7 +228,7 @@ def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export_of(folder: Path) -> str:
-    """What to write for a folder of segmentation_models_pytorch or open_clip, whose networks are not built here; ""
+    """Return how to export a folder of segmentation_models_pytorch or open_clip, whose networks are not built here; ""
     for any other. Raises WeightsError.
     """
     found = _json(folder / CONFIG)
@@ -266,7 +266,7 @@ def export_of(folder: Path) -> str:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no file. Raises WeightsError."""
+    """Read the object in a file; empty if there is no file. Raises WeightsError."""
     content = read_regular(file)
     if content is None:
         return {}

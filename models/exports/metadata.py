@@ -1,9 +1,9 @@
-"""What an exported file says of itself, and what its owner says beside it.
+"""Metadata of an exported file, and its owner's statements beside it.
 
 Owns: the keys that Ultralytics (8.0 to 8.4) and YOLOv5 write into ONNX and TorchScript files and beside those of
 OpenVINO, and the sidecar `best.json`. Must not know graphs or tensors. Values in ONNX are Python literals, in
-TorchScript JSON, beside OpenVINO YAML; all are read as data. Where both the file and the sidecar say something, the
-sidecar holds.
+TorchScript JSON, beside OpenVINO YAML; all are read as data. If both the file and the sidecar state a fact, the sidecar
+holds.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Layout = Literal[
     "classes",
 ]
 Scores = Literal["logits", "probabilities", "sigmoid"]
-"""Of classes. `logits`: softmax is left to do; `probabilities`: nothing is; `sigmoid`: each class has a score of its
-own, whether the sigmoid is left to do or not.
+"""Form of classes' scores. `logits`: softmax is still to be done; `probabilities`: nothing is; `sigmoid`: each class
+has a score of its own, whether or not the sigmoid is still to be done.
 """
 Channels = Literal["rgb", "bgr"]
-"""The order of an input's channels; mean and deviation are of red, green and blue all the same."""
+"""Order of an input's channels; mean and deviation are always of red, green and blue."""
 Levels = Literal["levels", "floats"]
-"""What an input holds. `levels`: numbers of 0 to 255, which the network itself normalises."""
+"""Content of an input. `levels`: numbers of 0 to 255, which the network itself normalises."""
 TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
@@ -55,11 +55,11 @@ _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "scores": ("classes", "outputs"),
     "keypoints": ("keypoints",),
 }
-"""Keys that have an effect on some networks alone, by what their tasks take."""
+"""Keys that have an effect only on some networks, with the forms of outputs that their tasks take."""
 
 
 class Preprocessing(BaseModel):
-    """How images come into a network's input; docs/which-file.md explains the keys."""
+    """Preprocessing of images for a network's input; docs/which-file.md explains the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,14 +79,14 @@ class Preprocessing(BaseModel):
     @field_validator("mean", "std", mode="before")
     @classmethod
     def _of_each(cls, value: Any) -> Any:
-        """One number for all three channels, as networks of one channel have it."""
+        """Expand one number to all three channels, as networks of one channel have it."""
         if isinstance(value, int | float):
             value = [value]
         return (*value,) * 3 if isinstance(value, list | tuple) and len(value) == 1 else value
 
     def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
-        """How images come into an input of this size; `usual`: where nobody says. Raises ValueError for keys that have
-        no effect together with the others.
+        """Return the geometry of images for an input of this size; `usual`: the default. Raises ValueError for keys
+        that have no effect together with the others.
         """
         how = self.resize or usual
         if self.crop is not None and self.resize_to is not None:
@@ -109,7 +109,7 @@ class Preprocessing(BaseModel):
         return Whole(size, how, True, edges[0], *kernel, longer=edges[1])
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
-        """Of the centre: what it is cut out of."""
+        """Return the geometry of a cut-out centre."""
         share = self.crop or 1.0
         shape = int(size[0] / share), int(size[1] / share)
         keep: Literal["", "cover", "within"] = {"stretch": "", "letterbox": "within"}.get(how, "cover")  # type: ignore[assignment]
@@ -118,7 +118,7 @@ class Preprocessing(BaseModel):
         if kernel[0] in ("nearest", "lanczos") and by == "torch":
             kernel = kernel[0], True, "pillow"
         pad = 0 if self.pad is None else self.pad
-        rounds = self.resize_by != "torch"  # As torchvision does and timm, and transformers does not.
+        rounds = self.resize_by != "torch"  # torchvision and timm do so, transformers does not.
         if isinstance(self.resize_to, tuple):
             return Centre(size, 0, *kernel, self.resize_to, "", pad, rounds)
         if self.resize_to is not None or (how == "centre" and shape[0] == shape[1]):
@@ -127,7 +127,7 @@ class Preprocessing(BaseModel):
 
 
 class Sidecar(Preprocessing):
-    """`best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
+    """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     layout: Layout | None = None
@@ -138,8 +138,8 @@ class Sidecar(Preprocessing):
 
 
 class Description(BaseModel):
-    """What is known of a network of images before it is tried. `takes`: what its task takes of its outputs; `size`:
-    height and width.
+    """Facts about a network of images before its trial. `takes`: the form of outputs for its task; `size`: height and
+    width.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -163,8 +163,8 @@ class Description(BaseModel):
 
 
 def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
-    """`best.json` beside `best.onnx`, and what timm's and Hugging Face's files in its folder say; None where there is
-    none of these or they are something else. Raises WeightsError.
+    """Read `best.json` beside `best.onnx`, and timm's and Hugging Face's files in its folder; None if there are none or
+    they are of another purpose. Raises WeightsError.
 
     `stated`: the same as a query, `task=detect&size=[480,640]`: then no `best.json` is read.
     """
@@ -192,7 +192,7 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
 
 
 def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
-    """These keys. Raises WeightsError with one sentence, which `where` begins."""
+    """Validate these keys. Raises WeightsError with one sentence, which `where` begins."""
     try:
         return Sidecar.model_validate(content)
     except ValidationError as error:
@@ -203,7 +203,7 @@ def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
-    """What the file's owner has written beside it, or behind its name."""
+    """Read the owner's statements beside the file, or behind its name."""
     beside = file.with_name(f"{file.stem}.json")
     found = None if stated else read_regular(beside)
     if not stated and found is None:
@@ -214,7 +214,7 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
-        return None  # Labels, or of another purpose.
+        return None  # Its content is labels, or of another purpose.
     sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
     useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
     if useless:
@@ -226,7 +226,7 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
 
 
 def _json(text: str) -> Any:
-    """A value as JSON, else the text itself."""
+    """Parse a value as JSON, else return the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -234,7 +234,7 @@ def _json(text: str) -> Any:
 
 
 def script_metadata(file: Path) -> dict[str, Any]:
-    """What the exporter put beside the code in a TorchScript or torch.export archive; empty where there is nothing."""
+    """Read the exporter's text beside the code in a TorchScript or torch.export archive; empty if there is none."""
     try:
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -247,9 +247,9 @@ def script_metadata(file: Path) -> dict[str, Any]:
 
 
 def yaml_metadata(file: Path) -> dict[str, Any]:
-    """What Ultralytics writes into `metadata.yaml` beside a network of OpenVINO, YOLOv5 into `best.yaml`; else empty.
+    """Read Ultralytics' `metadata.yaml` beside a network of OpenVINO, or YOLOv5's `best.yaml`; else empty.
 
-    Raises ValueError, with a sentence, for what cannot be read, WeightsError for what is no file of the folder.
+    Raises ValueError, with a sentence, for unreadable text, WeightsError for a path that is no file of the folder.
     """
     for beside in (file.with_name("metadata.yaml"), file.with_suffix(".yaml")):
         content = read_regular(beside, _MAX_TEXT)
@@ -265,10 +265,10 @@ def yaml_metadata(file: Path) -> dict[str, Any]:
 def description(
     metadata: Mapping[str, Any], sidecar: Sidecar | None, labels: Sequence[str] | None, takes: Takes | None = None
 ) -> Description | None:
-    """What is known of the network; None where neither says that it is of a task that is known.
+    """Combine the facts on the network; return None if neither source names a known task.
 
     `labels`: from a file beside it. `takes`: of the sidecar's task, whose class may be another package's. Raises
-    ValueError, with a sentence, for what makes no sense.
+    ValueError, with a sentence, for values that make no sense.
     """
     values = {key: _literal(value) for key, value in metadata.items()}
     task = values.get("task")
@@ -311,7 +311,7 @@ def description(
 
 
 def _literal(value: Any) -> Any:
-    """A value that may be text of a Python literal; the text itself where it is none."""
+    """Parse a text of a Python literal; return the value itself if it is none."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         return value
     text = value.strip()

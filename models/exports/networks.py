@@ -1,11 +1,11 @@
-"""Networks out of files that carry their own graph: ONNX, torch.export's .pt2, TorchScript.
+"""Networks from files that carry their own graph: ONNX, torch.export's .pt2, TorchScript.
 
     uint8 [n, item_bytes] ─► one tensor an input ─► the file's graph ─► tuple of tensors [n, …]
 
 Owns: loading and calling such graphs. Must not know where they run: engines call them, or take the file instead.
 
-A .pt2 or .ts is a program. What is pickled inside a .pt2 is read as tensors only, and objects are refused; that keeps
-out the plainest attack, and is no sandbox (docs/which-file.md).
+A .pt2 or .ts is a program. Pickles inside a .pt2 are read as tensors only, and objects are refused; that keeps out the
+plainest attack, and is no sandbox (docs/which-file.md).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _ONNX_DATATYPES = {
     "string": "BYTES",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-_OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled, whatever they are.
+_OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
 
 Length = int | str | None
-"""An axis as a file states it: its length, the name of one that is open, None for an open one without a name."""
+"""An axis in a file's terms: its length, the name of an open one, None for an open one without a name."""
 
 
 class GraphSignature:
-    """What a file says of its inputs and outputs; None where it says nothing."""
+    """Inputs and outputs as a file states them; None for missing facts."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GraphSignature:
         outputs: Sequence[str] | None,
         ranges: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`ranges`: least and greatest length of open axes, by name."""
+        """Store the signature. `ranges`: least and greatest length of open axes, by name."""
         self.names, self.datatypes, self.shapes = tuple(names), tuple(datatypes), tuple(shapes)
         self.outputs = None if outputs is None else tuple(outputs)
         self.ranges = dict(ranges or {})
@@ -77,12 +77,12 @@ class Graph(nn.Module):
     signature: GraphSignature
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Make what is float32 in it `dtype`, in place."""
+        """Cast the graph's float32 to `dtype`, in place."""
         raise NotImplementedError
 
 
 class OnnxSessionGraph(Graph):
-    """An ONNX file, run by ONNX Runtime on the CPU as it is written, not optimised: it may be the reference."""
+    """An ONNX file, run by ONNX Runtime on the CPU without optimisations, as it may be the reference."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class OnnxSessionGraph(Graph):
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
-        # Said, as ONNX Runtime else ties each thread to a processor, which a confined process may not.
+        # Stated, as ONNX Runtime otherwise ties each thread to a processor, which a confined process may not.
         options.intra_op_num_threads = torch.get_num_threads()
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         inputs = self._session.get_inputs()
@@ -108,7 +108,7 @@ class OnnxSessionGraph(Graph):
         return self  # It never changes.
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Only to float32, in which a file keeps the types that it has."""
+        """Accept only float32, with which a file keeps its own types."""
         if dtype != torch.float32:
             raise RuntimeError("an ONNX file keeps its own types")
 
@@ -120,7 +120,7 @@ class OnnxSessionGraph(Graph):
 
 
 class ProgramGraph(Graph):
-    """What torch.export has saved."""
+    """A program saved by torch.export."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -135,14 +135,14 @@ class ProgramGraph(Graph):
         self._module = module.requires_grad_(False)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Weights and the types that the graph itself names."""
+        """Cast weights and the types that the graph itself names."""
         for tensor in (*self._module.parameters(), *self._module.buffers()):
             if tensor.dtype == torch.float32:
                 tensor.data = tensor.data.to(dtype)
         self._replaced(lambda value: dtype if value is torch.float32 else value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the graph; what it makes on the device of its export, it then makes on the new one."""
+        """Move the graph; tensors that it creates on the device of its export are then created on the new one."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         placed = fn(torch.zeros(()))
         if placed.dtype != torch.float32:
@@ -153,7 +153,7 @@ class ProgramGraph(Graph):
         return self
 
     def train(self, mode: bool = True) -> ProgramGraph:
-        """Exported networks do not change their mode."""
+        """Change nothing: exported networks do not change their mode."""
         return self
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -170,7 +170,7 @@ class ProgramGraph(Graph):
 
 
 class ScriptGraph(Graph):
-    """What torch.jit has saved. It knows the names of its inputs and nothing else of them."""
+    """A script saved by torch.jit. It knows the names of its inputs and nothing else of them."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -188,12 +188,12 @@ class ScriptGraph(Graph):
         self.signature = GraphSignature(names, [None] * len(names), [None] * len(names), None)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Weights; what the graph makes itself keeps its type."""
+        """Cast weights; tensors that the graph creates itself keep their type."""
         self.module.to(dtype)
         self._dtype = dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move the graph by loading it again for a device, since only loading moves what the graph makes itself.
+        """Load the graph again for a device, since only loading moves the tensors that the graph creates itself.
 
         PyTorch would not move its weights to a device of a vendor's own package: they are no Parameters.
         """
@@ -219,7 +219,7 @@ class ScriptGraph(Graph):
 
 
 def as_saved(file: str) -> Callable[..., tuple[Tensor, ...]]:
-    """A program of torch.export as PyTorch itself runs it: with its checks and its types. Raises WeightsError."""
+    """Load a program of torch.export in PyTorch's own form, with its checks and its types. Raises WeightsError."""
     module = _loaded_program(file).module()
     return lambda *tensors: _flat(module(*tensors))
 
@@ -238,20 +238,20 @@ def _loaded_program(file: str) -> Any:
 
 
 def load_graph(file: str, form: Form) -> Graph:
-    """The graph in a file, on the CPU. Raises WeightsError."""
+    """Load the graph in a file, on the CPU. Raises WeightsError."""
     kinds: dict[Form, Any] = {"onnx": OnnxSessionGraph, "program": ProgramGraph, "script": ScriptGraph}
     try:
         graph: Graph = kinds[form](file)
     except WeightsError:
         raise
-    except Exception as error:  # Three libraries, and no end to what a broken file can provoke in them.
+    except Exception as error:  # A broken file can make the three libraries raise anything.
         what = {"onnx": "an ONNX file", "program": "what torch.export saves", "script": "TorchScript"}[form]
         raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason_of(error)}.") from error
     return graph
 
 
 class GraphNetwork(nn.Module):
-    """A graph as backends load it (backends.TensorNetwork): items in bytes in, the declared outputs out."""
+    """A graph in the form for backends (backends.TensorNetwork): items in bytes in, the declared outputs out."""
 
     def __init__(self, model: TensorModel, graph: Graph, form: Form, file: str) -> None:
         super().__init__()
@@ -264,19 +264,19 @@ class GraphNetwork(nn.Module):
         self._core_dtype = torch.float32
 
     def cast(self, dtype: torch.dtype) -> GraphNetwork:
-        """Cast what is float32 in the graph; inputs follow, outputs keep their types."""
+        """Cast the float32 parts of the graph; inputs follow, outputs keep their types."""
         if dtype != self._core_dtype:
             self.core.cast(dtype)
             self._core_dtype = dtype
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Move the graph, which has its own way; there is nothing else to move."""
+        """Move the graph in its own way; there is nothing else to move."""
         self.core.to(*args, **kwargs)
         return self
 
     def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, item_bytes] -> what the graph takes: views where its types are those of the file."""
+        """Convert uint8 [n, item_bytes] to the graph's inputs: views if its types are those of the file."""
         tensors = []
         for spec, (start, stop), dtype in zip(self.inputs, self.places, self._types, strict=True):
             tensor = items[:, start:stop].view(dtype).reshape(-1, *spec.shape)
@@ -286,7 +286,7 @@ class GraphNetwork(nn.Module):
         return tuple(tensors)
 
     def forward(self, items: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, item_bytes] -> tensors [n, …], with n 1 where there is no batch dimension."""
+        """Compute tensors [n, …] from uint8 [n, item_bytes], with n 1 if there is no batch dimension."""
         outputs = self.core(*self.tensors(items))
         return tuple(
             (output if self.batched else output[None]).to(dtype)
@@ -295,20 +295,20 @@ class GraphNetwork(nn.Module):
 
 
 def datatype_of_tensor(tensor: Tensor) -> str:
-    """The Open Inference Protocol's name of a tensor's type; bfloat16 is sent as float32."""
+    """Return the Open Inference Protocol's name of a tensor's type; bfloat16 is sent as float32."""
     name = _DATATYPES.get(tensor.dtype, str(tensor.dtype))
     return "FP32" if name == "BF16" else name
 
 
 def arrays_to_tensors(arrays: Sequence[Array]) -> list[Tensor]:
-    """Copies of arrays as tensors."""
+    """Copy arrays to tensors."""
     return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
 
 
 def output_names(structure: Any) -> list[str]:
-    """Names for a network's answer by its structure, whose leaves are all different.
+    """Name a network's outputs by the answer's structure, whose leaves are all different.
 
-    Keys of a mapping and fields of a named tuple, in the order of the leaves, else output, or output_0, output_1, ….
+    Names are keys of a mapping or fields of a named tuple, in the order of the leaves, else output, or output_0, ….
     """
     flat = _flat(structure)
     if isinstance(structure, Mapping) and set(structure.values()) == set(flat):
@@ -323,9 +323,9 @@ def _flat(answer: Any) -> tuple[Any, ...]:
 
 
 def unchecked_module(program: Any) -> Any:
-    """The graph of an exported program as a module, without its checks of what it is called with.
+    """Return the graph of an exported program as a module, without the checks of its arguments.
 
-    The graph insists on the device and the types of the export, and what checks its arguments cannot be traced.
+    The graph insists on the device and the types of the export, and checks of arguments cannot be traced.
     """
     try:
         module = program.module(check_guards=False)
@@ -366,7 +366,7 @@ def _program_signature(program: Any) -> GraphSignature:
 
 
 def _length(tensor: Tensor, axis: int) -> int:
-    # A number, and not what tracers make of one: those who trace do so for one shape.
+    # A plain number, not a tracer's symbol: tracing is for one shape.
     return int(tensor.shape[axis])
 
 
@@ -377,7 +377,7 @@ def _is_operator(target: Any) -> bool:
 
 @contextlib.contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Have torch.load unpickle nothing but tensors, also where torch.export.load asks it for more."""
+    """Make torch.load unpickle nothing but tensors, even if torch.export.load asks it for more."""
     name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"

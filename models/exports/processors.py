@@ -1,8 +1,8 @@
-"""How images come into networks of transformers: its image processors, said in the keys of a sidecar.
+"""Preprocessing of transformers' networks: its image processors, in the keys of a sidecar.
 
-Owns: which processors have pixels that are known here, what each takes for a key that a file lacks, and what their
-keys mean. Must not import the library, nor read files. A key that is not known, or by which each image would get a size
-of its own, is refused by its name: nothing is passed over.
+Owns: the processors whose pixels are known here, each one's defaults for missing keys, and the meaning of their keys.
+Must not import the library, nor read files. A key that is not known, or that would give each image a size of its own,
+is refused by its name: none is ignored.
 
 Source: the image processors of transformers 5.24; tests/cpu/test_library_pixels.py compares all of them with these.
 """
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from models.contract.errors import WeightsError
 
 _RESAMPLE = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""PIL.Image.Resampling. Which pixel is the nearest, torchvision and Pillow do not agree."""
+"""Values of PIL.Image.Resampling. Nearest is missing: torchvision and Pillow do not agree on the nearest pixel."""
 _SUFFIXES = ("imageprocessorfast", "imageprocessorpil", "imageprocessor", "featureextractor")
 _HALF = {"image_mean": (0.5,) * 3, "image_std": (0.5,) * 3}
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
@@ -38,10 +38,10 @@ def _cut(shorter: int, side: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Processor:
-    """`given`: what it takes for keys that a file lacks; `models`: the `model_type` of networks whose files need not
-    name it; `keys`: those of its own; `is_square`: whether a size of one number is that of a square, or the shorter
+    """An image processor. `given`: its defaults for missing keys; `models`: the `model_type` of networks whose files
+    need not name it; `keys`: its own keys; `is_square`: whether one number is the size of a square, or the shorter
     side; `masks`: whether the network is told which pixels are the image's; `crops`: whether it knows `do_center_crop`;
-    `antialias`: whether a smaller image is averaged; `floats`: whether it resizes numbers that it does not round.
+    `antialias`: whether a smaller image is averaged; `floats`: whether it resizes numbers without rounding them.
     """
 
     given: Mapping[str, Any]
@@ -64,12 +64,12 @@ _OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor"
 def _edged(
     models: tuple[str, ...], keys: frozenset[str], given: Mapping[str, Any] = _EDGES, **further: bool
 ) -> Processor:
-    """Return one that keeps the sides' ratio, and knows no `do_center_crop`."""
+    """Return a processor that keeps the sides' ratio, and knows no `do_center_crop`."""
     return Processor(given, models, keys, is_square=False, crops=False, **further)
 
 
 def _depth(models: tuple[str, ...], **further: bool) -> Processor:
-    """Return one of networks that say a distance."""
+    """Return a processor of networks that answer with a distance."""
     given = {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF}
     return Processor(given, models, _OF_DEPTH, **further)
 
@@ -175,14 +175,14 @@ PROCESSORS: Mapping[str, Processor] = {
     ),
     "Yolos": _edged(("yolos",), _OF_BOXES),
 }
-"""By the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
+"""Processors by the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
 
 _COMMON = frozenset(
     {
         *("size", "crop_size", "pad_size", "do_resize", "do_center_crop", "do_pad", "resample", "do_rescale"),
         *("rescale_factor", "do_normalize", "image_mean", "image_std"),
         *("image_processor_type", "feature_extractor_type"),
-        # Of how a program calls it, or of what lies beside images.
+        # Keys of the call by a program, or for data beside images.
         *("do_convert_rgb", "data_format", "input_data_format", "return_tensors", "device", "disable_grouping"),
         *("processor_class", "image_seq_length", "model_input_names", "default_to_square", "transformers_version"),
         *("do_reduce_labels", "reduce_labels"),
@@ -191,10 +191,11 @@ _COMMON = frozenset(
 
 
 def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: bool = False) -> dict[str, Any]:
-    """What the image processor of a file does, in a sidecar's keys. `where`: the file's name; `is_sized`: whether its
-    owner says how images come to which size, and the file's rules for that are not read.
+    """Convert a file's image processor to a sidecar's keys. `where`: the file's name; `is_sized`: its owner states the
+    geometry, and the file's rules for that are not read.
 
-    Raises WeightsError for what one input of a fixed size cannot be given, and whatever values make no sense provoke.
+    Raises WeightsError for preprocessing that one input of a fixed size cannot have, and any error for senseless
+    values.
     """
     name, kind = _processor_of(cfg, model_type, where)
     found: dict[str, Any] = {**kind.given, **{key: value for key, value in cfg.items() if value is not None}}
@@ -242,10 +243,10 @@ def _processor_of(cfg: Mapping[str, Any], model_type: str, where: str) -> tuple[
 
 
 def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of pixels that are divided by 255, with another factor and an offset as part of them."""
+    """Return mean and deviation of pixels divided by 255, with any other factor and an offset included in them."""
     factor = 255 * cfg.get("rescale_factor", 1 / 255) if cfg.get("do_rescale", True) else 255
     offset = 1.0 if cfg.get("rescale_offset") else 0.0
-    is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Whose class does not, whatever it says.
+    is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Its class does not, in spite of this key.
     mean, std = (_three(cfg[key]) for key in ("image_mean", "image_std")) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
     deviation = tuple(each / factor for each in std)
     if name == "EfficientNet" and cfg.get("include_top", True):  # It divides by the deviation once more.
@@ -254,7 +255,7 @@ def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...]
 
 
 def _three(value: Any) -> tuple[float, ...]:
-    """One number is that of all channels."""
+    """Expand one number to all channels."""
     values = (value,) if isinstance(value, int | float) else tuple(value)
     return values * 3 if len(values) == 1 else values
 
@@ -295,10 +296,10 @@ def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float,
 def _of_shape(
     cfg: Mapping[str, Any], shape: tuple[int, int], crop: Mapping[str, int] | None, where: str
 ) -> dict[str, Any]:
-    """Of images that are stretched to a height and a width."""
+    """Return the keys for images that are stretched to a height and a width."""
     if multiple := cfg.get("ensure_multiple_of"):
         shape = round(shape[0] / multiple) * multiple, round(shape[1] / multiple) * multiple
-    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's: the shorter side, of a square one.
+    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's key: the shorter side, for a square input.
         larger = int(shape[0] / share), int(shape[1] / share)
         return {"size": _pair(crop), "resize": "centre", "resize_to": larger[0] if shape[0] == shape[1] else larger}
     seen = shape if crop is None else _pair(crop)
@@ -314,7 +315,7 @@ def _of_shape(
 
 
 def _sides(size: Any, is_square: bool, longest: Any = None) -> dict[str, int]:
-    """A size, which files of before 2023 have as one number or two."""
+    """Return a size, which files of before 2023 have as one number or two."""
     if isinstance(size, Mapping):
         return {key: value for key, value in size.items() if value is not None}
     if isinstance(size, int):

@@ -1,8 +1,8 @@
-"""Tries a network file: what it takes, what it answers with, and whether it keeps to the rules of batches.
+"""Trial of a network file: its inputs, its outputs, and whether it keeps to the rules of batches.
 
     signature of the file + what its owner declares ─► inputs ─► runs of several sizes ─► outputs, or one sentence
 
-Owns: those rules. Shapes of outputs are not believed but seen: an axis that grows with the batch is the batch. Runs in
+Owns: those rules. Shapes of outputs are observed, not believed: an axis that grows with the batch is the batch. Runs in
 a process of its own (models.exports.child): must not be imported by the server.
 """
 
@@ -32,7 +32,7 @@ from models.exports.networks import (
 )
 
 _GREATEST_BATCH = 2**31 - 1
-_AGREEMENT = 1e-3  # Of the largest number: far more than the order of additions does, far less than another's answer.
+_AGREEMENT = 1e-3  # As a share of the largest number: far above rounding, far below another item's answer.
 
 
 class _Trial:
@@ -43,7 +43,7 @@ class _Trial:
         self.least: dict[str, int] = {}  # Lengths of named dimensions that the file takes.
 
     def inputs(self) -> tuple[tuple[TensorSpec, ...], bool, tuple[int, int]]:
-        """What the network takes, whether it takes batches, and of which sizes it says so. Raises WeightsError."""
+        """Return the inputs, whether there are batches, and the sizes stated for them. Raises WeightsError."""
         unknown = self.declared["inputs"].keys() - set(self.signature.names)
         if unknown:
             names = ", ".join(self.signature.names)
@@ -124,7 +124,7 @@ class _Trial:
         return TensorSpec(name, datatype, tuple(lengths), named, None if limits is None else (limits[0], limits[1]))
 
     def run(self, arrays: Mapping[str, Array], batched: bool) -> tuple[Tensor, ...]:
-        """One run; `arrays` have a first axis of items in any case. Raises WeightsError."""
+        """Run once; `arrays` have a first axis of items in any case. Raises WeightsError."""
         tensors = arrays_to_tensors([array if batched else array[0] for array in arrays.values()])
         try:
             with torch.inference_mode():
@@ -138,7 +138,7 @@ class _Trial:
         return outputs
 
     def names(self, count: int) -> tuple[str, ...]:
-        """The outputs' names: those declared, else the file's own. Raises WeightsError."""
+        """Return the outputs' names: those declared, else the file's own. Raises WeightsError."""
         names = self.declared["outputs"] or self.signature.outputs or output_names(tuple(range(count)))
         if len(names) != count:
             raise WeightsError(f"{self.name} has {count} outputs, and {len(names)} names for them.")
@@ -146,7 +146,7 @@ class _Trial:
 
 
 def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
-    """What ExportedModel holds of a file. Raises WeightsError."""
+    """Find the facts for ExportedModel by running a file. Raises WeightsError."""
     trial = _Trial(file, load_graph(file, form), declared)
     inputs, batched, (low, high) = trial.inputs()
     probes = _probes(declared["probes"], inputs) or random_arrays(inputs, 3)
@@ -188,7 +188,7 @@ def _least(trial: _Trial, arrays: Mapping[str, Array]) -> int:
 
 
 def _of_batch(trial: _Trial, arrays: Mapping[str, Array], sizes: tuple[int, int]) -> tuple[Tensor, ...]:
-    """The outputs of one batch, once it is sure that they are a batch. Raises WeightsError."""
+    """Return the outputs of one batch, after a check that they are a batch. Raises WeightsError."""
     low, high = sizes
     if high <= low:
         raise WeightsError(f"{trial.name} takes batches of {low} only: declare it as it is, with a fixed first axis.")
@@ -215,7 +215,7 @@ def _dimensions(
     outputs: Sequence[Tensor],
     batched: bool,
 ) -> list[tuple[str, ...]]:
-    """For each output the named dimensions of its axes, found by runs with half of each. Raises WeightsError."""
+    """Return for each output the named dimensions of its axes, found by runs with half of each. Raises WeightsError."""
     skip = 1 if batched else 0
     found = [[""] * (output.ndim - skip) for output in outputs]
     longest = {name: size for spec in inputs for name, size in zip(spec.named, spec.shape, strict=True) if name}
@@ -228,7 +228,7 @@ def _dimensions(
         short, padded = {}, {}
         for spec in inputs:
             cut = (slice(None), *(slice(length if name == dimension else None) for name in spec.named))
-            # ONNX's graphs, too, want what lies in one piece.
+            # ONNX Runtime, too, requires contiguous arrays.
             short[spec.name] = np.ascontiguousarray(given[spec.name][cut])
             padded[spec.name] = np.zeros_like(given[spec.name])
             padded[spec.name][cut] = short[spec.name]

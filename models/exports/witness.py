@@ -1,13 +1,13 @@
-"""Compares what is read of a file with a runtime that is not ours, on pictures.
+"""Comparison of our reading of a file with a runtime that is not ours, on pictures.
 
     pictures ─► our reading, float32 ─► outputs ┐
     pictures ─► witness              ─► outputs ┴─► alike, or the first operator that differs, by name
 
-Witnesses: ONNX Runtime without optimisations for .onnx, OpenVINO for .xml, for the networks of a library that library's
-own reading of the same files, for a program (.pt2, .ts) what PyTorch loads of it.
+Witnesses: ONNX Runtime without optimisations for .onnx, OpenVINO for .xml. For the networks of a library it is that
+library's own reading of the same files, for a program (.pt2, .ts) PyTorch's own loading of it.
 
-Owns: these runtimes, and the comparison of whole networks. Must not know how a file becomes a network, nor what its
-outputs mean. In a process of its own (models.exports.child): must not be imported by the server.
+Owns: these runtimes, and the comparison of whole networks. Must not know how a file becomes a network, nor the meaning
+of its outputs. In a process of its own (models.exports.child): must not be imported by the server.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from models.onnx.file import OnnxFile, read_onnx
 
 PICTURES = 2
 _WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
-"""Of a network's outputs, as a share of the largest number among their like: beyond, each operator is compared."""
-_LEAST_LIKE = 64  # Numbers of a row or column that are taken for alike: of a detector's outputs each class.
+"""Limit for a network's outputs, as a share of the largest number of their like; beyond, operators are compared."""
+_LEAST_LIKE = 64  # Fewest numbers of a row or column with a scale of its own, e.g. of a detector's class.
 _FLOOR = 1e-6
 _GRAPH, _VALUE, _NAME = 7, 12, 1  # onnx.proto3: ModelProto.graph, GraphProto.output, ValueInfoProto.name
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
-_MOST_BYTES = 1 << 31  # Of a protobuf.
+_MOST_BYTES = 1 << 31  # Limit of a protobuf.
 
 
 class UnavailableError(Exception):
-    """The witness cannot say anything; the message says why."""
+    """Lack of a result from the witness; the message says why."""
 
 
 class OnnxRuntimeWitness:
-    """An .onnx by ONNX Runtime on the CPU, as it is written. Raises UnavailableError."""
+    """An .onnx in ONNX Runtime on the CPU, without optimisations. Raises UnavailableError."""
 
     def __init__(self, file: Path, onnx: OnnxFile) -> None:
         self.in_halves = computes_halves(onnx)
@@ -61,11 +61,11 @@ class OnnxRuntimeWitness:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """All values of the file's own nodes; subgraphs keep theirs."""
+        """Names of all values of the file's own nodes; subgraphs keep theirs."""
         return frozenset(name for node in read_onnx(self._file).nodes for name in node.outputs if name)
 
     def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Outputs, or other values."""
+        """Compute outputs, or other values."""
         session = self._session
         if not self._outputs.issuperset(names):
             session = self._with(names)
@@ -75,9 +75,9 @@ class OnnxRuntimeWitness:
             raise UnavailableError(f"ONNX Runtime cannot run it: {reason_of(error)}") from error
 
     def _with(self, names: Sequence[str]) -> Any:
-        """A session of the same file in which these values are outputs: a message goes on where bytes are added.
+        """Open a session of the same file with these values as outputs: appended bytes extend a protobuf message.
 
-        Of them alone: memory of an output is not used again while the graph is computed.
+        Only these are added: memory of an output is not reused while the graph is computed.
         """
         added = b"".join(_field(_VALUE, _field(_NAME, each.encode())) for each in names if each not in self._outputs)
         if self._file.stat().st_size + len(added) >= _MOST_BYTES:
@@ -88,7 +88,7 @@ class OnnxRuntimeWitness:
         options = self._runtime.SessionOptions()
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
-        if isinstance(source, bytes):  # Where weights lie that are in files of their own.
+        if isinstance(source, bytes):  # The folder of external weights.
             options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(self._file.parent))
         try:
             return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -97,9 +97,9 @@ class OnnxRuntimeWitness:
 
 
 class OpenVinoWitness:
-    """An .xml by OpenVINO on the CPU, in float32. Raises UnavailableError."""
+    """An .xml in OpenVINO on the CPU, in float32. Raises UnavailableError."""
 
-    in_halves = False  # Weights are halves as a rule, and what is computed of them is not.
+    in_halves = False  # Weights are usually halves, but the computation is not.
 
     def __init__(self, file: Path) -> None:
         try:
@@ -124,7 +124,7 @@ class OpenVinoWitness:
         self.names = frozenset(self._places)
 
     def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Values by the names of layers, as anychip_compat.openvino calls them."""
+        """Compute values by the names of layers, as anychip_compat.openvino calls them."""
         import openvino
 
         try:
@@ -143,9 +143,9 @@ def compared(
     given: Sequence[Tensor],
     ours: Callable[[Tensor], Sequence[Tensor]],
 ) -> str:
-    """What was compared, in a sentence without an end; or that nothing was, and why. Raises WeightsError.
+    """Compare, and return a sentence without its end: what was compared, or why nothing was. Raises WeightsError.
 
-    `given`: what the network takes, of pictures; `ours`: the outputs of what is read here.
+    `given`: the network's inputs, of pictures; `ours`: computes the outputs of our reading.
     """
     try:
         if onnx is not None:
@@ -171,7 +171,7 @@ def of_graph(
     given: Sequence[Tensor],
     ours: Callable[[Tensor], Sequence[Tensor]],
 ) -> str:
-    """The same of a graph whose operators can be compared one by one. Raises WeightsError, UnavailableError."""
+    """Compare a graph, operator by operator where its outputs differ. Raises WeightsError, UnavailableError."""
     [taken], names = onnx.inputs, [value.name for value in onnx.outputs]
     share, largest = _WHOLE_IN_HALVES if witness.in_halves else _WHOLE, 0.0
     others = {name: SIZES[name] for name in witness.inputs if name in SIZES}
@@ -206,7 +206,7 @@ def of_network(
     ours: Callable[[Tensor], Sequence[Tensor]],
     file: Path,
 ) -> str:
-    """The same of a network as a whole. Raises WeightsError, UnavailableError."""
+    """Compare a network as a whole. Raises WeightsError, UnavailableError."""
     largest = 0.0
     for tensor in given:
         try:
@@ -229,7 +229,7 @@ def _said(name: str, count: int, largest: float) -> str:
 
 
 def _largest(wanted: Sequence[Array], ours: Sequence[Tensor]) -> float:
-    """The largest difference, as a share of the largest number among its like; infinite for other shapes."""
+    """Return the largest difference, as a share of the largest number among its like; infinite for other shapes."""
     found = 0.0
     for theirs, mine in zip(wanted, ours, strict=True):
         if tuple(mine.shape) != theirs.shape:
@@ -251,7 +251,7 @@ def _largest(wanted: Sequence[Array], ours: Sequence[Tensor]) -> float:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """A field of a protobuf that holds bytes."""
+    """Encode a field of a protobuf that holds bytes."""
     size, length = len(content), bytearray()
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)

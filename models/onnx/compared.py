@@ -1,11 +1,11 @@
-"""Whether each operator of a graph computes what another runtime says of the same inputs.
+"""Comparison of each operator of a graph with another runtime's values for the same inputs.
 
     file ─► our graph, one call after another ─┐
     file ─► witness: its values by name ───────┴─► every call on the witness's inputs ─► the first that differs
 
-Owns: that comparison, and what counts as the same number. Must not know which runtimes there are
-(models.exports.witness). Where no operator differs by itself, the graph computes what the witness does: what is left
-between them is rounding, which a network may enlarge, and the order of ties.
+Owns: that comparison, and the tolerance of numbers. Must not know which runtimes there are (models.exports.witness). If
+no operator differs by itself, the graph computes what the witness does: the remaining difference is rounding, which a
+network may enlarge, and the order of ties.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from models.onnx.graph import OnnxGraph, OnnxPart
 from models.onnx.operators import OPERATORS, as_tensor, is_host
 
 _ALONE = 2e-5
-"""Of one operator on the same inputs, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
+"""Limit for one operator, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
 _ALONE_IN_HALVES = 5e-3
-_ROUNDINGS = 32  # Times our own rounding, which is seen by computing the operator in float64, too.
-_EPSILON = 2.0**-24  # Of float32: n numbers, added one after the other, err by about the root of n times as much.
+_ROUNDINGS = 32  # Factor of our own rounding, measured by computing the operator in float64, too.
+_EPSILON = 2.0**-24  # Rounding of float32; a sum of n numbers in sequence errs by about sqrt(n) times as much.
 _AT_ONCE, _MOST_AT_ONCE = 8, 256
 """Operators whose values are held: at first, and at most."""
-_BYTES_AT_ONCE = 256 << 20  # About what their values may take: those of all may be gigabytes.
-_NUMBERS = 1 << 20  # In float64 at once.
+_BYTES_AT_ONCE = 256 << 20  # Rough limit for their values; those of all operators may be gigabytes.
+_NUMBERS = 1 << 20  # Numbers compared in float64 at once.
 _GREATEST_HALF = 65504.0
 _FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
-_EDGE = 0.01  # Boxes that rounding alone lets overlap by more or less than the limit of a suppression.
+_EDGE = 0.01  # Share of boxes whose suppression rounding alone may decide.
 
 
 class Witness(Protocol):
-    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it can say;
-    `in_halves`: whether it computes in float16, as the file says, so that its numbers are coarser than ours.
+    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it gives;
+    `in_halves`: whether it computes in float16, as the file states, so that its numbers are coarser than ours.
     """
 
     name: str
@@ -47,14 +47,14 @@ class Witness(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of nodes."""
+        """Names of the nodes' values."""
 
     def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Values by name, of inputs by name."""
+        """Compute values by name, from inputs by name."""
 
 
 class DifferentError(ValueError):
-    """An operator differs; the message says which and how."""
+    """Difference of an operator; the message says which and how."""
 
 
 class _Values:
@@ -68,7 +68,7 @@ class _Values:
         self._count = _AT_ONCE
 
     def get(self, name: str) -> Array | None:
-        """None for what the witness does not say."""
+        """Return a value, None if the witness does not give it."""
         place = self._places.get(name)
         if place is None:
             return None
@@ -81,7 +81,7 @@ class _Values:
 
 
 class _ComparedPart(OnnxPart):
-    """An OnnxPart whose calls go on with the witness's values, and are compared with them."""
+    """An OnnxPart whose calls continue with the witness's values, and are compared with them."""
 
     witnessed: _Values
     nodes_of: Mapping[str, Node]
@@ -104,7 +104,7 @@ class _ComparedPart(OnnxPart):
         if call.operator == "NonMaxSuppression":
             return _of_boxes(as_tensor(ours), wanted)
         if call.operator == "TopK" and place == 1 and tuple(as_tensor(ours).shape) == wanted.shape:
-            # Of equal numbers either may be named.
+            # The index of either of two equal numbers is right.
             axis, of = call.attributes.get("axis", -1), as_tensor(inputs[0])
             wanted = of.gather(axis, torch.from_numpy(wanted.astype(np.int64))).numpy()
             ours = of.gather(axis, ours)
@@ -123,7 +123,7 @@ def _alone(in_halves: bool) -> float:
 
 
 def _of_sums(operator: str, inputs: Sequence[Any], ours: Any) -> float:
-    """What a witness may err that adds numbers one after the other, and we in a tree, as a share of the result."""
+    """Return the error, as a share of the result, of a witness that sums in sequence, where we sum in a tree."""
     if not operator.startswith(("Reduce", "GlobalAverage")) or not isinstance(ours, Tensor) or not ours.numel():
         return 0.0
     return float(_ROUNDINGS * _EPSILON * (as_tensor(inputs[0]).numel() / ours.numel()) ** 0.5)
@@ -153,9 +153,9 @@ class _ComparedGraph(OnnxGraph):
 
 
 def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witness: Witness) -> str:
-    """The first operator in the order of computation that differs from the witness, and how; "" where none does.
+    """Return the first operator in the order of computation that differs from the witness, and how; "" if none does.
 
-    `name`: what errors call the file. `given`: all inputs that the witness takes, by name. Raises WeightsError.
+    `name`: of the file, for errors. `given`: all inputs of the witness, by name. Raises WeightsError.
     """
     values = _Values(witness, given, [name for node in file.nodes for name in node.outputs])
     tensors = [torch.from_numpy(given[value.name]) for value in file.inputs]
@@ -169,7 +169,7 @@ def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witne
 
 
 def computes_halves(file: OnnxFile) -> bool:
-    """Whether a file computes in float16, and does not only keep its weights so."""
+    """Return True if a file computes in float16, and does not only keep its weights so."""
     constants = {node.outputs[0]: node.attributes.get("value") for node in file.nodes if node.operator == "Constant"}
     halves = {name for name, each in {**file.constants, **constants}.items() if getattr(each, "dtype", None) == "<f2"}
     return any(
@@ -179,7 +179,7 @@ def computes_halves(file: OnnxFile) -> bool:
 
 
 def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) -> str:
-    """How a value is another than the one that is wanted, "" where it is not.
+    """Describe how a value differs from the wanted one, "" if it does not.
 
     Floats may differ by `share` of the largest number, and by `rounding`.
     """
@@ -194,7 +194,7 @@ def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) ->
     flat, reference = np.ravel(given), np.ravel(wanted)
     for first in range(0, reference.size, _NUMBERS):
         one, other = (each[first : first + _NUMBERS].astype(np.float64) for each in (flat, reference))
-        if wanted.dtype == np.float16:  # Which knows no greater number than this.
+        if wanted.dtype == np.float16:  # The largest number of float16 is _GREATEST_HALF.
             one = np.where(np.abs(one) > _GREATEST_HALF, np.copysign(np.inf, one), one)
         finite = np.isfinite(other)
         if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
@@ -222,7 +222,7 @@ def _doubled(value: Any) -> Any:
 
 
 def _as(ours: Any, wanted: Array) -> Any:
-    """The witness's value, of the kind that ours is."""
+    """Convert the witness's value to the kind of ours."""
     if isinstance(ours, Tensor):
         return torch.from_numpy(wanted).to(ours.dtype)
     return wanted.reshape(-1).tolist() if isinstance(ours, list) else wanted.reshape(-1).tolist()[0]

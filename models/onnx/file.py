@@ -1,8 +1,8 @@
-"""Reads ONNX files: the graph, its weights and its metadata, without the `onnx` package.
+"""Reader of ONNX files: the graph, its weights and its metadata, without the `onnx` package.
 
 Owns: the part of ONNX's protobuf format that inference graphs use (onnx.proto3, IR version 3 to 11). Must not know what
-operators compute (models.onnx.operators). What it reads is untrusted: every length is checked against the bytes that
-are there, subgraphs are read one deep, and weights outside the file must lie in the file's own directory.
+operators compute (models.onnx.operators). The files are untrusted: every length is checked against the bytes present,
+subgraphs are read one deep, and weights outside the file must lie in the file's own directory.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     12: np.dtype("<u4"),
     13: np.dtype("<u8"),
 }
-_IR_VERSION = 8  # The first byte of every exporter's files: field 1, a number.
+_IR_VERSION = 8  # First byte of every exporter's files: field 1, a varint.
 _STANDARD_DOMAINS = ("", "ai.onnx")
 
 Length = int | str | None
-"""An axis as the file states it: its length, the name of one that is open, None for an open one without a name."""
+"""An axis in the file's terms: its length, the name of an open one, None for an open one without a name."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output of the graph. `dtype` is None where the file states none or one that is not read."""
+    """An input or output of the graph. `dtype` is None if the file states none or one that is not read."""
 
     name: str
     dtype: np.dtype[Any] | None
@@ -55,7 +55,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator call. `inputs` may hold "" for an optional input that is left out."""
+    """One operator call. `inputs` may hold "" for an omitted optional input."""
 
     operator: str
     inputs: tuple[str, ...]
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass
 class OnnxFile:
-    """What an ONNX file holds. `constants`: the weights by name; `inputs` are only those that are no weights."""
+    """Content of an ONNX file. `constants`: the weights by name; `inputs` are only those that are no weights."""
 
     opset: int = 0
     metadata: dict[str, str] = field(default_factory=dict)
@@ -76,30 +76,30 @@ class OnnxFile:
     outputs: tuple[Value, ...] = ()
 
     def with_constants(self, given: Mapping[str, Array]) -> OnnxFile:
-        """The same file in which those of its inputs that are named here are constants."""
+        """Return the same file with the inputs named in `given` as constants."""
         taken = {value.name: given[value.name] for value in self.inputs if value.name in given}
         left = tuple(value for value in self.inputs if value.name not in taken)
         return replace(self, inputs=left, constants={**self.constants, **taken})
 
 
 class DamagedError(WeightsError):
-    """The bytes are no whole ONNX file, whoever reads them."""
+    """Bytes that are no whole ONNX file for any reader."""
 
 
 class _CutError(ValueError):
-    """The bytes end before the file does."""
+    """Bytes that end before the file does."""
 
 
 class _InvalidError(ValueError):
-    """The file has what is not read; the message continues a sentence that begins with the file's name."""
+    """Part of a file that is not read; the message continues a sentence that begins with the file's name."""
 
 
 class _DamagedError(ValueError):
-    """The bytes are no ONNX."""
+    """Bytes that are no ONNX."""
 
 
 def read_onnx(path: Path) -> OnnxFile:
-    """The whole file. Raises WeightsError; DamagedError where nobody could read it."""
+    """Read the whole file. Raises WeightsError; DamagedError if no reader could read it."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _InvalidError(f"is larger than {MAX_FILE_BYTES >> 30} GiB")
@@ -116,7 +116,7 @@ def read_onnx(path: Path) -> OnnxFile:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and content of each field: an int for varints, bytes for everything else."""
+    """Yield number and content of each field: an int for varints, bytes for everything else."""
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
@@ -136,7 +136,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _whole_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Those of the file itself, which may end too early. Raises _CutError where it does."""
+    """Yield the fields of the file itself, which may end too early. Raises _CutError then."""
     if not data:
         raise _CutError("its first field")
     seen = False
@@ -183,7 +183,7 @@ def _text(value: int | memoryview) -> str:
 
 
 def _ints(value: int | memoryview) -> list[int]:
-    """One number, or several that are packed."""
+    """Decode one number, or several that are packed."""
     if isinstance(value, int):
         return [_signed(value)]
     numbers, at = [], 0
@@ -309,7 +309,7 @@ class _Reader:
         return name, many if kind in (6, 7, 8) else single
 
     def _subgraph(self, data: memoryview) -> OnnxFile | None:
-        """None for one within a subgraph."""
+        """Read a subgraph; None for one within a subgraph."""
         if self._depth:
             return None
         found = OnnxFile()
@@ -378,7 +378,7 @@ class _Reader:
         return name, _array(name, kind, dims, raw, numbers)
 
     def _external(self, places: dict[str, str]) -> memoryview:
-        """Weights in a file beside this one: never outside its directory."""
+        """Read weights in a file beside this one: never outside its directory."""
         file = self._path.parent / places.get("location", "")
         try:
             descriptor = open_regular(file, self._path.parent)
@@ -406,7 +406,7 @@ def _array(name: str, kind: int, dims: list[int], raw: memoryview | None, number
         raise _InvalidError(f"has a tensor {name!r} of a type that is not read ({kind})")
     elif raw is not None:
         array = np.frombuffer(raw, _DTYPES[kind])
-    elif kind == _FLOAT16:  # An int32 with the bits of a half in it.
+    elif kind == _FLOAT16:  # An int32 holds the bits of a half.
         array = np.array(numbers, np.uint16).view("<f2")
     else:
         array = np.array(numbers, _DTYPES[kind])

@@ -1,9 +1,9 @@
-"""Which forms of ONNX's operators are computed: their attributes and outputs, in the words of today's opset.
+"""Forms of ONNX's operators that are computed: their attributes and outputs, in the terms of today's opset.
 
     nodes of a file of opset 9 to 28 ─► today's nodes, or the form that is not computed, by name
 
-Owns: what has changed its meaning from opset to opset, and the attributes that each operator's function reads; one that
-is none of them is refused, as it would be passed over in silence. Must not compute.
+Owns: changes of meaning from opset to opset, and the attributes that each operator's function reads. Any other
+attribute is refused, as it would be silently ignored. Must not compute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.contract.errors import WeightsError
 from models.onnx.file import Node, OnnxFile
 
 OLDEST, NEWEST = 9, 28
-"""Opsets: what is older has other operators; what is newer may have changed any (onnx.backend.test of onnx 1.23)."""
+"""Opsets: older ones have other operators; newer ones may have changed any (onnx.backend.test of onnx 1.23)."""
 
 _WINDOW = "auto_pad dilations kernel_shape pads strides"
 _REDUCTION = "axes keepdims noop_with_empty_axes"
@@ -78,7 +78,7 @@ _READ: Mapping[str, str] = {
     "Unsqueeze": "axes",
     "Upsample": "mode",
 }
-"""What each function reads, or refuses itself. Operators that are not here have no attribute."""
+"""Attributes that each function reads, or refuses itself. Operators that are not here have no attribute."""
 _WITHOUT_EFFECT: Mapping[str, Mapping[str, Any]] = {
     "BatchNormalization": {"training_mode": 0, "spatial": 1},
     "Cast": {"saturate": 1, "round_mode": "up"},
@@ -88,15 +88,15 @@ _WITHOUT_EFFECT: Mapping[str, Mapping[str, Any]] = {
     "QuantizeLinear": {"block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1},
     "Range": {"stash_type": 1},
 }
-"""Attributes that are not read, with the value that is computed; another one is refused."""
+"""Attributes that are not read, with the value that is computed; any other value is refused."""
 _SEVERAL = ("Split", "TopK")
-"""All others are computed with one output."""
+"""Operators computed with several outputs; all others have one."""
 
 
 def todays(file: OnnxFile, name: str) -> list[Node]:
-    """The nodes of a file in the words of today's opset. Raises WeightsError for what is not computed, all at once.
+    """Return the nodes of a file in the terms of today's opset. Raises WeightsError that names all uncomputed forms.
 
-    `name`: what errors call the file.
+    `name`: of the file, for errors.
     """
     if not OLDEST <= file.opset <= NEWEST:
         raise WeightsError(f"{name} is of ONNX opset {file.opset}; {OLDEST} to {NEWEST} are read.")
@@ -125,7 +125,7 @@ def _not_computed(node: Node, file: OnnxFile, used: set[str]) -> list[str]:
 
 
 def _renewed(node: Node, opset: int) -> Node:
-    """A node that means the same in today's opset."""
+    """Convert a node to one with the same meaning in today's opset."""
     if node.operator in ("Softmax", "LogSoftmax") and opset < 13:
         return replace(node, attributes={"axis": 1, **node.attributes, "flattened": 1})
     if node.operator == "Upsample" or (node.operator == "Resize" and opset < 11):

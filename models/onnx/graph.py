@@ -1,4 +1,4 @@
-"""An ONNX file as a PyTorch module, so that it runs wherever PyTorch does: every device and every engine.
+"""An ONNX file as a PyTorch module, so that it runs on every device and every engine that PyTorch has.
 
     file ─► models.onnx.file ─► nodes ─► one call of models.onnx.operators each ─► tensors
 
@@ -34,9 +34,9 @@ from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_ho
 from models.onnx.torchvision_detectors import as_detector
 
 GROUP = "anychip.graphs"
-"""Of entry points: functions from a Path to an OnnxFile, which read files of the suffix that is the entry's name."""
+"""Group of entry points, named by suffix: functions that read a file of the suffix, from a Path to an OnnxFile."""
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
-_MAX_CONSTANT_BYTES = 1 << 30  # Of what constants alone are computed to: a file of a few bytes may ask for any size.
+_MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Call:
 
 
 class OnnxPart(nn.Module):
-    """Some of a graph's nodes, in an order of computation. Weights are buffers; numbers of the host stay Python's."""
+    """Part of a graph: nodes in an order of computation. Weights are buffers; numbers of the host stay Python's."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class OnnxPart(nn.Module):
         inputs: Sequence[str],
         outputs: Sequence[str],
     ) -> None:
-        """`name`: what errors call the file. `known`: constants by name, of which those that are used are taken."""
+        """Prepare the calls. `name`: of the file, for errors. `known`: constants by name; those in use are taken."""
         super().__init__()
         self.file_name = name
         self.input_names, self.output_names = tuple(inputs), tuple(outputs)
@@ -68,7 +68,7 @@ class OnnxPart(nn.Module):
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
         wanted = {each for node in nodes for each in node.inputs} | set(outputs)
-        names: dict[int, str] = {}  # One for each tensor: those that trace refuse one that has two.
+        names: dict[int, str] = {}  # One name for each tensor: tracers refuse two.
         for number, key in enumerate(sorted(wanted & known.keys())):
             value = known[key]
             if isinstance(value, Tensor):
@@ -80,9 +80,9 @@ class OnnxPart(nn.Module):
                 self._host[key] = value
 
     def forward(self, *given: Any) -> tuple[Any, ...]:
-        """The values of `output_names`, from those of `input_names`.
+        """Compute the values of `output_names` from those of `input_names`.
 
-        Where `free_batch`, a shape that is stated with a first axis of 1 takes any batch: so exports of batch 1 often
+        With `free_batch`, a shape that is stated with a first axis of 1 takes any batch: so exports of batch 1 often
         run with others, which the caller must verify. Raises WeightsError for a form of an operator that is not known.
         """
         values: dict[str, Any] = dict(self._host)
@@ -110,14 +110,14 @@ class OnnxPart(nn.Module):
 
 
 class _Layer(nn.Module):
-    """One node as a module, so that whatever traces the network knows the node by its name."""
+    """One node as a module, so that a tracer of the network knows the node by its name."""
 
     def forward(self, operator: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
         return OPERATORS[operator](inputs, attributes)
 
 
 class _LayeredPart(OnnxPart):
-    """An OnnxPart of which each node is a module of its own, named by its first output."""
+    """An OnnxPart with a module for each node, named by its first output."""
 
     def name_layers(self) -> None:
         self.nodes = nn.ModuleDict({_module_name(call.outputs[0]): _Layer() for call in self._calls})
@@ -127,7 +127,7 @@ class _LayeredPart(OnnxPart):
 
 
 def with_named_nodes(network: nn.Module) -> nn.Module:
-    """The network, in which each node of an ONNX file is a module from now on: for tools that name layers."""
+    """Make each node of an ONNX file in the network a module, in place: for tools that name layers."""
     for module in list(network.modules()):
         if type(module) is OnnxPart:
             module.__class__ = _LayeredPart
@@ -137,18 +137,18 @@ def with_named_nodes(network: nn.Module) -> nn.Module:
 
 def _module_name(output: str) -> str:
     name = output.strip("/").replace(".", "_").replace("/", "_") or "node"
-    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # Which a ModuleDict refuses.
+    return f"{name}_" if hasattr(nn.ModuleDict, name) else name  # A ModuleDict refuses such a name.
 
 
 class OnnxGraph(nn.Module):
-    """The graph of an ONNX file in two parts, each OnnxPart.
+    """The graph of an ONNX file in two parts, each an OnnxPart.
 
-    `core`: everything up to the last convolutions and matrix products, which may be cast. `tail`: what follows them,
-    as decoding boxes does: it stays float32, because coordinates of hundreds of pixels do not fit the shorter types.
+    `core`: everything up to the last convolutions and matrix products, which may be cast. `tail`: the nodes after them,
+    such as the decoding of boxes. It stays float32: coordinates of hundreds of pixels do not fit shorter types.
     """
 
     def __init__(self, file: OnnxFile, name: str) -> None:
-        """`name`: what errors call the file. Raises WeightsError."""
+        """Build both parts. `name`: of the file, for errors. Raises WeightsError."""
         super().__init__()
         unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant", "Upsample"})
         if unknown:
@@ -170,7 +170,7 @@ class OnnxGraph(nn.Module):
         made = {each for node in heads for each in node.outputs} | set(inputs)
         border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
         self.core = OnnxPart(name, heads, known, inputs, border)
-        held = {id(each) for each in self.core.buffers()}  # The tail has copies of those that it needs as well.
+        held = {id(each) for each in self.core.buffers()}  # The tail has its own copies of shared buffers.
         for key in {each for node in tails for each in node.inputs} | set(outputs):
             value = known.get(key)
             if isinstance(value, Tensor) and id(value) in held:
@@ -179,7 +179,7 @@ class OnnxGraph(nn.Module):
 
     @property
     def free_batch(self) -> bool:
-        """Whether shapes that are stated with a first axis of 1 take any batch."""
+        """True if shapes that are stated with a first axis of 1 take any batch."""
         return self.core.free_batch
 
     @free_batch.setter
@@ -187,12 +187,12 @@ class OnnxGraph(nn.Module):
         self.core.free_batch = self.tail.free_batch = free
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, in the file's order. Raises WeightsError where an operator has a form that is not computed."""
+        """Compute the outputs, in the file's order. Raises WeightsError for an operator's form that is not computed."""
         found: tuple[Tensor, ...] = self.tail(*(_float32(value) for value in self.core(*tensors)))
         return found
 
     def _folded(self, node: Node, known: dict[str, Any]) -> bool:
-        """Whether the node's outputs are constants; then they are known from here on. Raises WeightsError."""
+        """Compute a node of constants and add its outputs to `known`; False for any other node. Raises WeightsError."""
         if node.operator == "Constant":
             known[node.outputs[0]] = _constant_of(node)
             return True
@@ -216,20 +216,20 @@ class OnnxGraph(nn.Module):
 
 
 def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
-    """The module of a file, and the file, in which the inputs of `given` are constants. Raises WeightsError."""
+    """Load the module of a file, and the file, with the inputs of `given` as constants. Raises WeightsError."""
     file = read_graph(path).with_constants(given)
     file = as_detector(file) or file
     return OnnxGraph(file, path.name).eval().requires_grad_(False), file
 
 
 def read_graph(path: Path) -> OnnxFile:
-    """An ONNX file, or one of another kind in ONNX's words. Raises WeightsError."""
+    """Read an ONNX file, or one of another kind in ONNX's terms. Raises WeightsError."""
     return reader_of(path.suffix)(path)
 
 
 @lru_cache
 def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
-    """What reads files of this suffix: an installed package, or the reader of ONNX. Raises WeightsError."""
+    """Return the reader of files with this suffix: an installed package's, or that of ONNX. Raises WeightsError."""
     for entry in entry_points(group=GROUP, name=suffix[1:]):
         read: Callable[[Path], OnnxFile] = entry.load()
         return read
@@ -239,7 +239,7 @@ def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
 
 
 def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:
-    """The nodes in an order of computation, which is not always the file's. Raises WeightsError."""
+    """Return the nodes in an order of computation, which is not always the file's. Raises WeightsError."""
     there = {*known, *(value.name for value in file.inputs)}
     missing = {place: {name for name in node.inputs if name not in there} for place, node in enumerate(file.nodes)}
     users: dict[str, list[int]] = {}
@@ -267,7 +267,7 @@ def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[No
 
 
 def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """Those that some layer with weights still follows, or that are one; and all others."""
+    """Split nodes into those that are, or precede, a layer with weights; and all others."""
     leading: set[str] = set()
     heads, tails = [], []
     for node in reversed(nodes):
@@ -297,7 +297,7 @@ def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[_Call, ...]:
 
 
 def _freed(tensor: Tensor, shape: list[Any]) -> list[Any]:
-    """A stated shape whose first axis of 1 is the batch."""
+    """Return a stated shape with its first axis of 1 freed for the batch."""
     if len(shape) < 2 or not isinstance(shape[0], int) or shape[0] != 1:
         return shape
     return [tensor.shape[0] if -1 in shape[1:] else -1, *shape[1:]]
@@ -308,7 +308,7 @@ def _float32(value: Any) -> Any:
 
 
 def _given(node: Node) -> tuple[str, ...]:
-    """Outputs that the operator surely sets."""
+    """Return the outputs that the operator surely sets."""
     return node.outputs if node.operator in ("Split", "TopK") else node.outputs[:1]
 
 
@@ -339,11 +339,11 @@ def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
         array = array.astype(np.float32)
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
-    return torch.from_numpy(np.array(array))  # A copy: the file's bytes are not to be written to, nor to stay.
+    return torch.from_numpy(np.array(array))  # A copy: the file's bytes must not be written to, nor kept.
 
 
 def _few(value: Any) -> list[Any]:
-    """Numbers of a value where it is a shape or factors; of a large tensor its number of elements."""
+    """Return the numbers of a shape or of factors; for a large tensor its number of elements."""
     if value is None:
         return []
     if is_host(value):

@@ -21,7 +21,7 @@ _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.
 
 
 def _same_pads(tensor: Tensor, kernel: Sequence[int], attributes: Mapping[str, Any], rank: int) -> list[int]:
-    """Padding as `pads` has it: all beginnings, then all ends."""
+    """Return the padding in the order of `pads`: all beginnings, then all ends."""
     mode = attributes.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return list(attributes.get("pads", [0] * 2 * rank))
@@ -40,7 +40,7 @@ def _same_pads(tensor: Tensor, kernel: Sequence[int], attributes: Mapping[str, A
 
 
 def _padded(tensor: Tensor, pads: Sequence[int], rank: int, value: float) -> tuple[Tensor, list[int]]:
-    """The tensor, and the padding that is left: one number an axis, where both sides are alike."""
+    """Return the tensor, and the remaining padding: one number an axis, if both sides are equal."""
     begins, ends = list(pads[:rank]), list(pads[rank:])
     if begins == ends:
         return tensor, begins
@@ -199,7 +199,7 @@ def _dequantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("FakeQuantize")
 def _fake_quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """OpenVINO's: as many steps between the input's limits as there are levels, then between those of the output."""
+    """Quantise as OpenVINO: as many steps between the input's limits as there are levels, then between the output's."""
     tensor, low, high, least, greatest = inputs
     steps = attributes["levels"] - 1
     places = torch.round((tensor.maximum(low).minimum(high) - low) / (high - low) * steps)
@@ -208,7 +208,7 @@ def _fake_quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("NonMaxSuppression")
 def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Boxes [n, k, 4], scores [n, classes, k] -> int64 [found, 3]: image, class, box. For eager engines only."""
+    """Choose boxes [n, k, 4] by scores [n, classes, k]: int64 [found, 3], image, class, box. For eager engines only."""
     boxes, scores = inputs[0], inputs[1]
     most = as_numbers(inputs[2])[0] if input_at(inputs, 2) is not None else 0
     iou = float(as_numbers(inputs[3])[0]) if input_at(inputs, 3) is not None else 0.0
@@ -230,7 +230,7 @@ def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any
 
 @operator("RoiAlign")
 def _roi_align(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """[n, c, h, w], boxes [k, 4] and the image of each [k] -> [k, c, height, width], where k may be 0."""
+    """Compute [k, c, height, width] from [n, c, h, w], boxes [k, 4] and the image of each [k]; k may be 0."""
     places = attributes.get("coordinate_transformation_mode")
     if places not in ("half_pixel", "output_half_pixel"):
         raise UnsupportedError("RoiAlign that does not say where the pixels lie")

@@ -1,8 +1,8 @@
-"""What ONNX's operators compute, in PyTorch.
+"""Computation of ONNX's operators in PyTorch.
 
-Owns: one function an operator, opset 9 to 22, of those that networks of images are exported with. Must not know graphs
-or files. Two kinds of values go in and out: tensors, and numbers of the host (an int or a list of ints), which are what
-becomes of shapes: these stay Python's, so that a tracer sees them as shapes.
+Owns: one function an operator, opset 9 to 22, of those in exports of image networks. Must not know graphs or files.
+Values are of two kinds: tensors, and numbers of the host (an int or a list of ints), which come from shapes. These stay
+Python's, so that a tracer sees them as shapes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TYPES = {
     6: torch.int32,
     7: torch.int64,
     9: torch.bool,
-    10: torch.float32,  # A half in the file: precision is chosen by the engine, not by the file.
+    10: torch.float32,  # float16 in the file: the engine chooses the precision.
     11: torch.float64,
     16: torch.float32,
 }
 
 
 class UnsupportedError(ValueError):
-    """The operator has a form that is not computed here; the message says which."""
+    """Form of an operator that is not computed here; the message names it."""
 
 
 def operator(*names: str) -> Callable[[Operator], Operator]:
@@ -53,19 +53,19 @@ def operator(*names: str) -> Callable[[Operator], Operator]:
 
 
 def is_host(value: Any) -> bool:
-    """Whether a value is numbers of the host."""
+    """Return True if a value is numbers of the host."""
     return not isinstance(value, Tensor) and value is not None
 
 
 def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
-    """A tensor of a value; numbers of the host become int64."""
+    """Convert a value to a tensor; numbers of the host become int64."""
     if isinstance(value, Tensor):
         return value
     return torch.tensor(value, dtype=torch.int64, device=None if like is None else like.device)
 
 
 def as_numbers(value: Any) -> list[Any]:
-    """A list of numbers from a value that must be one, constant or made of shapes. Raises UnsupportedError."""
+    """Convert a value, constant or made of shapes, to a list of numbers. Raises UnsupportedError."""
     if isinstance(value, Tensor):
         numbers: list[Any] = value.reshape(-1).tolist()
         return numbers
@@ -73,13 +73,13 @@ def as_numbers(value: Any) -> list[Any]:
 
 
 def tensors_of(values: Sequence[Any]) -> list[Tensor]:
-    """Tensors of values, on the device of the first that is one."""
+    """Convert values to tensors, on the device of the first that is one."""
     like = next((value for value in values if isinstance(value, Tensor)), None)
     return [as_tensor(value, like) for value in values]
 
 
 def input_at(inputs: Sequence[Any], index: int) -> Any:
-    """An input that may be left out."""
+    """Return an input, None if it is omitted."""
     return inputs[index] if index < len(inputs) else None
 
 
@@ -184,7 +184,7 @@ OPERATORS |= {
 
 
 def _over_axis(function: Callable[..., Tensor], tensor: Tensor, attributes: Mapping[str, Any]) -> Tensor:
-    """Along an axis; before opset 13 over all numbers from that axis on (`flattened`, by models.onnx.forms)."""
+    """Apply a function along an axis; before opset 13 over all axes from it on (`flattened`, by models.onnx.forms)."""
     axis = attributes.get("axis", -1)
     if not attributes.get("flattened", 0) or axis in (-1, tensor.ndim - 1):
         return function(tensor, axis)
@@ -201,7 +201,7 @@ def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Mod")
 def _modulo(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """With the sign of the divisor, or of the dividend where `fmod`, as OpenVINO's Mod has it."""
+    """Compute the remainder with the sign of the divisor, or of the dividend for `fmod`, as in OpenVINO's Mod."""
     if attributes.get("fmod", 0):
         return _elementwise(torch.fmod, _truncated_remainder)(inputs, attributes)
     return _elementwise(torch.remainder, lambda a, b: a % b)(inputs, attributes)
@@ -229,7 +229,7 @@ def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         if dtype in (torch.int64, torch.int32):
             return inputs[0]
         return as_tensor(inputs[0]).to(dtype)
-    # A half or float of the file is whatever precision the network runs in.
+    # A half or float of the file has the precision in which the network runs.
     if dtype is torch.float32 and inputs[0].is_floating_point():
         return inputs[0]
     return inputs[0].to(dtype)
@@ -239,7 +239,7 @@ def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 
 def axes_of(inputs: Sequence[Any], attributes: Mapping[str, Any], index: int = 1) -> list[int] | None:
-    """Axes, which are an input since opset 13 and were an attribute before."""
+    """Return the axes, which are an input since opset 13 and were an attribute before."""
     given = input_at(inputs, index)
     if given is not None:
         return [int(axis) for axis in as_numbers(given)]
@@ -251,14 +251,14 @@ def _reduction(on_tensors: Callable[..., Any]) -> Operator:
         tensor = as_tensor(inputs[0])
         axes = axes_of(inputs, attributes)
         if not axes and attributes.get("noop_with_empty_axes", 0):
-            return on_tensors(tensor.unsqueeze(0), [0], False)  # Each number alone: its square is one all the same.
+            return on_tensors(tensor.unsqueeze(0), [0], False)  # ReduceL2 still applies to each number.
         return on_tensors(tensor, axes or list(range(tensor.ndim)), bool(attributes.get("keepdims", 1)))
 
     return compute
 
 
 def _of_nothing(tensor: Tensor, axes: list[int], keep: bool) -> Tensor:
-    """The greatest of no numbers, which PyTorch refuses to say: less than any."""
+    """Return the maximum of no numbers, minus infinity, which PyTorch refuses to compute."""
     if not tensor.is_floating_point():
         raise UnsupportedError("ReduceMax of no integers")
     return tensor.sum(axes, keepdim=keep) - math.inf

@@ -1,7 +1,7 @@
-"""ONNX's Resize in PyTorch: PyTorch's own where that computes the same, else a matrix or an index an axis.
+"""ONNX's Resize in PyTorch: PyTorch's own if it computes the same, else a matrix or an index for each axis.
 
-Owns: where the coordinates of outputs lie, and which numbers weigh there (onnx/docs/Operators.md, Resize-19). Must not
-know graphs or files.
+Owns: the coordinates of outputs, and the weights of numbers there (onnx/docs/Operators.md, Resize-19). Must not know
+graphs or files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional
 from models.contract.model import Array
 from models.onnx.operators import UnsupportedError, as_numbers, input_at, operator
 
-_TORCHS_A = -0.75  # Of the cubic kernel.
+_TORCHS_A = -0.75  # PyTorch's coefficient of the cubic kernel.
 _TORCHS = {"linear": {1: "linear", 2: "bilinear", 3: "trilinear"}, "cubic": {2: "bicubic"}}
 
 
@@ -31,7 +31,7 @@ class _Axis:
     factor: float
 
     def coordinates(self, how: str) -> Array:
-        """Where each output lies among the inputs, float64 [after]. Raises UnsupportedError."""
+        """Return the position of each output among the inputs, float64 [after]. Raises UnsupportedError."""
         places = np.arange(self.after, dtype=np.float64)
         if how == "asymmetric":
             return places / self.factor
@@ -51,7 +51,7 @@ class _Axis:
         return middles
 
     def nearest(self, how: str, rounding: str) -> Array:
-        """The input that each output is, int64 [after]. Raises UnsupportedError."""
+        """Return the index of the input for each output, int64 [after]. Raises UnsupportedError."""
         places = self.coordinates(how)
         rounded = {
             "round_prefer_floor": np.ceil(places - 0.5),
@@ -65,7 +65,7 @@ class _Axis:
         return found
 
     def weights(self, how: str, mode: str, a: float, inside: bool) -> Array:
-        """What each input weighs in each output, float32 [after, before]; `inside`: what is outside weighs nothing."""
+        """Return each input's weight in each output, float32 [after, before]; `inside`: only inputs within weigh."""
         places = self.coordinates(how)
         first = np.floor(places)
         offsets = np.arange(2) if mode == "linear" else np.arange(-1, 3)
@@ -81,7 +81,7 @@ class _Axis:
 
 
 def _cubic(distances: Array, a: float) -> Array:
-    """Keys' kernel at distances of 0 to 2."""
+    """Compute Keys' kernel at distances of 0 to 2."""
     near = ((a + 2) * distances - (a + 3)) * distances**2 + 1
     far = ((distances - 5) * distances + 8) * distances * a - 4 * a
     shares: Array = np.where(distances <= 1, near, far)
@@ -125,7 +125,7 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         how = "half_pixel"
     if name and usual and how in ("half_pixel", "align_corners"):
         for axis in axes:
-            axis.coordinates(how)  # That it can be said where they lie.
+            axis.coordinates(how)  # Raises UnsupportedError for coordinates that cannot be computed.
         scale = [axis.factor for axis in axes] if sizes is None and how == "half_pixel" else None
         return functional.interpolate(tensor, None if scale else size, scale, name, how == "align_corners")
     for place, axis in enumerate(axes, 2):

@@ -1,6 +1,6 @@
 """ONNX's operators that only move or reshape numbers, in PyTorch.
 
-Owns: these operators; models.onnx.operators has the register and what values are. Must not know graphs or files.
+Owns: these operators; models.onnx.operators has the register and the kinds of values. Must not know graphs or files.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _split(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         length = inputs[0].shape[axis]
         share = -(-length // count)
         sizes = [share] * (count - 1) + [length - share * (count - 1)]
-    if -1 in sizes:  # Of OpenVINO: what the others leave.
+    if -1 in sizes:  # OpenVINO's: the rest of the axis.
         rest = inputs[0].shape[axis] - sum(sizes) - 1
         sizes = [rest if size == -1 else size for size in sizes]
     return torch.split(inputs[0], sizes, axis)

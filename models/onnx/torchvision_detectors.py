@@ -1,7 +1,7 @@
 """Detectors as torchvision exports them: Faster R-CNN, RetinaNet, FCOS, SSD, and the boxes of Mask and Keypoint R-CNN.
 
-Owns: how such an ONNX file is told, and what of it is computed. It takes one image [3, h, w] in 0 to 1, normalises and
-resizes it itself, and answers with as many boxes as it finds. Must not know what becomes of these.
+Owns: recognising such an ONNX file, and selecting the part to compute. It takes one image [3, h, w] in 0 to 1,
+normalises and resizes it itself, and answers with as many boxes as it finds. Must not know what becomes of these.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, Value
 
 MOST_DETECTIONS = 300
-"""Boxes of an image that are answered, the best: as many as torchvision's own networks give, or more (100 to 300)."""
+"""Most boxes in an image's answer, the best: at least as many as torchvision's own networks give (100 to 300)."""
 
 
 def as_detector(file: OnnxFile) -> OnnxFile | None:
-    """The same file with the outputs boxes [k, 4], scores [k] and labels [k] alone, in this order, where k is open.
-
-    None for one that is no such detector.
+    """Return the file with only the outputs boxes [k, 4], scores [k] and labels [k], in this order; k is open. Return
+    None if it is no such detector.
     """
     outputs = _outputs(file)
     if outputs is None:
@@ -42,8 +41,8 @@ def as_detector(file: OnnxFile) -> OnnxFile | None:
 
 
 def untraced(images: Tensor) -> Tensor:
-    """The same images. Raises RuntimeError where an engine follows a call to write it down: how many boxes there are,
-    and so what is computed, is another thing for each image.
+    """Return the same images. Raises RuntimeError if an engine traces the call: the number of boxes, and so the
+    computation, differs for each image.
     """
     if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
         raise RuntimeError("how many boxes it finds depends on the image, which only the eager engine computes")
@@ -51,14 +50,14 @@ def untraced(images: Tensor) -> Tensor:
 
 
 def only_float32(dtype: torch.dtype) -> torch.dtype:
-    """The same type. Raises RuntimeError for all but float32: coordinates of hundreds of pixels fit no shorter one."""
+    """Return the same type. Raises RuntimeError for all but float32: shorter ones cannot hold the coordinates."""
     if dtype != torch.float32:
         raise RuntimeError("it chooses among boxes before its last layers, which takes float32")
     return dtype
 
 
 def _stated(node: Node, opset: int) -> Node:
-    """A node of RoiAlign says where pixels lie; what it means without a word has changed with opset 16."""
+    """State the position of pixels in a node of RoiAlign; the default has changed with opset 16."""
     if node.operator != "RoiAlign":
         return node
     places = {"coordinate_transformation_mode": "half_pixel" if opset >= 16 else "output_half_pixel"}
@@ -66,7 +65,7 @@ def _stated(node: Node, opset: int) -> Node:
 
 
 def _outputs(file: OnnxFile) -> tuple[Value, Value, Value] | None:
-    """Boxes, scores and labels, in any order and with any names; others of as many rows may stand beside them."""
+    """Return boxes, scores and labels, in any order and with any names; others of as many rows may be present."""
     taken = [value.shape or () for value in file.inputs]
     if len(taken) != 1 or len(taken[0]) != 3 or taken[0][0] != 3:
         return None
@@ -81,8 +80,8 @@ def _outputs(file: OnnxFile) -> tuple[Value, Value, Value] | None:
 
 
 def _without_guards(file: OnnxFile) -> OnnxFile:
-    """The file in which nothing is asked before suppression: torchvision's `If` there is no box at all, the answer is
-    none. What stands in the other branch says the same of no boxes, so that branch is computed always.
+    """Remove torchvision's `If` before suppression, whose answer is empty if there are no boxes. Its other branch gives
+    the same for no boxes, so that branch is always computed.
     """
     makers = {name: node for node in file.nodes for name in node.outputs}
     constants: dict[str, Array] = dict(file.constants)
@@ -106,7 +105,7 @@ def _without_guards(file: OnnxFile) -> OnnxFile:
 
 
 def _guarded(node: Node, makers: Mapping[str, Node]) -> OnnxFile | None:
-    """What a node computes of boxes, where it is `If` there are none of them the answer is none."""
+    """Return the suppression branch of an `If` that answers nothing if there are no boxes; else None."""
     branches = [node.attributes.get(name) for name in ("then_branch", "else_branch")]
     if node.operator != "If" or len(node.inputs) != 1:
         return None

@@ -1,7 +1,7 @@
 """Synthetic images of ten kinds of shapes, with their right answers: int8 is calibrated and measured on them.
 
-Owns: how an image is drawn. An image is a pure function of (seed, index, size): no state, no thread, no clock.
-Must not know networks or training.
+Owns: drawing an image. An image is a pure function of (seed, index, size): no state, no thread, no clock. Must not know
+networks or training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUPERSAMPLING = 4
 
 
 def classification_image(seed: int, index: int, size: tuple[int, int], difficulty: float = 1.0) -> tuple[Rgb, int]:
-    """One shape on a background of distractors.
+    """Draw one shape on a background of distractors.
 
     `size`: (width, height). `difficulty` below 1 is for the start of training: 0 is a large shape on a plain colour.
     Returns uint8 [height, width, 3] RGB and the class, an index into `KINDS`.
@@ -51,11 +51,11 @@ def classification_image(seed: int, index: int, size: tuple[int, int], difficult
 def detection_image(
     seed: int, index: int, size: tuple[int, int], zoom: float = 1.0
 ) -> tuple[Rgb, Floats, npt.NDArray[np.int64]]:
-    """One to eight shapes, some of which overlap, on a background of distractors.
+    """Draw one to eight shapes, some of which overlap, on a background of distractors.
 
     `size`: (width, height). `zoom` enlarges the shapes: a small image then shows them in the pixels of a large one.
-    Returns uint8 [height, width, 3] RGB, boxes float32 [m, 4] as x1, y1, x2, y2 in pixels,
-    tight around what is visible of each shape, and classes int64 [m], indices into `KINDS`.
+    Returns uint8 [height, width, 3] RGB, boxes float32 [m, 4] as x1, y1, x2, y2 in pixels, tight around the visible
+    part of each shape, and classes int64 [m], indices into `KINDS`.
     """
     rng = np.random.default_rng((seed, index))
     width, height = size
@@ -81,7 +81,7 @@ class _Patch(NamedTuple):
 
     @property
     def region(self) -> tuple[slice, slice]:
-        """Where the patch lies in the image."""
+        """Rows and columns of the patch in the image."""
         height, width = self.coverage.shape
         return slice(self.top, self.top + height), slice(self.left, self.left + width)
 
@@ -93,7 +93,7 @@ class _Shape(NamedTuple):
 
 
 class _Canvas:
-    """An image in the making; `shapes` is what may be labelled."""
+    """An image in the making; `shapes` are those to label."""
 
     def __init__(self, rng: np.random.Generator, width: int, height: int, difficulty: float = 1.0) -> None:
         self.rng = rng
@@ -129,7 +129,7 @@ class _Canvas:
             self.shapes.append(shape)
 
     def clutter(self, count: int) -> None:
-        """Draw `count` bars and scribbles; what would hide a shape is left out."""
+        """Draw `count` bars and scribbles, except those that would hide a shape."""
         rng = self.rng
         for _ in range(round(count * self.difficulty)):
             points = [(rng.uniform(0, self.width), rng.uniform(0, self.height)) for _ in range(rng.integers(2, 6))]
@@ -143,7 +143,7 @@ class _Canvas:
             self._paint(patch, self._new_colour())
 
     def photograph(self) -> Rgb:
-        """The image as a camera would give it: lighting, blur, sensor noise, compression."""
+        """Return the image as from a camera: lighting, blur, sensor noise, compression."""
         rng = self.rng
         dark, bright = sorted((rng.uniform(0.6, 1.2), rng.uniform(0.6, 1.2)))
         light = dark + (bright - dark) * _ramp(rng, self.width, self.height)
@@ -168,7 +168,7 @@ class _Canvas:
         return _floats(_texture(self.rng, width, height) * np.float32(self.difficulty))
 
     def _new_colour(self) -> Floats:
-        """The candidate that differs most from all colours in use, so that no shape melts into what lies beside it."""
+        """Return the candidate that differs most from all colours in use, so that each shape stands out."""
         candidates = self.rng.uniform(0, 255, (6, 3)).astype(np.float32)
         gaps = [min((float(np.abs(c - used).sum()) for used in self.colours), default=0.0) for c in candidates]
         colour: Floats = candidates[int(np.argmax(gaps))]
@@ -176,7 +176,7 @@ class _Canvas:
         return colour
 
     def _paint(self, patch: _Patch, colours: Floats) -> bool:
-        """Lay `colours` ([h, w, 3] or [3]) over the image; False, and nothing done, if that hides a shape."""
+        """Paint `colours` ([h, w, 3] or [3]) over the image; if that hides a shape, do nothing and return False."""
         remaining = [shape._replace(visible=shape.visible.copy()) for shape in self.shapes]
         for shape in remaining:
             shape.visible[patch.region] &= patch.coverage < 128
@@ -194,7 +194,7 @@ class _Canvas:
 
 
 def _outline(kind: str, rng: np.random.Generator) -> list[Outline]:
-    """A shape in the unit disc: its outer ring, then rings cut out of it."""
+    """Return a shape in the unit disc: its outer ring, then rings cut out of it."""
     if kind == "circle":
         return [_arc(0, 0, 1, 0, 2 * pi)]
     if kind == "ring":
@@ -247,7 +247,7 @@ def _turned(point: tuple[float, float], quarters: int) -> tuple[float, float]:
 
 
 def _drawn(rings: Sequence[Outline], width: int, height: int) -> tuple[_Patch, int]:
-    """The part of a shape that lies in the image, and the whole shape's area in pixels."""
+    """Return the part of a shape within the image, and the whole shape's area in pixels."""
     left, top = (int(min(point[axis] for point in rings[0])) - 1 for axis in (0, 1))
     right, bottom = (int(max(point[axis] for point in rings[0])) + 2 for axis in (0, 1))
     scale = _SUPERSAMPLING
@@ -271,7 +271,7 @@ def _blend(first: Floats, second: Floats, weight: Floats) -> Floats:
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> Floats:
-    """A pattern, float32 [height, width] in 0..1."""
+    """Return a pattern, float32 [height, width] in 0..1."""
     kind = int(rng.integers(6))
     if kind == 0:
         return np.zeros((height, width), dtype=np.float32)

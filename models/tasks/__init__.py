@@ -1,4 +1,4 @@
-"""Tasks, and what is done with a network's outputs: classes, boxes, masks, tiles.
+"""Tasks: turning a network's outputs into classes, boxes, masks, tiles.
 
 Must not know files.
 """

@@ -1,4 +1,4 @@
-"""How right answers are: top-1 and mean average precision.
+"""Accuracy of answers: top-1 and mean average precision.
 
 Owns: the measures, over answers in the form of `PixelModel.postprocess`. Must not know who computed them.
 """
@@ -26,21 +26,21 @@ class Boxes(NamedTuple):
 
 
 class Top1(Accuracy):
-    """The share of images whose class comes first in the answer. What is right is a class's number."""
+    """The share of images whose class comes first in the answer. The truth is a class's number."""
 
     name = "top1"
     loss_limit = 0.01
 
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
-        """The share."""
+        """Compute the share."""
         return float(np.mean([self.truth(answer) == right for answer, right in zip(answers, truth, strict=True)]))
 
     def truth(self, answer: Answer) -> Any:
-        """The first class."""
+        """Return the first class."""
         return answer["classes"][0]["class_id"]
 
     def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """`top1`, `top5`: shares of equal first classes and of common first five."""
+        """Compute `top1` and `top5`: shares of equal first classes and of common first five."""
         pairs = [
             [[each["class_id"] for each in answer["classes"]] for answer in pair]
             for pair in zip(expected, answers, strict=True)
@@ -50,29 +50,27 @@ class Top1(Accuracy):
 
 
 class MeanAveragePrecision(Accuracy):
-    """Mean over the classes that are there of the average precision at IoU 0.5; NaN where no object is. What is right
-    is Boxes.
-    """
+    """Mean over the classes present of the average precision at IoU 0.5; NaN without objects. The truth is Boxes."""
 
     name = "map50"
     loss_limit = 0.02
     options = Options(score_threshold=0.001)  # Precision is an average over all thresholds.
 
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
-        """The mean."""
+        """Compute the mean."""
         return mean_average_precision(truth, answers, (0.5,))
 
     def report(self, truth: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
-        """This, and over COCO's ten IoUs."""
+        """Compute this measure, and the mean over COCO's ten IoUs."""
         return {**super().report(truth, answers), "map50_95": mean_average_precision(truth, answers)}
 
     def truth(self, answer: Answer) -> Boxes:
-        """The objects over the default threshold."""
+        """Return the objects over the default threshold."""
         return as_boxes([one for one in answer["detections"] if one["score"] >= Options().score_threshold])
 
     def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """`boxes`: the share of detections that the other side has too, of the same class and at the same place;
-        `detections`: their number.
+        """Compute `boxes`, the share of detections that the other side has too, of the same class and at the same
+        place, and `detections`, their number.
         """
         matched = total = 0
         for one, other in zip(expected, answers, strict=True):
@@ -85,7 +83,7 @@ class MeanAveragePrecision(Accuracy):
 
 
 def as_boxes(detections: Sequence[Answer]) -> Boxes:
-    """The detections of an answer."""
+    """Convert the detections of an answer."""
     return Boxes(
         np.array([[d["box"][side] for side in _CORNERS] for d in detections], dtype=np.float32).reshape(-1, 4),
         np.array([d["class_id"] for d in detections], dtype=np.int64),
@@ -96,7 +94,7 @@ def as_boxes(detections: Sequence[Answer]) -> Boxes:
 def mean_average_precision(
     truth: Sequence[Boxes], answers: Sequence[Answer], ious: Sequence[float] = tuple(np.arange(0.5, 1, 0.05))
 ) -> float:
-    """Mean of the average precision over classes that are there and IoUs (COCO's ten); NaN without objects."""
+    """Compute the mean of the average precision over the classes present and IoUs (COCO's ten); NaN without objects."""
     found = [as_boxes(answer["detections"]) for answer in answers]
     classes = {int(class_id) for image in truth for class_id in image.classes}
     each = [average_precision(truth, found, class_id, iou) for class_id in classes for iou in ious]
@@ -104,9 +102,9 @@ def mean_average_precision(
 
 
 def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int, iou: float = 0.5) -> float:
-    """Average precision of a class, interpolated at 101 recalls as COCO does; NaN where the class is absent.
+    """Compute the average precision of a class, interpolated at 101 recalls as COCO does; NaN if the class is absent.
 
-    By descending score, each box takes the free true box it overlaps most; where that is less than `iou` it is wrong.
+    By descending score, each box takes the free true box it overlaps most; below an overlap of `iou` it is wrong.
     """
     total = sum(int((image.classes == class_id).sum()) for image in truth)
     scores: list[float] = []
@@ -131,7 +129,7 @@ def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: 
 
 
 def overlaps(one: Array, other: Array) -> Array:
-    """Intersection over union of boxes [m, 4] and [n, 4]: [m, n]."""
+    """Compute the intersection over union of boxes [m, 4] and [n, 4]: [m, n]."""
     one, other = one[:, None].astype(np.float64), other[None].astype(np.float64)
     sides = (np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])).clip(0)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (one, other)]

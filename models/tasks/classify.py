@@ -1,8 +1,7 @@
 """Classification: the classes of the highest scores.
 
-Owns: what logits become (softmax, or a sigmoid each where several classes may be there at once), which classes are the
-best and in which order, the answer's form, and what the precision gate measures of it. Must not know networks or how
-images are read.
+Owns: turning logits into scores (softmax, or a sigmoid each if several classes may be present), the order of the best
+classes, the answer's form, and the precision gate's measures of it. Must not know networks or how images are read.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ _LIMITS_EACH: Limits = {
     "bf16": {"class": 0.0, "score": 0.1, "logit": 0.5, "scale": 0.02},
     "int8": {"class": 0.0, "score": 0.1, "logit": 0.75, "scale": 0.04},
 }
-"""Of scores that have each a sigmoid."""
-_SURE = 0.1  # Of a score of its own: how far it is from a half.
-_LOWEST, _HIGHEST = -9.0, 6.0  # Of a logit: beyond them a score is 0 or 1 to a thousandth or two, however near.
+"""Limits for scores with a sigmoid each."""
+_SURE = 0.1  # Least distance of a sigmoid's score from a half.
+_LOWEST, _HIGHEST = -9.0, 6.0  # Limits of a logit: beyond them a score is 0 or 1 within two thousandths.
 _FEW = 16
-"""So many classes are found sooner one by one than by sorting."""
+"""Largest number of classes that are found sooner one by one than by sorting."""
 
 
 class Classify(TaskAdapter):
-    """Logits to the `top_k` classes by descending score; equal scores by ascending number.
+    """Classification: the `top_k` classes by descending score; equal scores by ascending number.
 
-    Options: `scores`, `softmax`, or `sigmoid` where each class has a score of its own. The only class of a network has
-    a sigmoid in any case: softmax would make 1 of whatever it says.
+    Options: `scores`, `softmax`, or `sigmoid` if each class has a score of its own. The only class of a network has a
+    sigmoid in any case: softmax would always make 1 of it.
     """
 
     finds = "classes"
@@ -50,13 +49,13 @@ class Classify(TaskAdapter):
     known_options = ("scores",)
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raises ValueError for another option."""
+        """Raise ValueError for another option."""
         super().__init__(file)
         self.each = file.option("scores") == "sigmoid" or len(file.labels) == 1
         self.scores = sigmoid if self.each else softmax
         if self.each:
             self.limits = _LIMITS_EACH
-            self.accuracy = None  # Which class comes first is no measure of scores that stand alone.
+            self.accuracy = None  # The first class is no measure of independent scores.
 
     @property
     def scored_by(self) -> Literal["softmax", "sigmoid"]:
@@ -69,12 +68,12 @@ class Classify(TaskAdapter):
         return ("logits",)
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """Logits, float32 [classes]."""
+        """Return logits, float32 [classes]."""
         return (outputs[0].astype(np.float32, copy=True),)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """The best classes: found for a whole batch, and not in the server's event loop. Logits where tensors are asked
-        for, or too many classes.
+        """Find the best classes of a whole batch, outside the server's event loop. Add logits if tensors are asked for;
+        return logits alone if too many classes are.
         """
         logits = outputs[0][: len(options)].astype(np.float32, copy=True)
         best = best_of_all(logits, [each.top_k for each in options], self.scores)
@@ -85,7 +84,7 @@ class Classify(TaskAdapter):
         ]
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """`classes`."""
+        """Return `classes`."""
         best, scores = best_in(outputs, options.top_k, self.scores)
         labels = self.file.labels
         return {
@@ -98,7 +97,7 @@ class Classify(TaskAdapter):
     def postprocess_all(
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[Mapping[str, Any]]:
-        """The same in a third of the time: what NumPy does costs by call more than by number."""
+        """Postprocess several images in a third of the time: NumPy's cost is per call more than per number."""
         if outputs:
             logits = np.stack([each[0] for each in outputs])
             best = best_of_all(logits, [options.top_k] * len(outputs), self.scores)
@@ -107,24 +106,24 @@ class Classify(TaskAdapter):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The network's logits, and the scores that they become."""
+        """The network's logits, and their scores."""
         return tuple(OutputSpec(name, "FP32", (-1, len(self.file.labels))) for name in ("logits", "probabilities"))
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """float32 [classes] each."""
+        """Return logits and probabilities, float32 [classes] each."""
         assert outputs[0].ndim == 1, "the logits were not asked for"
         return {"logits": outputs[0], "probabilities": self.scores(outputs[0])}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Errors of logits [n, classes].
+        """Compute the errors of logits [n, classes].
 
         `top1`: fraction of images with a different class, among those where the reference is sure; `cosine`: 1 - cosine
         of the logits without their mean, which softmax ignores; `logit`: the largest error, in standard deviations of
         the image's logits; `scale`: how far the best common factor between both is from 1.
 
-        Of scores that have each a sigmoid: `class`: fraction of those on the other side of a half, among those that are
-        not near it; `score`: the largest error of one; `logit`: the largest error, in standard deviations of all
-        logits; `scale` as above. There is no mean to leave out, and an image may have one logit alone.
+        For scores with a sigmoid each: `class`: fraction of those on the other side of a half, among those not near it;
+        `score`: the largest error of one; `logit`: the largest error, in standard deviations of all logits; `scale` as
+        above. The mean stays in, and an image may have one logit alone.
         """
         wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
         if self.each:
@@ -159,7 +158,7 @@ def _errors_of_each(wanted: Array, given: Array) -> dict[str, float]:
 
 
 def sigmoid(logits: Array) -> Array:
-    """Stable sigmoid of each, float32."""
+    """Compute a stable sigmoid of each, float32."""
     logits = logits.astype(np.float32, copy=False)
     small = np.exp(-np.abs(logits))
     scores: Array = np.where(logits >= 0, 1, small) / (1 + small)
@@ -167,17 +166,17 @@ def sigmoid(logits: Array) -> Array:
 
 
 def best_of(scores: Array, count: int) -> Array:
-    """Numbers of the `count` highest scores of [classes], the highest first; equal scores by ascending number."""
+    """Return the numbers of the `count` highest scores of [classes], descending; equal scores by ascending number."""
     if not 0 < count < len(scores):
         every: Array = (-scores).argsort(kind="stable")
         return every[: max(count, 0)]
-    # Only what is at least as high as the last one wanted is sorted: for 5 of 1000 that takes 8 us, and all of them 46.
+    # Only scores at least as high as the last wanted one are sorted: 5 of 1000 take 8 us, all of them 46.
     last = len(scores) - count
     parted = scores.copy()
     parted.partition(last)
     least = parted[last]
     candidates: Array = (scores >= least).nonzero()[0]
-    if len(candidates) > count:  # Of those as high as the last one wanted, which may be all, only the first.
+    if len(candidates) > count:  # Of scores equal to the last wanted one, only the first.
         above, equal = (scores > least).nonzero()[0], (scores == least).nonzero()[0]
         candidates = np.concatenate((above, equal[: count - len(above)]))
     order: Array = (-scores[candidates]).argsort(kind="stable")
@@ -185,30 +184,30 @@ def best_of(scores: Array, count: int) -> Array:
 
 
 def best_few(scores: Array, count: int) -> Array:
-    """`best_of` of each row of [n, classes], none negative -> [n, count]: the highest, the highest of the rest, …"""
+    """Return `best_of` each row of [n, classes], none negative, as [n, count], in descending order."""
     left, rows = scores.copy(), np.arange(len(scores))
     best = np.empty((len(scores), count), np.intp)
     for place in range(count):
-        best[:, place] = highest = left.argmax(axis=1)  # Of equals the first.
+        best[:, place] = highest = left.argmax(axis=1)  # argmax takes the first of equals.
         left[rows, highest] = -1
     return best
 
 
 def rounded(scores: Array) -> list[Any]:
-    """Five digits of a probability are enough. Lists, as the shape has dimensions."""
+    """Round probabilities to five digits, which are enough. Nested lists, one level a dimension."""
     numbers: list[Any] = scores.astype(np.float64).round(5).tolist()
     return numbers
 
 
 def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], Array]) -> list[Array] | None:
-    """The best classes of each row of [n, classes]: float64 [2, count], numbers and scores. None where too many are
-    wanted. `counts`: how many, of each row; `score`: what makes scores of logits.
+    """Find the best classes of each row of [n, classes]: float64 [2, count], numbers and scores. Return None if too
+    many are wanted. `counts`: the number for each row; `score`: turns logits into scores.
     """
     most = min(max(counts, default=0), logits.shape[1])
     if not 0 < most <= _FEW or min(counts) <= 0:
         return None
     found = np.empty((len(logits), 2, most))
-    if len(logits) == 1:  # Then what is for several takes longer.
+    if len(logits) == 1:  # For one row, the code for several takes longer.
         scores = score(logits[0])
         found[0, 0] = best = best_of(scores, most)
         found[0, 1] = scores[best]
@@ -221,7 +220,7 @@ def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], A
 
 
 def best_in(sent: Sequence[Array], count: int, score: Callable[[Array], Array]) -> tuple[list[int], list[float]]:
-    """Numbers and scores of the best classes: as `best_of_all` found them for this `count`, or of logits."""
+    """Return numbers and scores of the best classes: as `best_of_all` found them for this `count`, or from logits."""
     if sent[-1].ndim == 2:
         classes, found = sent[-1].tolist()
         return [int(each) for each in classes], found

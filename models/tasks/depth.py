@@ -1,7 +1,7 @@
-"""Depth: a number for each place of an image, as far as the network sees it.
+"""Depth: a number for each place of an image, in the network's resolution.
 
-Owns: this task and the answer's form. Must not know networks, nor what a number means: metres, or how near (some
-networks answer with the inverse).
+Owns: this task and the answer's form. Must not know networks, nor what a number means: metres, or the inverse (some
+networks answer with it).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from models.tasks.mask_forms import grey_png
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GREATEST = 65_535  # Of 16 bits.
+_GREATEST = 65_535  # Largest number of 16 bits.
 
 
 class DepthEstimation(TaskAdapter):
-    """The first output, [n, h, w] or [n, 1, h, w]."""
+    """Depth from the first output, [n, h, w] or [n, 1, h, w]."""
 
     resize = "stretch"
     known_options = ()
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raises ValueError where the first output is no map."""
+        """Raise ValueError if the first output is no map."""
         super().__init__(file)
         shape = file.shapes[0]
         if len(shape) not in (3, 4) or shape[1:-2] not in ((), (1,)):
@@ -42,11 +42,11 @@ class DepthEstimation(TaskAdapter):
         return ("depth",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The map, float32 [n, h, w]."""
+        """Return the map, float32 [n, h, w]."""
         return (outputs[0].float().reshape(-1, self.height, self.width),)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """`depth`: what the network says of the image, its range, and the map as PNG or base64 of float32."""
+        """Return `depth`: the size of the map of the image, its range, and the map as PNG or base64 of float32."""
         seen = self.file.resize.fit(placement).seen(outputs[0])
         low, high = float(seen.min()), float(seen.max())
         if options.encoding == "base64":
@@ -59,9 +59,9 @@ class DepthEstimation(TaskAdapter):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The whole map, with what the input has beside the image."""
+        """The whole map, with the input's padding beside the image."""
         return (OutputSpec("depth", "FP32", (-1, self.height, self.width)),)
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """float32 [h, w]."""
+        """Return `depth`, float32 [h, w]."""
         return {"depth": outputs[0]}

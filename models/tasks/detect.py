@@ -1,7 +1,7 @@
-"""Detection: instances with a box, a score and a class; the other tasks of instances add to it.
+"""Detection: instances with a box, a score and a class; the other tasks of instances extend it.
 
-Owns: how candidates become instances, the answer's form, and what the precision gate measures of it. Must not know how
-a network is stored or how its outputs became candidates (models.exports.layouts).
+Owns: turning candidates into instances, the answer's form, and the precision gate's measures of it. Must not know how a
+network is stored or how its outputs became candidates (models.exports.layouts).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.tasks.accuracy import Boxes, MeanAveragePrecision, overlaps
 from models.tasks.instances import MAX_CANDIDATES, suppress
 
 Found = dict[str, Array]
-"""Instances of an image: `boxes` float64 [k, 4] in its pixels, `scores`, `classes`, and what the task adds."""
+"""Instances of an image: `boxes` float64 [k, 4] in its pixels, `scores`, `classes`, and the task's additions."""
 
 LIMITS: Limits = {
     "fp32": {"class": 0.002, "score": 0.002, "box": 0.05, "scale": 0.002, "missed": 0.0},
@@ -30,20 +30,18 @@ LIMITS: Limits = {
 }
 _EXTRA_LIMITS = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.5, "int8": 1.0}
 LIMITS_WITH_EXTRAS: Limits = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for name, limits in LIMITS.items()}
-"""Of tasks that add to boxes."""
+"""Limits of tasks that add to boxes."""
 
 _ANCHORS = 100  # Per image, those with the highest scores: the others are never part of an answer.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.
-_SUPPRESSED = 0.45  # That of two boxes of which a network may have dropped one: torchvision's threshold is 0.5.
-_CANDIDATES = 2_000  # Per image, among which counterparts are looked for.
-_SCORE, _CLASS = 0.1, 100.0  # What counts as much as a stride where rows are alike, and another class in strides.
-_USUAL_STRIDE = 16  # Where the anchors are not known.
+_SUPPRESSED = 0.45  # IoU above which a network may have dropped one of two boxes; torchvision's threshold is 0.5.
+_CANDIDATES = 2_000  # Per image, in the search for counterparts.
+_SCORE, _CLASS = 0.1, 100.0  # Costs in comparing rows: score error that equals a stride; another class in strides.
+_USUAL_STRIDE = 16  # If the anchors are not known.
 
 
 class Detect(TaskAdapter):
-    """Candidates to instances. `extras`: the names of the outputs beside boxes, scores and classes, those of each
-    candidate first.
-    """
+    """Detection. `extras`: the names of the outputs beside boxes, scores and classes, those of each candidate first."""
 
     finds = "objects"
     takes: ClassVar[Takes] = "boxes"
@@ -54,13 +52,13 @@ class Detect(TaskAdapter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Boxes, scores, classes, and what the task adds; of distances also which anchors they are of."""
+        """Boxes, scores, classes, and the task's extras; for distances also the numbers of their anchors."""
         if self.file.distances:
             return "distances", "scores", "classes", "anchors"
         return "boxes", "scores", "classes", *self.extras
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """Candidates by descending score: boxes [k, 4], scores [k], classes [k], and what the task wants."""
+        """Select candidates by descending score: boxes [k, 4], scores [k], classes [k], and the task's extras."""
         boxes, scores, classes, *others = outputs
         # Rows that the network has filled up with zeros are none, whatever the threshold.
         chosen = np.flatnonzero(scores > max(options.score_threshold, 0.0))
@@ -69,34 +67,34 @@ class Detect(TaskAdapter):
         return boxes, scores[chosen], classes[chosen], *self.kept_extras(others, chosen)
 
     def _boxes(self, distances: Array, anchors: Array) -> Array:
-        """Boxes of candidates in pixels of the input.
+        """Compute the boxes of candidates in pixels of the input.
 
-        Distances are in strides, and places are computed here: a low-precision engine then errs relative to the size
-        of a box, not to its place in the image (bfloat16 counts in steps of 4 beyond 512).
+        Distances are in strides, and places are computed here. A low-precision engine then errs relative to the size of
+        a box, not to its place in the image (bfloat16 counts in steps of 4 beyond 512).
         """
         centres, strides = (each[anchors] for each in _anchors(self.file.size, self.file.strides))
         corners: Array = np.concatenate((centres - distances[:, :2], centres + distances[:, 2:]), axis=1)
         return corners * strides[:, None]
 
     def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
-        """What is sent to the server of an image's further outputs, for the chosen candidates."""
+        """Select, for the chosen candidates, the further outputs of an image that the server needs."""
         return [other[chosen] for other in others[: len(self.extras)]]
 
     def keep(self, outputs: Sequence[Array], options: Options) -> Array:
-        """Indices of the candidates that remain, by descending score; `outputs` are by descending score."""
+        """Return the indices of the remaining candidates, by descending score; `outputs` are by descending score."""
         boxes, scores, classes = outputs[:3]
         return suppress(boxes, scores, classes, options.iou_threshold, options.max_detections)
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
-        """The boxes of the instances that were kept, and what the task adds."""
+        """Return the boxes of the kept instances, and the task's additions."""
         return {"boxes": fit.boxes(outputs[0][kept].astype(np.float64))}
 
     def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
-        """What each instance's entry has beside label, score and box; None: it is no instance after all."""
+        """Return each instance's entry beside label, score and box; None drops the instance."""
         return [{} for _ in found["scores"]]
 
     def found(self, outputs: Sequence[Array], placement: Placement, options: Options) -> tuple[Found, Array, Fit]:
-        """The instances, their indices among the candidates, and where the image lies."""
+        """Return the instances, their indices among the candidates, and the image's position."""
         if self.file.suppressed:
             kept = np.arange(min(len(outputs[1]), max(0, options.max_detections)))
         else:
@@ -106,7 +104,7 @@ class Detect(TaskAdapter):
         return {"scores": outputs[1][kept], "classes": outputs[2][kept].astype(np.int64), **located}, kept, fit
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """Instances by descending score, all coordinates in pixels of the image as displayed."""
+        """Return instances by descending score, all coordinates in pixels of the image as displayed."""
         found, _, fit = self.found(outputs, placement, options)
         detections = [
             {
@@ -129,7 +127,7 @@ class Detect(TaskAdapter):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Instances by descending score; of a batch, images with fewer are filled up with zeros."""
+        """Tensors of instances by descending score; in a batch, images with fewer are filled up with zeros."""
         return (
             OutputSpec("boxes", "FP32", (-1, -1, 4)),
             OutputSpec("scores", "FP32", (-1, -1)),
@@ -138,7 +136,7 @@ class Detect(TaskAdapter):
         )
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """Boxes float32 [k, 4] as x1, y1, x2, y2 in pixels of the image, scores [k], classes [k], their number []."""
+        """Return boxes float32 [k, 4], x1, y1, x2, y2 in pixels of the image, scores [k], classes [k], their number."""
         found, kept, _ = self.found(outputs, placement, options)
         return {
             "boxes": found["boxes"].astype(np.float32),
@@ -149,19 +147,20 @@ class Detect(TaskAdapter):
         }
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
-        """The tensors that the task adds to `answers`. `boxes`: of the instances, in pixels of the input."""
+        """Return the tensors that the task adds to `answers`. `boxes`: of the instances, in pixels of the input."""
         return {}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Errors of boxes [n, anchors, 4], scores and classes [n, anchors], on the anchors with the highest scores.
+        """Compute errors of boxes [n, anchors, 4], scores and classes [n, anchors], on the anchors with the highest
+        scores.
 
         `class`: score-weighted fraction of anchors with a different class; `score`: the largest error of a score;
         `box`: the largest error of a side of a box, in strides, weighted by the score up to the default threshold;
         `scale`: how far the best common factor of all boxes is from 1; `missed`: fraction of detections that only one
-        side has; `extra`: the largest error of what the task adds, in standard deviations of each.
+        side has; `extra`: the largest error of the task's extras, in standard deviations of each.
 
-        Of networks that suppress by themselves, rows are compared as sets: each with the one that is most like it, and
-        `class` is the fraction without one, those aside that ties may have decided.
+        Rows of networks with their own suppression are compared as sets, each with the row most like it. `class` is
+        then the fraction without one, except rows that ties may have decided.
         """
         if self.file.distances:
             expected, outputs = self._by_anchor(expected), self._by_anchor(outputs)
@@ -205,11 +204,11 @@ class Detect(TaskAdapter):
         return measured
 
     def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:
-        """What `measures` compares of the extras of candidates: `places` are their images and rows."""
+        """Return the extras of candidates that `measures` compares: `places` are their images and rows."""
         return [extras[0][places], *extras[1:]]
 
     def _strides(self) -> Array:
-        """Pixels of the input that an error of 1 in a box stands for, float32 [anchors, 1] or [1]."""
+        """Return the pixels of the input for an error of 1 in a box, float32 [anchors, 1] or [1]."""
         height, width = self.file.size
         if self.file.distances:
             return np.ones(1, np.float32)
@@ -217,8 +216,8 @@ class Detect(TaskAdapter):
         return np.concatenate(each)[:, None] if each else np.full(1, _USUAL_STRIDE, np.float32)
 
     def _most_alike(self, expected: Sequence[Array], outputs: Sequence[Array], top: Array) -> tuple[Array, Array]:
-        """For each of the rows `top` of an image, the row of the same image that is most like it, and whether it is not
-        more like another one of them: int and bool [n, top].
+        """Find, for each of the rows `top` of an image, the row of the same image most like it, and whether that row is
+        not more like another of them: int and bool [n, top].
         """
         images = np.arange(len(top))[:, None]
         boxes, scores, classes = (each[images, top][:, :, None] for each in expected[:3])
@@ -230,7 +229,7 @@ class Detect(TaskAdapter):
         return alike, least <= nearest[images, alike]
 
     def _by_anchor(self, outputs: Sequence[Array]) -> Sequence[Array]:
-        """Each anchor in the row of its number, of zeros where it is missing."""
+        """Put each anchor into the row of its number; rows of missing anchors are zeros."""
         count = len(_anchors(self.file.size, self.file.strides)[1])
         images = np.arange(len(outputs[0]))[:, None]
         found = [np.zeros((len(each), count, *each.shape[2:]), each.dtype) for each in outputs]
@@ -240,8 +239,8 @@ class Detect(TaskAdapter):
         return found
 
     def _missed(self, expected: Sequence[Array], outputs: Sequence[Array], tolerance: float) -> float:
-        """Fraction of detections (score over 0.4) that the other side has no candidate for (score over 0.15, same class
-        and place). The two thresholds differ so that rounding does not decide, and candidates are those before
+        """Compute the fraction of detections (score over 0.4) without a candidate on the other side (score over 0.15,
+        same class and place). The two thresholds differ so that rounding does not decide. Candidates are those before
         suppression and the cut at the most detections, which ties may decide.
         """
         height, width = self.file.size
@@ -269,14 +268,14 @@ class Detect(TaskAdapter):
 
 
 def _is_near(boxes: Array, others: Array) -> Array:
-    """Whether each box [..., 4] is where the other is: within half a stride, or a tenth of its longer side."""
+    """Return True for each box [..., 4] near the other: within half a stride, or a tenth of its longer side."""
     sides = (boxes[..., 2:] - boxes[..., :2]).max(-1)
     near: Array = np.abs(boxes - others).max(-1) <= np.maximum(_USUAL_STRIDE / 2, 0.1 * sides)
     return near
 
 
 def _least(scores: Array, others: Array) -> Array:
-    """The score at which each image's rows end, float64 [n]: of those with room for more, the least of all images."""
+    """Return the score at which each image's rows end, float64 [n]; of images with room for more, the least of all."""
     both = np.stack((scores, others)).astype(np.float64)
     last = both.min(axis=(0, 2))
     threshold = both[both > 0].min(initial=1.0)
@@ -285,8 +284,8 @@ def _least(scores: Array, others: Array) -> Array:
 
 
 def _tied(rows: Boxes, found: Array, least: float, tolerance: float) -> Array:
-    """Which rows of an image another engine that is right may lack: by their scores they are the last ones, or they lie
-    upon one of their class that is `found` and not worse, and suppression decides by their overlap.
+    """Return True for the rows of an image that another correct engine may lack: their scores are among the last, or
+    they overlap one of their class that is `found` and not worse, and suppression decides by their overlap.
     """
     upon = overlaps(rows.boxes, rows.boxes) * (rows.classes[:, None] == rows.classes[None])
     better = found[None] & (rows.scores[None] >= rows.scores[:, None] - tolerance)
@@ -296,7 +295,7 @@ def _tied(rows: Boxes, found: Array, least: float, tolerance: float) -> Array:
 
 @lru_cache(maxsize=8)
 def _anchors(size: tuple[int, int], strides: tuple[int, ...]) -> tuple[Array, Array]:
-    """Centres float32 [anchors, 2] as (x, y) in strides, and strides float32 [anchors], row by row."""
+    """Return centres float32 [anchors, 2] as (x, y) in strides, and strides float32 [anchors], row by row."""
     centres, each = [], []
     for stride in strides:
         rows, columns = size[0] // stride, size[1] // stride

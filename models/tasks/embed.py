@@ -1,6 +1,6 @@
-"""Embeddings: one vector an image, by which images are compared.
+"""Embeddings: one vector an image, for comparing images.
 
-Owns: which of a network's outputs is the vector, how tokens or places become one, and the answer's form. Must not know
+Owns: the choice of the output with the vector, the pooling of tokens or places, and the answer's form. Must not know
 networks.
 """
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _POOLED = {0: ("",), 3: ("cls", "mean"), 4: ("mean",)}
-"""How an output of so many axes becomes a vector; 0: it is one."""
+"""Allowed poolings of an output by its number of axes; 0: it is a vector already."""
 
 
 class Embed(TaskAdapter):
-    """An output [n, d], or one of tokens [n, tokens, d] or places [n, d, h, w] that is pooled on the device.
+    """Embedding: an output [n, d], or one of tokens [n, tokens, d] or places [n, d, h, w] pooled on the device.
 
     Options: `output`, its number, and `pooling`: `cls`, the first token, or `mean`.
     """
@@ -33,7 +33,7 @@ class Embed(TaskAdapter):
     known_options = ("output", "pooling")
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raises ValueError where it is open which output, or how it is pooled."""
+        """Raise ValueError if the output or its pooling does not fit."""
         super().__init__(file)
         self.pooling = file.option("pooling")
         flat = [max(shape[2:], default=1) == 1 for shape in file.shapes]
@@ -54,7 +54,7 @@ class Embed(TaskAdapter):
         return ("embedding",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The vector, float32 [n, d]."""
+        """Return the vector, float32 [n, d]."""
         chosen = outputs[self.number].float()
         if self.pooling is None:
             return (chosen.flatten(1),)
@@ -63,25 +63,25 @@ class Embed(TaskAdapter):
         return (chosen.mean((2, 3) if chosen.dim() == 4 else 1),)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """`embedding`: the numbers, or base64 of little-endian float32."""
+        """Return `embedding`: the numbers, or base64 of little-endian float32."""
         vector = _divided(outputs[0], options)
         if options.encoding == "base64":
             return {"embedding": base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")}
-        # By way of its text, a number has the few digits that float32 has.
+        # Parsed from its text, a number has only the few digits of float32.
         return {"embedding": orjson.loads(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY))}
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The vector."""
+        """Tensor of the vector."""
         return (OutputSpec("embedding", "FP32", (-1, self.dimensions)),)
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """float32 [d]."""
+        """Return `embedding`, float32 [d]."""
         return {"embedding": _divided(outputs[0], options)}
 
 
 def _divided(vector: Array, options: Options) -> Array:
-    """By its norm where that is asked for; a vector of zeros stays one."""
+    """Divide a vector by its norm if asked for; a vector of zeros stays one."""
     norm = float(np.linalg.norm(vector.astype(np.float64))) if options.normalize == "l2" else 1.0
     found: Array = (vector / (norm or 1.0)).astype(np.float32)
     return found

@@ -1,7 +1,7 @@
-"""From candidates to instances: non-maximum suppression, turned boxes, masks, polygons.
+"""Turning candidates into instances: non-maximum suppression, turned boxes, masks, polygons.
 
 Owns: arithmetic on NumPy arrays that is the same for every detector. Must not know networks, requests or JSON. All of
-it is bounded: by the candidates that are looked at, the instances that are wanted and the pixels of a mask.
+it is bounded: by the candidates considered, the instances wanted and the pixels of a mask.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import numpy as np
 
 from models.contract.model import Array
 
-# OpenCV's own threads would multiply those that decode.
+# OpenCV's own threads would add to the decoders' threads.
 cv2.setNumThreads(1)
 
 MAX_CANDIDATES = 30_000
 MAX_TURNED_CANDIDATES = 2_000
-"""Turned boxes are compared each with each, 50 times the work of upright ones."""
+"""Most turned boxes; each is compared with each, 50 times the work of upright ones."""
 
 _WINDOW, _COMPARED = 512, 48
-"""Candidates that are looked at together, and of these so many that are compared each with each."""
+"""Candidates considered together, and the part of them that is compared each with each."""
 _BLOCK = 256
 _MASK_SIDE = 1_280
-"""Polygons are found in masks of at most this side: prototypes have a quarter of the network's input."""
+"""Longest side of masks for polygons: prototypes have a quarter of the network's input."""
 _TOGETHER = 16
-"""Masks whose logits are in memory at once."""
+"""Masks with logits in memory at the same time."""
 _MOST_OF_A_ROW = 0.7
-"""From this share on, whole rows are multiplied where they lie: to copy parts of them costs more."""
+"""Share from which whole rows are multiplied in place: copying parts of them costs more."""
 _ALONE, _LEAST_COLUMNS = 200_000, 16
-"""Multiplications of a product that OpenBLAS computes in one thread, a little less; columns of its kernels."""
+"""Multiplications that OpenBLAS still computes in one thread, a little less; columns of its kernels."""
 _EPSILON = 1e-7
 
 Pair = Sequence[float] | Array
 
 
 def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, most: int) -> Array:
-    """Indices of the first `most` that greedy suppression within each class keeps, by descending score.
+    """Return the indices of the first `most` that greedy suppression within each class keeps, by descending score.
 
-    boxes: float32 [k, 4] as x1, y1, x2, y2, by descending score. What is kept of the best candidates does not depend on
-    the others, so these are tried first, and all only when they do not yield `most`.
+    boxes: float32 [k, 4] as x1, y1, x2, y2, by descending score. The survivors among the best candidates do not depend
+    on the others, so these are tried first, and all only if these do not yield `most`.
     """
     if len(boxes) == 0 or most <= 0:
         return np.empty(0, np.int64)
@@ -66,7 +66,7 @@ def suppress(boxes: Array, scores: Array, classes: Array, iou_threshold: float, 
 
 
 def _overlapping(boxes: Array, others: Array, threshold: float) -> Array:
-    """Whether each box overlaps each other one by more: bool [k, m]; boxes as float64 [4, k] and [4, m]."""
+    """Return, as bool [k, m], which pairs of boxes float64 [4, k] and [4, m] have an IoU over the threshold."""
     (x1, y1, x2, y2), (left, top, right, bottom) = boxes[:, :, None], others[:, None]
     shared = (np.minimum(x2, right) - np.maximum(x1, left)).clip(0)
     shared *= (np.minimum(y2, bottom) - np.maximum(y1, top)).clip(0)
@@ -76,11 +76,11 @@ def _overlapping(boxes: Array, others: Array, threshold: float) -> Array:
 
 
 def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: float, most: int) -> Array:
-    """Do for turned boxes what `suppress` does: [k, 4] as centre x, y, width, height, and angles [k] in radians, by
+    """Suppress turned boxes as `suppress` does: [k, 4] as centre x, y, width, height, and angles [k] in radians, by
     descending score.
 
     A box goes when any box of its class with a higher score, kept or not, overlaps it by more than the threshold, in
-    ProbIoU (arXiv 2106.06072), which Ultralytics uses. At most `MAX_TURNED_CANDIDATES` are looked at.
+    ProbIoU (arXiv 2106.06072), which Ultralytics uses. At most `MAX_TURNED_CANDIDATES` are considered.
     """
     boxes, angles, classes = (
         boxes[:MAX_TURNED_CANDIDATES],
@@ -101,7 +101,7 @@ def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: 
 
 
 def probabilistic_iou(boxes: Array, angles: Array, others: Array, other_angles: Array) -> Array:
-    """ProbIoU of every box with every other: float64 [k, m]."""
+    """Compute ProbIoU of every box with every other: float64 [k, m]."""
     one, two = _covariance(boxes, angles), _covariance(others, other_angles)
     a1, b1, c1 = (each[:, None] for each in one)
     a2, b2, c2 = (each[None, :] for each in two)
@@ -125,7 +125,7 @@ def _covariance(boxes: Array, angles: Array) -> tuple[Array, Array, Array]:
 
 
 def regular(boxes: Array, angles: Array) -> tuple[Array, Array]:
-    """The same turned boxes with the longer side as width and the angle in 0 to pi, as Ultralytics states them."""
+    """Return the turned boxes with the longer side as width and the angle in 0 to pi, as Ultralytics does."""
     swapped = boxes[:, 2] < boxes[:, 3]
     result = boxes.copy()
     result[:, 2] = np.where(swapped, boxes[:, 3], boxes[:, 2])
@@ -134,7 +134,7 @@ def regular(boxes: Array, angles: Array) -> tuple[Array, Array]:
 
 
 def corners_of(boxes: Array, angles: Array) -> Array:
-    """[k, 4, 2] from centre, width, height and angle: in order around the box."""
+    """Compute corners [k, 4, 2] from centre, width, height and angle: in order around the box."""
     cos, sin = np.cos(angles), np.sin(angles)
     along = np.stack((boxes[:, 2] / 2 * cos, boxes[:, 2] / 2 * sin), axis=1)
     across = np.stack((-boxes[:, 3] / 2 * sin, boxes[:, 3] / 2 * cos), axis=1)
@@ -145,10 +145,10 @@ def corners_of(boxes: Array, angles: Array) -> Array:
 
 
 class _Windows(NamedTuple):
-    """What boxes need of prototypes, each [k, 2] for x and y: from `first` to before `last`.
+    """Parts of prototypes for boxes, each [k, 2] for x and y: from `first` to before `last`.
 
-    `shifts` and `enlarged`: where these are enlarged, the place of the first sample and how many there are. `offsets`
-    and `sizes`: of the samples that are the image's pixels; a size may be 0.
+    `shifts` and `enlarged`: if prototypes are enlarged, the place of the first sample and the number of samples.
+    `offsets` and `sizes`: of the samples that are the image's pixels; a size may be 0.
     """
 
     first: Array
@@ -160,13 +160,13 @@ class _Windows(NamedTuple):
 
 
 class _Scratch:
-    """Memory for one mask after the other: to get it new costs as much as what is computed in it."""
+    """Memory for one mask after the other: new memory costs as much as the computation in it."""
 
     def __init__(self) -> None:
         self._values = np.empty(0, np.float32)
 
     def of(self, width: int, height: int) -> Array:
-        """float32 [height, width], whatever is in it; valid until the next call."""
+        """Return float32 [height, width] of any content; valid until the next call."""
         if len(self._values) < width * height:
             self._values = np.empty(width * height, np.float32)
         return self._values[: width * height].reshape(height, width)
@@ -174,11 +174,11 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class MaskGrid:
-    """Where prototypes lie in an image, each pair for x and y.
+    """Position of prototypes in an image, each pair for x and y.
 
-    The image fills a rectangle of the network's input; `first` and `last` are its sides in prototypes that are enlarged
-    `enlargement` times, and `size` is that of the image. Masks are first enlarged so far that the rectangle has whole
-    pixels, then cut, then brought to the image's size, here and in Ultralytics.
+    The image fills a rectangle of the network's input; `first` and `last` are its sides in prototypes enlarged
+    `enlargement` times, and `size` is that of the image. Masks are first enlarged until the rectangle has whole pixels,
+    then cut, then resized to the image, here and in Ultralytics.
     """
 
     enlargement: int
@@ -190,18 +190,18 @@ class MaskGrid:
     def of(
         cls, ratio: tuple[float, float], rectangle: tuple[float, float, float, float], size: tuple[int, int]
     ) -> MaskGrid:
-        """`ratio`: prototypes for one pixel of the input; `rectangle`: x1, y1, x2, y2 in pixels of the input."""
+        """Build a grid. `ratio`: prototypes per pixel of the input; `rectangle`: x1, y1, x2, y2 in these pixels."""
         places = np.array(rectangle) * np.tile(ratio, 2)
         enlargement = next((each for each in (1, 2) if np.allclose(places * each, (places * each).round())), 4)
         x1, y1, x2, y2 = (round(float(place)) for place in places * enlargement)
         return cls(enlargement, (x1, y1), (max(x1 + 1, x2), max(y1 + 1, y2)), size)
 
     def masks(self, coefficients: Array, prototypes: Array, boxes: Array) -> Iterator[tuple[Array, int, int]]:
-        """Each instance's mask within its box: uint8 [h, w] of 0 and 1, and the x and y of its first pixel.
+        """Yield each instance's mask within its box: uint8 [h, w] of 0 and 1, and the x and y of its first pixel.
 
         coefficients: [k, m]; prototypes: float32 [m, ph, pw]; boxes: [k, 4], x1, y1, x2, y2 in pixels of the image.
-        Only the part of the prototypes that a box needs is looked at. Where boxes are large or overlap, that part is
-        one for several instances: reading prototypes costs more than multiplying them.
+        Only the part of the prototypes for a box is read. If boxes are large or overlap, several instances share one
+        part: reading prototypes costs more than multiplying them.
         """
         windows = self._windows(boxes, prototypes.shape)
         pixels = np.ceil(boxes[:, :2]).astype(int).tolist()
@@ -228,7 +228,7 @@ class MaskGrid:
                 yield self._mask(logits, windows, number, steps, scratch), *pixels[number]
 
     def _windows(self, boxes: Array, shape: tuple[int, ...]) -> _Windows:
-        """What each box needs of prototypes of this shape."""
+        """Compute the windows of boxes in prototypes of this shape."""
         corners = np.ceil(boxes).astype(np.int64)
         starts, sizes = corners[:, :2], (corners[:, 2:] - corners[:, :2]).clip(0)
         begin, end, lengths = np.array(self.first), np.array(self.last), np.array((shape[2], shape[1]))
@@ -236,7 +236,7 @@ class MaskGrid:
         places = (starts + 0.5) * self._steps() - 0.5 + begin
         low = (np.floor(places) - 1).clip(begin, end - 1).astype(np.int64)
         high = np.minimum(np.maximum(np.ceil(places + sizes * self._steps()) + 2, low + 1), end).astype(np.int64)
-        least, greatest = low, high  # Nothing of the padding, which would be mixed into the image's edge.
+        least, greatest = low, high  # Without the padding, which would mix into the image's edge.
         if self.enlargement > 1:
             least = (low // self.enlargement - 1).clip(0, lengths - 1)
             greatest = np.minimum(np.maximum(high // self.enlargement + 2, least + 1), lengths)
@@ -244,12 +244,12 @@ class MaskGrid:
         return _Windows(least, greatest, shifts, high - low, places - (least if self.enlargement == 1 else low), sizes)
 
     def _steps(self) -> Array:
-        """Enlarged prototypes for one pixel of the image, [2]."""
+        """Return the enlarged prototypes for one pixel of the image, [2]."""
         steps: Array = (np.array(self.last) - np.array(self.first)) / np.array(self.size)
         return steps
 
     def _mask(self, logits: Array, windows: _Windows, number: int, steps: Array, scratch: _Scratch) -> Array:
-        """uint8 [h, w] of 0 and 1, from the logits of a window."""
+        """Compute a mask uint8 [h, w] of 0 and 1 from the logits of a window."""
         if self.enlargement > 1:
             scale = 1 / self.enlargement
             columns, rows = windows.enlarged[number].tolist()
@@ -257,15 +257,15 @@ class MaskGrid:
             logits = enlarged[y : y + rows, x : x + columns]
         width, height = windows.sizes[number].tolist()
         found, x, y = _sampled(logits, steps, windows.offsets[number], (width, height), scratch)
-        # Of all that lies in one piece: of a part, row by row, this takes twice as long.
+        # Computed on the whole contiguous array: on a part, row by row, this takes twice as long.
         return (found > 0).view(np.uint8)[y : y + height, x : x + width]
 
 
 def combined(coefficients: Array, prototypes: Array) -> Array:
-    """Logits of masks: [k, m] and float32 [m, h, w] -> float32 [k, h, w].
+    """Compute logits of masks, float32 [k, h, w], from [k, m] and float32 [m, h, w].
 
-    In pieces so small that NumPy's BLAS computes each in this thread: it would take every core for the whole product
-    and wait for them busily, which took up to 20 times as long where they were at work.
+    The pieces are so small that NumPy's BLAS computes each in this thread. For the whole product it would take every
+    core and busy-wait for them, which took up to 20 times as long when the cores had other work.
     """
     rows, flat = np.asarray(coefficients, np.float32), np.asarray(prototypes, np.float32).reshape(len(prototypes), -1)
     (count, depth), length = rows.shape, flat.shape[1]
@@ -284,13 +284,14 @@ def combined(coefficients: Array, prototypes: Array) -> Array:
 
 
 def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Scratch) -> tuple[Array, int, int]:
-    """Bilinear samples [h, w] at x * step + offset, beyond the edge those of the edge; in the memory of `scratch`.
+    """Sample [h, w] bilinearly at x * step + offset, edge values beyond the edge; uses the memory of `scratch`.
 
-    Pairs are of x and y. With what lies around these, and the column and row at which they begin.
+    Pairs are of x and y. The result may have more around the samples; the column and row of the first one come with it.
     """
     (step_x, step_y), (x, y), (width, height) = map(float, steps), map(float, offsets), map(int, size)
     factor_x, factor_y = round(1 / step_x), round(1 / step_y)
-    # Where each value becomes a whole number of samples, enlarging all of them is seven times as fast, and the same.
+    # If each value becomes a whole number of samples, enlarging all of them is seven times as fast, with the same
+    # result.
     shift_x, shift_y = (x + 0.5) * factor_x - 0.5, (y + 0.5) * factor_y - 0.5
     first_x, first_y = round(shift_x), round(shift_y)
     enlarged = values.shape[1] * factor_x, values.shape[0] * factor_y
@@ -312,10 +313,10 @@ def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Sc
 
 
 def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array] | None:
-    """The outer contours of a mask whose first pixel is at (x, y): rings, int32 [points, 2], the largest first.
+    """Return the outer contours of a mask whose first pixel is at (x, y): rings, int32 [points, 2], the largest first.
 
-    Holes are left out, and so are the smallest rings, and single points of the others, beyond `most` points in all.
-    None where the mask is empty.
+    Holes are left out. Beyond `most` points in all, the smallest rings and single points of the others are, too. None
+    if the mask is empty.
     """
     contours, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE, offset=(x, y))
     if not contours:
@@ -331,5 +332,5 @@ def polygons_of(mask: Array, x: int, y: int, most: int) -> list[Array] | None:
 
 
 def mask_reduction(width: int, height: int) -> float:
-    """By how much an image is reduced for its masks, at most 1."""
+    """Return the factor by which an image is reduced for its masks, at most 1."""
     return min(1.0, _MASK_SIDE / max(width, height))

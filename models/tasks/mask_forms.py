@@ -1,7 +1,7 @@
-"""Masks and maps as other programs read them: run lengths as COCO writes them, and PNG.
+"""Masks and maps in common forms: run lengths of COCO, and PNG.
 
-Owns: these two forms. Must not know networks or requests. A mask of an instance is given as the part within its box, so
-that both cost what the box costs, however large the image is.
+Owns: these two forms. Must not know networks or requests. A mask of an instance is the part within its box, so that the
+cost is that of the box, however large the image is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from models.contract.model import Array
 
 _RUNS_TOGETHER = 100_000
-"""Runs of all masks that are written at once: their numbers take 100 bytes each."""
+"""Largest number of runs, over all masks, that are written at once: their numbers take 100 bytes each."""
 
 
 def written(
     form: Literal["rle", "png"], parts: Iterable[tuple[Array, int, int]], width: int, height: int
 ) -> Iterator[dict[str, Any] | None]:
-    """Each mask in an answer's words, of an image of `width` x `height`; None for an empty one.
+    """Yield each mask in an answer's form, for an image of `width` x `height`; None for an empty one.
 
     parts: masks within their boxes, uint8 [h, w] of 0 and 1, and the x and y of their first pixel.
     """
@@ -46,12 +46,12 @@ def _counts(each: Sequence[Array], width: int, height: int) -> Iterator[dict[str
 
 
 def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> Array:
-    """Lengths of runs of 0 and 1 in alternation, 0 first, of a mask of a whole image, column by column: int64 [runs].
+    """Return lengths of alternating runs of 0 and 1, 0 first, of a whole image's mask, column by column: int64 [runs].
 
     mask: uint8 [h, w] of 0 and 1, whose first pixel is (x, y) of an image of `width` x `height`.
     """
     mask = mask[: max(0, height - y), : max(0, width - x)]
-    # A zero before the first column and after each: so changes are alternately the start and the stop of a run.
+    # A zero before the first column and after each: so changes alternate between a run's start and its stop.
     side = mask.shape[0] + 1
     padded = np.empty(mask.shape[1] * side + 1, np.uint8)
     padded[::side] = 0
@@ -59,7 +59,7 @@ def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> Array:
         padded[1:].reshape(mask.shape[1], side)[:, :-1] = cv2.transpose(mask)
     changes = np.flatnonzero(padded[1:] != padded[:-1])
     changes += changes // side * (height - side) + (x * height + y)
-    # A run may go on in the next column: then it neither stops nor starts there.
+    # A run may continue in the next column: then it neither stops nor starts there.
     same = np.flatnonzero(changes[1:-1:2] == changes[2::2])
     if len(same):
         changes = np.delete(changes, np.concatenate((2 * same + 1, 2 * same + 2)))
@@ -71,7 +71,7 @@ def run_lengths(mask: Array, x: int, y: int, width: int, height: int) -> Array:
 
 
 def compressed(each: Sequence[Array]) -> list[str]:
-    """Run lengths of masks as the texts that pycocotools writes and reads; of all at once, which takes less time.
+    """Write run lengths of masks as the texts of pycocotools; all masks at once, which takes less time.
 
     From the fourth on, a length is written as its difference to the one two before. A number is written in groups of
     five bits, the least first; the sixth bit says that more follow, and the last group's fifth bit is the sign.
@@ -84,7 +84,7 @@ def compressed(each: Sequence[Array]) -> list[str]:
     first = (ends - counts)[:, None] + np.arange(3)
     first = first[first < ends[:, None]]
     values[first] = lengths[first]
-    # The bits of a number without its sign, and one for that.
+    # The bits of a number without its sign, and one for the sign.
     magnitudes = values ^ (values >> 63)
     most = int(magnitudes.max(initial=0)).bit_length() // 5 + 1
     sizes = np.ones(len(values), np.int64)
@@ -104,11 +104,11 @@ def compressed(each: Sequence[Array]) -> list[str]:
 
 
 def png(mask: Array) -> str:
-    """A mask uint8 [h, w] of 0 and 1 as base64 of a PNG of 0 and 255."""
+    """Encode a mask uint8 [h, w] of 0 and 1 as base64 of a PNG of 0 and 255."""
     return grey_png(mask * np.uint8(255))
 
 
 def grey_png(levels: Array) -> str:
-    """Grey levels [h, w], uint8 or uint16, as base64 of a PNG of 8 or 16 bits."""
+    """Encode grey levels [h, w], uint8 or uint16, as base64 of a PNG of 8 or 16 bits."""
     _, encoded = cv2.imencode(".png", levels)
     return base64.b64encode(encoded.tobytes()).decode("ascii")

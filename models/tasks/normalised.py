@@ -1,7 +1,7 @@
-"""An image model from behind its normalisation: for clients that resize and normalise themselves.
+"""An image model without its normalisation: for clients that resize and normalise themselves.
 
-Owns: what such an item is. Same weights, same outputs and answers as the image model;
-made ready by itself, because what a network is given decides what an engine makes of it.
+Owns: the form of such an item. Weights, outputs and answers are the image model's. The network is prepared by itself,
+because an engine's build depends on the network's input.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NormalisedModel(Model):
-    """`image_model` is the model whose weights, outputs and answers these are."""
+    """A model with normalised input; weights, outputs and answers are those of `image_model`."""
 
     image_model: PixelModel
 
     @classmethod
     def of(cls, image_model: PixelModel) -> NormalisedModel:
-        """Its name is no name that a client could use."""
+        """Build the model; no client can use its name."""
         height, width, channels = image_model.input_shape
         size = item_bytes((TensorSpec("input", "FP32", (channels, height, width)),))
         return cls(
@@ -46,26 +46,26 @@ class NormalisedModel(Model):
 
     @property
     def task(self) -> str:
-        """The image model's task."""
+        """Task of the image model."""
         return self.image_model.task
 
     @property
     def finds(self) -> Finds:
-        """What the image model finds."""
+        """Content of the image model's entries."""
         return self.image_model.finds
 
     @property
     def limits(self) -> Limits:
-        """The image model's limits."""
+        """Limits of the image model."""
         return self.image_model.limits
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the image model's outputs."""
+        """Names of the image model's outputs."""
         return self.image_model.outputs
 
     def network(self) -> NormalisedNetwork:
-        """The image model's network behind this input. Raises WeightsError."""
+        """Build the image model's network behind this input. Raises WeightsError."""
         from models.contract.networks import NormalisedNetwork
 
         return NormalisedNetwork(self.image_model.network()).eval().requires_grad_(False)
@@ -79,11 +79,11 @@ class NormalisedModel(Model):
         return self.image_model.reduce_all(outputs, options)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """The image model's measures."""
+        """Compute the image model's measures."""
         return self.image_model.measures(expected, outputs)
 
     def items(self, pixels: Array) -> Array:
-        """uint8 [n, *image_model.input_shape], as the image network takes it -> uint8 [n, *input_shape]."""
+        """Convert uint8 [n, *image_model.input_shape], the image network's input, to uint8 [n, *input_shape]."""
         import torch
         from torch import nn
 

@@ -1,4 +1,4 @@
-"""Turned boxes: the entry of an instance has its centre, sides, angle and corners.
+"""Turned boxes: an instance's entry has its centre, sides, angle and corners.
 
 Owns: this task. Must not know networks.
 """
@@ -17,19 +17,19 @@ from models.tasks.instances import corners_of, regular, suppress_turned
 
 
 class TurnedBoxes(Detect):
-    """Adds `turned` float64 [k, 5] and `corners` [k, 4, 2]; `boxes` are the upright ones around them."""
+    """Turned boxes: adds `turned` float64 [k, 5] and `corners` [k, 4, 2]; `boxes` are the upright ones around them."""
 
     takes = "turned"
     extras = ("angles",)
     limits = LIMITS_WITH_EXTRAS
 
     def keep(self, outputs: Sequence[Array], options: Options) -> Array:
-        """By ProbIoU, which Ultralytics compares turned boxes by."""
+        """Suppress by ProbIoU, Ultralytics' overlap of turned boxes."""
         boxes, _, classes, angles = outputs[:4]
         return suppress_turned(boxes, angles[:, 0], classes, options.iou_threshold, options.max_detections)
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
-        """With the longer side as width, in pixels of the image."""
+        """Return turned boxes with the longer side as width, in pixels of the image."""
         boxes, angles = regular(outputs[0][kept].astype(np.float64), outputs[3][kept, 0].astype(np.float64))
         boxes = (boxes - np.concatenate((fit.pad, np.zeros(2)))) / np.tile(fit.scale, 2)
         corners = corners_of(boxes, angles)
@@ -41,7 +41,7 @@ class TurnedBoxes(Detect):
         }
 
     def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
-        """`obb` and `corners`."""
+        """Return `obb` and `corners`."""
         names = ("cx", "cy", "w", "h", "angle")
         turned = np.concatenate((found["turned"][:, :4].round(2), found["turned"][:, 4:].round(5)), axis=1)
         return [
@@ -51,16 +51,16 @@ class TurnedBoxes(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """`turned`: centre x and y, width, height, angle; `corners`: in order around the box."""
+        """Detection's tensors, `turned` (centre x and y, width, height, angle), and `corners` around the box."""
         turned = OutputSpec("turned", "FP32", (-1, -1, 5)), OutputSpec("corners", "FP32", (-1, -1, 4, 2))
         return *super().answers, *turned
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
-        """`turned` and `corners`."""
+        """Return `turned` and `corners`."""
         return {name: found[name].astype(np.float32) for name in ("turned", "corners")}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
-        """With its centre and corners."""
+        """Move an entry with its centre and corners."""
         obb = {**entry["obb"], "cx": entry["obb"]["cx"] + x, "cy": entry["obb"]["cy"] + y}
         corners = [[px + x, py + y] for px, py in entry["corners"]]
         return {**super().moved(entry, x, y), "obb": obb, "corners": corners}

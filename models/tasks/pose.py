@@ -1,4 +1,4 @@
-"""Poses: the entry of an instance has its key points.
+"""Poses: an instance's entry has its key points.
 
 Owns: this task. Must not know networks.
 """
@@ -17,14 +17,14 @@ from models.tasks.detect import LIMITS_WITH_EXTRAS, Detect, Found
 
 
 class Pose(Detect):
-    """Adds `keypoints` float64 [k, points, 3]: x and y in pixels of the image, and a score, 1 where there is none."""
+    """Poses: adds `keypoints` float64 [k, points, 3]: x and y in pixels of the image, and a score, 1 by default."""
 
     takes = "keypoints"
     extras = ("keypoints",)
     limits = LIMITS_WITH_EXTRAS
 
     def __init__(self, file: AdaptedFile) -> None:
-        """The option `keypoints`: their number, and the values of each. Raises ValueError where it is missing."""
+        """Read the option `keypoints`: their number, and the values of each. Raises ValueError if it is missing."""
         super().__init__(file)
         number, values = file.option("keypoints") or (0, 0)
         if not number:
@@ -32,14 +32,14 @@ class Pose(Detect):
         self.keypoints: tuple[int, int] = number, values
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
-        """Boxes and key points."""
+        """Return boxes and key points."""
         points = outputs[3][kept].astype(np.float64).reshape(len(kept), *self.keypoints)
         visible = points[..., 2:3] if points.shape[2] > 2 else np.ones((*points.shape[:2], 1))
         found = super().locate(outputs, kept, fit)
         return {**found, "keypoints": np.concatenate((fit.points(points[..., :2]), visible), axis=2)}
 
     def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
-        """`keypoints`."""
+        """Return `keypoints`."""
         return [
             {"keypoints": [{"x": round(x, 2), "y": round(y, 2), "score": round(score, 5)} for x, y, score in points]}
             for points in found["keypoints"].tolist()
@@ -47,14 +47,14 @@ class Pose(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """`keypoints`: x, y and score of each."""
+        """Detection's tensors, and `keypoints`: x, y and score of each."""
         return *super().answers, OutputSpec("keypoints", "FP32", (-1, -1, self.keypoints[0], 3))
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
-        """`keypoints`."""
+        """Return `keypoints`."""
         return {"keypoints": found["keypoints"].astype(np.float32)}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
-        """With its key points."""
+        """Move an entry with its key points."""
         points = [{**point, "x": point["x"] + x, "y": point["y"] + y} for point in entry["keypoints"]]
         return {**super().moved(entry, x, y), "keypoints": points}

@@ -1,6 +1,6 @@
 """Regression: named numbers, one or several an image.
 
-Owns: this task, the answer's form, and what the precision gate measures of it. Must not know networks.
+Owns: this task, the answer's form, and the precision gate's measures of it. Must not know networks.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LIMITS: Limits = {
 
 
 class Regress(TaskAdapter):
-    """All numbers of all outputs, in their order; the labels are their names."""
+    """Regression: all numbers of all outputs, in their order; the labels are their names."""
 
     resize = "stretch"
     known_options = ()
     limits = _LIMITS
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raises ValueError where there is another number of labels."""
+        """Raise ValueError if the labels are of another number."""
         super().__init__(file)
         count = sum(prod(shape[1:]) for shape in file.shapes)
         self.names = file.labels or (("value",) if count == 1 else tuple(f"value {n}" for n in range(count)))
@@ -47,27 +47,27 @@ class Regress(TaskAdapter):
         return ("values",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The numbers, float32 [n, k]."""
+        """Return the numbers, float32 [n, k]."""
         import torch
 
         return (torch.cat([each.float().reshape(len(each), -1) for each in outputs], dim=1),)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """`values`, by name."""
+        """Return `values`, by name."""
         return {"values": {name: float(str(value)) for name, value in zip(self.names, outputs[0], strict=True)}}
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The numbers."""
+        """Tensor of the numbers."""
         return (OutputSpec("values", "FP32", (-1, len(self.names))),)
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """float32 [k]."""
+        """Return `values`, float32 [k]."""
         return {"values": outputs[0]}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """`value`: the largest error of a number, in standard deviations of this number over all probes (at least a
-        hundredth of its size); `scale`: how far the best common factor is from 1, all numbers in these deviations.
+        """Compute `value`, the largest error of a number, in standard deviations of this number over all probes (at
+        least a hundredth of its size); `scale`: the distance of the best common factor from 1, in these deviations.
         """
         wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
         spread = np.maximum(wanted.std(0), LEAST_SPREAD * np.sqrt((wanted**2).mean(0)))

@@ -1,6 +1,6 @@
-"""Masks: the entry of an instance has its outlines, or its mask in the form that was asked for.
+"""Masks: an instance's entry has its outlines, or its mask in the form asked for.
 
-Owns: this task, and the bounds on what the masks of an image cost. Must not know networks.
+Owns: this task, and the bounds on the cost of an image's masks. Must not know networks.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from models.tasks.detect import LIMITS_WITH_EXTRAS, Detect, Found
 from models.tasks.instances import MaskGrid, combined, mask_reduction, polygons_of
 from models.tasks.mask_forms import written
 
-_POINTS = 50_000  # Of all polygons of an image, but each may have the least.
+_POINTS = 50_000  # For all polygons of an image; each may have at least _LEAST_POINTS.
 _LEAST_POINTS = 200
 _MASK_PIXELS = 64_000_000
 
 
 class Segment(Detect):
-    """Adds `coefficients` [k, m] and `prototypes` float32 [m, h, w], of which masks are made."""
+    """Masks: adds `coefficients` [k, m] and `prototypes` float32 [m, h, w], which are combined into masks."""
 
     takes = "masks"
     extras = ("coefficients", "prototypes")
     limits = LIMITS_WITH_EXTRAS
 
     def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
-        """Prototypes only of instances: they are megabytes."""
+        """Keep only the prototypes that the candidates use: they are megabytes."""
         coefficients, prototypes = others
         coefficients = coefficients[chosen]
-        used = coefficients.any(axis=0)  # Of masks that are prototypes, those of other candidates are not.
+        used = coefficients.any(axis=0)  # If prototypes are the masks, those of other candidates are unused.
         return [coefficients[:, used], np.asarray(prototypes[used], np.float32)]
 
     def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:
-        """Of networks that suppress by themselves, and may number their prototypes otherwise, the masks."""
+        """Return the masks for networks with their own suppression, which may number their prototypes otherwise."""
         if not self.file.suppressed:
             return super().compared_extras(extras, places)
         (images, rows), (coefficients, prototypes) = places, extras
         return [combined(coefficients[each, rows[images == each]], prototypes[each]) for each in np.unique(images)]
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
-        """Boxes, and what masks are made of."""
+        """Return boxes, and the parts of masks."""
         return {**super().locate(outputs, kept, fit), "coefficients": outputs[3][kept], "prototypes": outputs[4]}
 
     def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
-        """`segments` or `mask`. None where the mask is empty: that is no instance, here and in the reference.
+        """Return `segments` or `mask`. None for an empty mask: that is no instance, here and in the reference.
 
-        Of all masks together at most `_MASK_PIXELS` are looked at: the instances after that have none.
+        All masks together have at most `_MASK_PIXELS`: the instances after that have none.
         """
         if options.masks == "none":
             return super().describe(found, fit, options)
@@ -65,12 +65,12 @@ class Segment(Detect):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """`masks`, in a quarter of the input."""
+        """Detection's tensors, and `masks` in a quarter of the input."""
         height, width = (side // 4 for side in self.file.size)
         return *super().answers, OutputSpec("masks", "UINT8", (-1, -1, height, width))
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
-        """uint8 [k, h/4, w/4]: the masks as the network sees them, cut at their boxes."""
+        """Return masks uint8 [k, h/4, w/4] in the network's resolution, cut at their boxes."""
         height, width = (side // 4 for side in self.file.size)
         prototypes = found["prototypes"]
         masks = np.zeros((len(found["scores"]), height, width), np.uint8)
@@ -81,7 +81,7 @@ class Segment(Detect):
         return {"masks": masks}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
-        """With its outlines."""
+        """Move an entry with its outlines."""
         moved = super().moved(entry, x, y)
         if "segments" in moved:  # Masks may not have been asked for.
             moved["segments"] = [[[px + x, py + y] for px, py in ring] for ring in entry["segments"]]
@@ -89,7 +89,7 @@ class Segment(Detect):
 
 
 def grid(prototypes: Array, fit: Fit, factor: float = 1.0) -> MaskGrid:
-    """Where prototypes [m, h, w] lie in an image reduced by `factor`."""
+    """Return the position of prototypes [m, h, w] in an image reduced by `factor`."""
     size = np.array([fit.placement.width, fit.placement.height])
     (left, top), (right, bottom) = fit.pad, fit.pad + fit.scale * size
     width, height = (max(1, round(side * factor)) for side in size.tolist())
@@ -98,7 +98,7 @@ def grid(prototypes: Array, fit: Fit, factor: float = 1.0) -> MaskGrid:
 
 
 def polygons(found: Found, fit: Fit) -> list[list[list[list[float]]] | None]:
-    """Each instance's rings of points in pixels of the image; None where its mask is empty."""
+    """Return each instance's rings of points in pixels of the image; None for an empty mask."""
     most = max(_LEAST_POINTS, _POINTS // max(1, len(found["scores"])))
     factor = mask_reduction(fit.placement.width, fit.placement.height)
     outlines: list[list[list[list[float]]] | None] = []
@@ -113,7 +113,7 @@ def polygons(found: Found, fit: Fit) -> list[list[list[list[float]]] | None]:
 
 
 def _within_boxes(found: Mapping[str, Array], fit: Fit, factor: float) -> Iterator[tuple[Array, int, int]]:
-    """Each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
+    """Yield each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
     if len(found["scores"]):
         masks = grid(found["prototypes"], fit, factor)
         yield from masks.masks(found["coefficients"], found["prototypes"], found["boxes"] * factor)

@@ -1,6 +1,6 @@
 """Semantic segmentation: the class of each pixel.
 
-Owns: how scores become classes, the answer's form, and what the precision gate measures of it. Must not know networks.
+Owns: turning scores into classes, the answer's form, and the precision gate's measures of it. Must not know networks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LIMITS: Limits = {
     "bf16": {"class": 0.01, "different": 0.05, "score": 0.02, "scale": 0.02},
     "int8": {"class": 0.02, "different": 0.1, "score": 0.04, "scale": 0.04},
 }
-_SURE = 0.55  # Of a probability: no other class is closer than a tenth.
+_SURE = 0.55  # Probability of a sure class: no other is within a tenth.
 _FEW = 256  # Classes that a byte can tell apart.
 
 
 class SegmentSemantic(TaskAdapter):
-    """The first output: scores [n, classes, h, w], or [n, 1, h, w] of the only class beside the background, or the
-    classes themselves, [n, h, w].
+    """Semantic segmentation from the first output: scores [n, classes, h, w], or [n, 1, h, w] of the only class beside
+    the background, or the classes themselves, [n, h, w].
 
     Options: `scores`, `logits` or `probabilities`.
     """
@@ -43,7 +43,7 @@ class SegmentSemantic(TaskAdapter):
     limits = _LIMITS
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raises ValueError where the output is none of these, or of another number of classes."""
+        """Raise ValueError if the output is none of these, or of another number of classes."""
         super().__init__(file)
         shape = file.shapes[0]
         if len(shape) not in (3, 4):
@@ -67,9 +67,9 @@ class SegmentSemantic(TaskAdapter):
         return "classes", "scores"
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Each pixel's class, int32 [n, h, w], and its probability, which the precision gate looks at.
+        """Compute each pixel's class, int32 [n, h, w], and its probability, for the precision gate.
 
-        Scores are brought to the input's size before the best is chosen, as libraries do.
+        Scores are resized to the input before the best is chosen, as libraries do.
         """
         import torch
         from torch.nn import functional
@@ -90,13 +90,13 @@ class SegmentSemantic(TaskAdapter):
         return scores.argmax(dim=1).int(), best[:, 0].contiguous()
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """The classes alone."""
+        """Return the classes alone."""
         return (outputs[0].astype(self.dtype),)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """`areas` of the classes that are there, the largest first, and a map of them as `masks` says.
+        """Return `areas` of the classes present, the largest first, and a map of them in the form of `masks`.
 
-        The map has the image's size, reduced where a side is longer than 1,280 pixels. `polygon`, the default, means
+        The map has the image's size, reduced if a side is longer than 1,280 pixels. `polygon`, the default, means
         `png`: outlines would hide what they surround.
         """
         width, height = placement.width, placement.height
@@ -123,17 +123,17 @@ class SegmentSemantic(TaskAdapter):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Each pixel's class, of the whole input with what it has beside the image."""
+        """Tensor of each pixel's class, for the whole input with its padding beside the image."""
         return (OutputSpec("class_map", "UINT8" if self.dtype == np.uint8 else "UINT16", (-1, *self.size)),)
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """[h, w]."""
+        """Return `class_map`, [h, w]."""
         return {"class_map": outputs[0]}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """`class`: the share of pixels of another class among those where the reference is sure; `different`: the same
-        of all pixels, of which those between two classes may be either; `score`: the mean error of a pixel's
-        probability; `scale`: how far the best common factor of these is from 1.
+        """Compute `class`, the share of pixels of another class among those where the reference is sure; `different`,
+        the same of all pixels, where those between two classes may be either; `score`, the mean error of a pixel's
+        probability; `scale`, how far the best common factor of these is from 1.
         """
         (classes, scores), (given, their) = expected, outputs
         wrong, sure = classes != given, scores >= _SURE

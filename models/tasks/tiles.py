@@ -1,4 +1,4 @@
-"""A large image in tiles: where they lie, and one answer out of those of all tiles.
+"""A large image in tiles: their positions, and one answer from those of all tiles.
 
 Owns: this geometry, and suppression across seams. Must not know requests.
 """
@@ -19,20 +19,20 @@ MOST_OVERLAP = 0.9
 LEAST_TILE = 32
 MOST_TILE = 100_000
 _WITHIN = 0.6
-"""Of the smaller of two boxes from different tiles: beyond it the smaller one is a part of the same object."""
+"""Share of the smaller of two boxes from different tiles; beyond it the smaller one is a part of the same object."""
 _MOST = 5_000
 """Instances of all tiles that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """`side`: of a tile, in pixels of the image, 0: none; `overlap`: share of it that neighbours have in common."""
+    """Tiles of an image. `side`: of a tile, in pixels, 0: none; `overlap`: share of it common to neighbours."""
 
     side: int
     overlap: float = DEFAULT_OVERLAP
 
     def tiles(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
-        """x, y, width and height of each tile, row by row; of an image that fits into one, the image itself."""
+        """Return x, y, width and height of each tile, row by row; the image itself if it fits into one."""
         return [
             (x, y, min(self.side, width), min(self.side, height))
             for y in self._starts(height)
@@ -46,7 +46,7 @@ class Tiling:
 
 
 def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
-    """By model, out of `cars=640` or `cars=640:0.1`: side and overlap. Raises ValueError."""
+    """Parse `cars=640` or `cars=640:0.1` into side and overlap, by model. Raises ValueError."""
     tilings = {}
     for part in parts:
         name, _, given = part.partition("=")
@@ -65,10 +65,10 @@ def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
 def merged(
     task: TaskAdapter, parts: Sequence[tuple[Mapping[str, Any], int, int]], width: int, height: int, options: Options
 ) -> dict[str, Any]:
-    """One prediction for an image out of those of its tiles, each with the tile's first pixel (x, y).
+    """Merge the predictions of an image's tiles, each with the tile's first pixel (x, y).
 
-    Of boxes of a class the one with the best score stays: others go when they overlap it by more than
-    `options.iou_threshold`, or, from another tile, when it covers most of them or they most of it.
+    Of overlapping boxes of a class the one with the best score stays. Others go if their IoU with it exceeds
+    `options.iou_threshold`, or, from another tile, if the overlap covers most of the smaller box.
     """
     found = [
         (task.moved(instance, x, y), number)

@@ -1,4 +1,4 @@
-"""Weight files, read without running anything in them.
+"""Weight files, read without running their content.
 
 Must not know architectures.
 """

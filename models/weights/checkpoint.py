@@ -1,8 +1,7 @@
-"""Reads weight files: tensors, labels, metadata.
+"""Reader of weight files: tensors, labels, metadata.
 
-Owns: the file formats (safetensors, torch.save in both its forms, official YOLOv8 files), where labels are found, and
-one clear WeightsError for everything that can be wrong with a file. Must not know architectures, and never runs
-anything a file contains.
+Owns: the file formats (safetensors, torch.save in both its forms, official YOLOv8 files), finding labels, and one clear
+WeightsError for every fault of a file. Must not know architectures, and never runs anything a file contains.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
 MAX_MODULES = 100_000
-MAX_ENTRIES = 200_000  # Of all modules together; YOLOv8x, the largest official file, has 2,000.
+MAX_ENTRIES = 200_000  # For all modules together; YOLOv8x, the largest official file, has 2,000.
 
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
-"""What a file that is named may end with: as trainers call what torch.save writes."""
+"""Suffixes of a named file: those that trainers give to files of torch.save."""
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""What DataParallel, torch.compile and Lightning put before every name."""
+"""Prefixes that DataParallel, torch.compile and Lightning put before every name."""
 _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
-"""Names, or their beginnings, of what trainers keep beside a network."""
+"""Names, or their beginnings, of values that trainers keep beside a network."""
 _ULTRALYTICS = re.compile(r"model\.\d+\.")
 _STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict")
-"""Of one file, what is served first: weights averaged in training before those of its last step, as timm takes them."""
+"""Keys of state dicts in the order of choice: averaged weights before those of the last step, as in timm."""
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -55,7 +54,7 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a weight file holds: tensors by name in the file's own precision, labels where it has them."""
+    """Content of a weight file: tensors by name in the file's own precision, labels if it has them."""
 
     state: dict[str, Tensor]
     labels: tuple[str, ...] | None
@@ -63,10 +62,10 @@ class Checkpoint:
 
 
 def read(path: Path) -> Checkpoint:
-    """Everything in the file, on the CPU.
+    """Read everything in the file, on the CPU.
 
-    Labels come from a file beside the weights (`labels_beside`), else from the file's own metadata.
-    Raises WeightsNotFoundError, WeightsError.
+    Labels come from a file beside the weights (`labels_beside`), else from the file's own metadata. Raises
+    WeightsNotFoundError, WeightsError.
     """
     return _read(path, with_data=True)
 
@@ -77,9 +76,9 @@ def read_header(path: Path) -> Checkpoint:
 
 
 def labels_beside(path: Path) -> tuple[str, ...] | None:
-    """Labels from a file in the same directory, None where there is none.
+    """Read labels from a file in the same directory, None if there is none.
 
-    Looked for, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
+    The names, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
     label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
     """
     for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
@@ -118,7 +117,7 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} {error}.") from error
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    except Exception as error:  # three libraries, and no end to what a broken file can provoke in them
+    except Exception as error:  # a broken file can make the three libraries raise anything
         raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")
@@ -153,10 +152,10 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
 
 
 def _read_legacy(path: Path) -> Checkpoint:
-    """The format of torch.save before 1.6, which some torchvision files still have.
+    """Read the format of torch.save before 1.6, which some torchvision files still have.
 
-    It is the one that torch itself unpickles. Before 2.6 and 2.10 a file could make that run code though `weights_only`
-    was asked for (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
+    torch itself unpickles this format. Before 2.6 and 2.10 a file could make torch run code despite `weights_only`
+    (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
     """
     if _torch_version() < _SAFE_LOAD:
         raise RefusedError(
@@ -173,7 +172,7 @@ def _read_legacy(path: Path) -> Checkpoint:
 
 
 def _torch_version() -> tuple[int, ...]:
-    """Vendors' builds have more behind it: 2.9.0a0+git1234."""
+    """Return major and minor version; vendors' builds append more: 2.9.0a0+git1234."""
     return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 
 
@@ -182,7 +181,7 @@ def _meta(record: StoredTensor) -> Tensor:
 
 
 def _state(root: Any) -> Mapping[str, Any]:
-    """The entries of the state dict in what was saved: the dict itself, one of its entries, or a whole module."""
+    """Return the entries of the saved state dict: the root itself, one of its entries, or a whole module's."""
     if isinstance(root, StandIn):
         return _module_state(root)
     if not isinstance(root, Mapping):
@@ -196,7 +195,7 @@ def _state(root: Any) -> Mapping[str, Any]:
 
 
 def _module_state(module: StandIn) -> dict[str, Any]:
-    """What `state_dict()` of the pickled module would say."""
+    """Return what `state_dict()` of the pickled module would return."""
     state: dict[str, Any] = {}
     todo = [("", module)]
     visited = entries = 0
@@ -209,7 +208,8 @@ def _module_state(module: StandIn) -> dict[str, Any]:
         hidden = hidden if isinstance(hidden, list) else []
         visited += 1
         entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden)
-        # A pickle can name the same object again and again, itself too: a small file could describe an endless module.
+        # A pickle can name the same object repeatedly, even within itself: a small file could describe an endless
+        # module.
         if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
         unsaved = {name for name in hidden if isinstance(name, str)}
@@ -223,7 +223,7 @@ def _module_state(module: StandIn) -> dict[str, Any]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """`value` if it maps names to something, else an empty mapping. Raises RefusedError for names without end."""
+    """Return `value` if it maps names to something, else an empty mapping. Raises RefusedError for endless names."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return {}
     if any(len(name) > MAX_NAME_LENGTH for name in value):
@@ -232,7 +232,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what wraps a network in training, in whatever order, and without what lies beside it."""
+    """Remove the prefixes of training wrappers, in any order, and the values beside the network."""
     for wrapper in _WRAPPERS:
         of_network = {name: tensor for name, tensor in state.items() if not name.startswith(_BESIDE)}
         wrapped = bool(of_network) and all(name.startswith(wrapper) for name in of_network)
@@ -255,7 +255,7 @@ def _labels(root: Any) -> tuple[str, ...] | None:
 
 
 def _label_tuple(value: Any) -> tuple[str, ...] | None:
-    """Labels from a list, or from a mapping of class numbers 0, 1, … to labels; None when it is neither."""
+    """Read labels from a list, or from a mapping of class numbers 0, 1, … to labels; None for anything else."""
     if isinstance(value, Mapping):
         try:
             by_number = {int(number): label for number, label in value.items()}
@@ -270,8 +270,8 @@ def _label_tuple(value: Any) -> tuple[str, ...] | None:
 
 
 def _described(root: Mapping[str, Any]) -> dict[str, str]:
-    """What a checkpoint of Ultralytics says of its network: `network`, the name of its class; `yaml_file`, of its
-    description; `keypoints`, their number and the values of each, as "17,3"; `imgsz`, the side of its training images.
+    """Read the facts in a checkpoint of Ultralytics: `network`, the name of its class; `yaml_file`, of its description;
+    `keypoints`, their number and the values of each, as "17,3"; `imgsz`, the side of its training images.
     """
     side = _mapping(root.get("train_args")).get("imgsz")
     found = {"imgsz": str(side)} if isinstance(side, int) else {}

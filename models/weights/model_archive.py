@@ -1,4 +1,4 @@
-"""TorchServe's model archives (.mar): the weights and labels in one, written out for a moment.
+"""TorchServe's model archives (.mar): extraction of weights and labels into temporary files.
 
 Owns: the archive's manifest and its files' names. Must not read weights, and never runs the Python files in an archive.
 """
@@ -23,7 +23,7 @@ _LARGEST_TEXT_BYTES = 16 << 20
 
 @contextlib.contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """The serialised file of an archive, its labels beside it, in a folder that is gone afterwards.
+    """Yield the serialised file of an archive, with its labels beside it, in a temporary folder.
 
     Raises WeightsNotFoundError, WeightsError.
     """
@@ -54,6 +54,6 @@ def _text(opened: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _labels(table: dict[str, str | list[str]]) -> list[str]:
-    """`{"0": "cat"}` or ImageNet's `{"0": ["n02123045", "tabby"]}`, in the order of the numbers."""
+    """Return the labels of `{"0": "cat"}` or ImageNet's `{"0": ["n02123045", "tabby"]}`, ordered by number."""
     rows = [table[str(number)] for number in range(len(table))]
     return [row if isinstance(row, str) else row[-1] for row in rows]

@@ -1,12 +1,12 @@
-"""Copies of what a model is made of: taken when it is opened, and what every process reads from then on.
+"""Copies of a model's files, made when it is opened; every process reads from them.
 
     the folder that was named ─► each file by descriptor, with its digest ─► CACHE/opened/DIGEST/, files of ours
 
 Owns: making, finding and removing these copies. Must not know which files a model consists of (models.exports.files),
-nor what is in them. A file that is replaced, cut or removed afterwards changes nothing for a worker that starts then.
-Where there is no place for a copy, files stay where they are, and a worker refuses those that have changed.
+nor their content. A file that is replaced, cut or removed afterwards changes nothing for a worker that starts then.
+Without room for a copy, files stay in place, and a worker refuses those that have changed.
 
-Several services may share the folder: a copy is made under another name and renamed, and one that a process holds
+Several services may share the folder: a copy is made under another name and renamed, and a copy that a process holds
 (`OpenedFiles.hold`) is not removed.
 """
 
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 _UNUSED_S = 7 * 86_400.0
 _SPARE_BYTES = 256 << 20
-"""What a copy leaves free on the disk."""
+"""Bytes that stay free on the disk."""
 _CHUNK_BYTES = 1 << 20
-_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, where the file system can do that.
+_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, if the file system can do that.
 
 
 def looked_at(
     file: Path, beside: Iterable[str] = (), within: Callable[[Path], Iterable[str]] = lambda _: ()
 ) -> OpenedFiles:
-    """The files of a model where they lie, with the digest of each.
+    """Find the files of a model in their place, with the digest of each.
 
-    `beside`: names of files that belong to it where they are there; `within`: of those that the file itself names.
+    `beside`: names of files that belong to it if they exist; `within`: returns the files that the file itself names.
     Raises WeightsNotFoundError, WeightsError.
     """
     folder = Path(os.path.realpath(file.parent))
@@ -63,9 +63,9 @@ def looked_at(
 
 
 def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
-    """A copy of these files in a folder of ours, held; where there is no place for one, they themselves.
+    """Copy these files to a folder of ours, and hold the copy; without room for one, return the originals.
 
-    Raises WeightsError for a file that is another by now.
+    Raises WeightsError for a file that has changed meanwhile.
     """
     entry = hashlib.sha256(listed(files.digests).encode()).hexdigest()
     copy = replace(files, folder=str(store.absolute() / entry), is_copy=True)
@@ -84,7 +84,7 @@ def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
 
 
 def _checked(name: str, main: str) -> str:
-    """A name within the folder, in one spelling. Raises WeightsError."""
+    """Return a name within the folder, in one spelling. Raises WeightsError."""
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or not path.parts or not name.isprintable() or "\\" in name:
         raise WeightsError(f"{main} keeps its weights in {name!r}, which is not beside it.")
@@ -92,7 +92,7 @@ def _checked(name: str, main: str) -> str:
 
 
 def _is_whole(copy: OpenedFiles, original: OpenedFiles) -> bool:
-    """Whether there is a copy, whose files are as long as they should be. Workers compare their digests."""
+    """Return True if there is a copy whose files have the right lengths. Workers compare their digests."""
     try:
         same = all(
             path.lstat().st_size == other.stat().st_size for path, other in zip(copy.paths, original.paths, strict=True)
@@ -105,7 +105,7 @@ def _is_whole(copy: OpenedFiles, original: OpenedFiles) -> bool:
 
 
 def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
-    """Raises OSError where there is no room, WeightsError where a file changes meanwhile."""
+    """Make the copy. Raises OSError if there is no room, WeightsError if a file changes meanwhile."""
     target = Path(copy.folder)
     store = target.parent
     store.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -120,7 +120,7 @@ def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
             for name, digest in copy.digests:
                 _copy(original, name, partial / name, digest)
             with _held(store, fcntl.LOCK_EX):
-                # Another service was faster, or what is there is not whole.
+                # Another service was faster, or the present copy is not whole.
                 if not _is_whole(copy, original):
                     if target.exists():
                         target.rename(cut)
@@ -163,7 +163,7 @@ def _write(descriptor: int, chunk: memoryview) -> None:
 
 
 def remove_unused(store: Path, wanted_bytes: int = 0) -> None:
-    """Remove copies that nobody holds: those of a week ago, and as many as it takes until `wanted_bytes` are free."""
+    """Remove copies that nobody holds: those older than a week, and more until `wanted_bytes` are free."""
     with contextlib.suppress(OSError):
         entries = [(path.stat().st_mtime, path) for path in store.iterdir()]
         for used_s, path in sorted(entries):
@@ -175,7 +175,7 @@ def remove_unused(store: Path, wanted_bytes: int = 0) -> None:
 
 @contextlib.contextmanager
 def _held(folder: Path, how: int | None) -> Iterator[int]:
-    """Its descriptor, under a lock of this kind. Raises OSError where another process holds it."""
+    """Yield a folder's descriptor, under a lock of this kind. Raises OSError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if how is not None:

@@ -1,4 +1,4 @@
-"""State dicts: whether they fit a network, and those of a model's file.
+"""State dicts: their fit to a network, and reading them from a model's file.
 
 Owns: these checks. Must not know an architecture.
 """
@@ -18,7 +18,7 @@ State = Mapping[str, Tensor]
 
 
 def check_fits(architecture: str, state: State, expected: State) -> None:
-    """Whether a state dict has the names and shapes of the expected one (meta tensors do). Raises WeightsError."""
+    """Check a state dict's names and shapes against the expected ones; meta tensors suffice. Raises WeightsError."""
     for name in sorted(expected.keys() | state.keys()):
         if name.endswith(".num_batches_tracked"):
             continue  # counts training steps; some formats leave it out
@@ -32,7 +32,7 @@ def check_fits(architecture: str, state: State, expected: State) -> None:
 
 
 def read_state(model: Model, class_count: Callable[[str, State], int]) -> dict[str, Tensor]:
-    """The state dict in a model's file, floats as float32, for as many classes as the model has labels.
+    """Read the state dict in a model's file, floats as float32, for as many classes as the model has labels.
 
     `class_count`: of an architecture's state dict. Raises WeightsError.
     """

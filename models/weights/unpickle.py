@@ -1,13 +1,13 @@
-"""Reads a file of torch.save without running anything that is in it.
+"""Reader of torch.save's files that runs nothing in them.
 
-Owns: a pickle machine that has no instruction to call anything, and the torch zip archive around it. Must not import
-what a file names, and must not know architectures or labels.
+Owns: a pickle machine that has no instruction to call anything, and the torch zip archive around it. Must not import a
+name of a file, and must not know architectures or labels.
 
-`pickle.Unpickler` calls what a file names and `find_class` can only choose among names, so every admitted name is
+`pickle.Unpickler` calls the names in a file and `find_class` can only choose among names, so every admitted name is
 attack surface (`__setstate__`, `__defaults__`, `Tensor.set_` that grows a storage). Here a name never becomes an
-object: containers become lists and dicts, tensors become `StoredTensor` records that are checked against the archive,
-and every other object becomes an inert `StandIn` that only remembers its attributes. A name outside the few that
-weight files need is refused.
+object. Containers become lists and dicts, tensors become `StoredTensor` records that are checked against the archive,
+and every other object becomes an inert `StandIn` with only its attributes. A name outside the few that weight files
+need is refused.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from torch import Tensor
 
 MAX_PICKLE_BYTES = 8 << 20  # YOLOv8x, the largest official file, has 0.4 MB; every byte may cost 60 of memory
 MAX_COPIED = 1 << 20
-"""Entries that calls of the pickle may copy from one container to another. A pickle names the same container in two
-bytes as often as it likes, so copying must cost it something."""
+"""Most entries that calls of the pickle may copy between containers. A pickle names the same container in two bytes as
+often as it likes, so copying must be bounded.
+"""
 
 _DTYPES = {
     "DoubleStorage": torch.float64,
@@ -53,12 +54,12 @@ _REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_
 
 
 class RefusedError(Exception):
-    """The file is refused; the message continues a sentence that begins with the file's name."""
+    """Refusal of a file; the message continues a sentence that begins with the file's name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """A class or function that the pickle names, never looked up."""
+    """A class or function in the pickle by name, never looked up."""
 
     path: str
 
@@ -74,7 +75,7 @@ class Storage:
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor that lies within a storage: checked, not yet read."""
+    """A tensor within a storage: checked, not yet read."""
 
     storage: Storage
     offset: int
@@ -84,17 +85,17 @@ class StoredTensor:
 
 @dataclass(eq=False)
 class StandIn:
-    """What is left of an object: its class's name and its attributes."""
+    """Replacement of an object: its class's name and its attributes."""
 
     name: str
     attributes: dict[Any, Any] = field(default_factory=dict)
 
 
 def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
-    """The object a pickle describes, of lists, tuples, dicts, scalars, StoredTensor and StandIn; sets become lists.
+    """Build the object of a pickle, of lists, tuples, dicts, scalars, StoredTensor and StandIn; sets become lists.
 
     `storage` turns a persistent id into a Storage. Time and memory are linear in the length of the pickle. Raises
-    RefusedError, and ValueError, TypeError or LookupError for what makes no sense.
+    RefusedError, and ValueError, TypeError or LookupError for a senseless pickle.
     """
     calls = _Calls()
     stack: list[Any] = []
@@ -158,7 +159,7 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
                 if not isinstance(name, str) or not isinstance(module, str):
-                    # Never turned into text: that of nested tuples is exponentially longer than the pickle.
+                    # Never printed: the text of nested tuples is exponentially longer than the pickle.
                     raise RefusedError("names something by what is not text; nothing of the file has run")
                 stack.append(_admitted(f"{module}.{name}"))
             case "REDUCE" | "NEWOBJ":
@@ -192,13 +193,13 @@ def _admitted(path: str) -> Name:
 
 
 class _Calls:
-    """What takes the place of calls, within a bound on what they copy."""
+    """Replacements of calls, within a bound on what they copy."""
 
     def __init__(self) -> None:
         self._left = MAX_COPIED
 
     def _counted(self, container: Any) -> Any:
-        """`container`, whose entries are about to be copied. Raises RefusedError when that is too many in all."""
+        """Return `container`, counting its entries before they are copied. Raises RefusedError if they are too many."""
         if not isinstance(container, list | tuple | dict):
             raise RefusedError("makes a container of something that is none")
         self._left -= len(container)
@@ -207,7 +208,7 @@ class _Calls:
         return container
 
     def result(self, called: Any, arguments: Any) -> Any:
-        """What takes the place of `called(*arguments)`."""
+        """Return the replacement of `called(*arguments)`."""
         if not isinstance(called, Name) or not isinstance(arguments, tuple):
             raise RefusedError("calls something that is not a plain name; nothing of the file has run")
         path = called.path
@@ -234,7 +235,7 @@ class _Calls:
         return StandIn(path)
 
     def build(self, target: Any, state: Any) -> None:
-        """What takes the place of `target.__setstate__(state)`."""
+        """Replace `target.__setstate__(state)`."""
         if isinstance(target, dict):
             return  # the `_metadata` of a state dict: nothing that weights need
         if not isinstance(target, StandIn):
@@ -277,10 +278,10 @@ def _stored_tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> Stored
 
 
 class Archive:
-    """A zip file of torch.save: `root` is what it describes, `tensor` reads one of its tensors."""
+    """A zip file of torch.save: `root` is the object described, `tensor` reads one of its tensors."""
 
     def __init__(self, path: Path) -> None:
-        """Raises what `interpret` raises, zipfile.BadZipFile, OSError."""
+        """Open the file. Raises the errors of `interpret`, zipfile.BadZipFile, OSError."""
         self._zip = zipfile.ZipFile(path)
         self._stem = path.stem
         try:
@@ -303,7 +304,7 @@ class Archive:
         self.close()
 
     def tensor(self, record: StoredTensor) -> Tensor:
-        """The tensor, read on first use of its storage and checked against the archive's checksum."""
+        """Return the tensor, read on first use of its storage and checked against the archive's checksum."""
         storage = record.storage
         if storage.key not in self._storages:
             content = bytearray(self._read(f"data/{storage.key}"))
@@ -326,7 +327,7 @@ class Archive:
         return interpret(self._read("data.pkl"), self._storage)
 
     def _read(self, name: str) -> bytes:
-        """An entry. torch never compresses or overlaps entries, so no file holds more than its own size."""
+        """Read an entry. torch never compresses or overlaps entries, so no file holds more than its own size."""
         entry = self._entries[name]
         self._unread_bytes -= entry.file_size
         if entry.compress_type != zipfile.ZIP_STORED or self._unread_bytes < 0:

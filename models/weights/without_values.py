@@ -1,4 +1,4 @@
-"""Networks without their values: shapes, as they are wanted to read a file or for a device that computes nothing.
+"""Networks without their values: only shapes, for reading a file or for a device that computes nothing.
 
 Must not know an architecture.
 """
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class WithoutValues(TorchFunctionMode):
-    """Networks built under it have weights on the meta device: shapes without the seconds that initial values take."""
+    """Mode that builds networks with weights on the meta device: shapes without the seconds for initial values."""
 
     _RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.erfinv_)
 

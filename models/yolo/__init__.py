@@ -1,4 +1,4 @@
-"""YOLOv8 and YOLO11 networks of our own.
+"""YOLOv8, YOLO11 and YOLO26 networks built by anychip.
 
 Must not know images or files.
 """

@@ -1,4 +1,4 @@
-"""Which networks of ours an architecture's name stands for: `yolov8n`, `yolo11s-seg`.
+"""Networks of ours by the names of architectures: `yolov8n`, `yolo11s-seg`.
 
 Owns: the families, their sizes and kinds, and the names. Must not know images or files.
 """
@@ -17,17 +17,17 @@ from models.yolo.tasks import InstanceYOLOv8
 from models.yolo.yolov8 import SIZES, Size, YOLOv8
 
 Kind = Literal["", "seg", "pose", "obb", "cls"]
-"""What follows the size in a name; "" detects."""
+"""Suffix after the size in a name; "" detects."""
 KINDS: tuple[Kind, ...] = ("", "seg", "pose", "obb", "cls")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Networks of one trunk. `prefix`: of its architectures' names; `name`: what people call it.
+    """Networks of one trunk. `prefix`: of its architectures' names; `name`: its common name.
 
     `class_bias`: the tensor with a number for each class in state dicts of detectors, and in those of classifiers.
-    `extras_bias`: those with as many numbers as each anchor has beside box and classes. `unused`: beginnings of names
-    in state dicts that are left out.
+    `extras_bias`: tensors with each anchor's numbers beside box and classes. `unused`: beginnings of names in state
+    dicts that are left out.
     """
 
     prefix: str
@@ -41,18 +41,18 @@ class Family:
     unused: tuple[str, ...] = ()
 
     def made(self, size: Size, kind: Kind, count: int, keypoints: tuple[int, int] = (17, 3)) -> nn.Module:
-        """The network of `count` classes; `keypoints`: their number and the values of each."""
+        """Build the network of `count` classes; `keypoints`: their number and the values of each."""
         if kind == "":
             return self.detector(size, count)
         return self.classifier(size, count) if kind == "cls" else self.instances(size, count, kind, keypoints)
 
     def extras(self, state: Mapping[str, Tensor]) -> int:
-        """Numbers that each anchor of a state dict has beside box and classes."""
+        """Return the count of each anchor's numbers beside box and classes in a state dict."""
         biases = [state[name] for name in self.extras_bias if name in state]
         return len(biases[0]) if biases and biases[0].ndim == 1 else 0
 
 
-FAMILIES = (  # YOLO26 before YOLO11, whose sizes are told by layers that both have.
+FAMILIES = (  # YOLO26 before YOLO11, as layers that both have tell YOLO11's sizes.
     Family(
         "yolov8",
         "YOLOv8",
@@ -91,20 +91,20 @@ _PARTS = {
     for kind in KINDS
     for family in FAMILIES
     for size in SIZES
-    if (family.prefix, kind) != ("yolo26", "cls")  # Which are YOLO11's.
+    if (family.prefix, kind) != ("yolo26", "cls")  # YOLO26's classifiers are YOLO11's.
 }
 NAMES = tuple(_PARTS)
 
 
 def parts_of(architecture: str) -> tuple[Family, Size, Kind]:
-    """Raises UnknownModelError."""
+    """Return the family, size and kind of an architecture. Raises UnknownModelError."""
     if architecture not in _PARTS:
         raise UnknownModelError(f"No network is called {architecture}; there are {', '.join(_PARTS)}.")
     return _PARTS[architecture]
 
 
 def named_in(state: Mapping[str, Tensor], kind: Kind) -> str:
-    """What a state dict of this kind would be called, "" where it is of no family."""
+    """Return the architecture of a state dict of this kind, "" if it is of no family."""
     for family in FAMILIES:
         size = family.size_of(state)
         if size is not None and family.class_bias[kind == "cls"] in state:
@@ -113,7 +113,7 @@ def named_in(state: Mapping[str, Tensor], kind: Kind) -> str:
 
 
 def architecture_of(state: Mapping[str, Tensor]) -> str:
-    """What a state dict is of, by its layers, "" where it is of no family; its shapes are still to be compared."""
+    """Return a state dict's architecture by its layers, "" without a family; its shapes remain to be compared."""
     extras = max(family.extras(state) for family in FAMILIES)
     kind: Kind = "" if not extras else "obb" if extras == 1 else "pose"
     if any(".proto." in name for name in state):

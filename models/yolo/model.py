@@ -1,7 +1,7 @@
-"""Our own YOLOv8, YOLO11 and YOLO26: `yolov8n` detects, `-seg`, `-pose`, `-obb` and `-cls` do what these names say.
+"""anychip's YOLOv8, YOLO11 and YOLO26: `yolov8n` detects; `-seg`, `-pose`, `-obb` and `-cls` name the other tasks.
 
-Owns: which file fits which architecture, and the models around the networks of this package. Only weights of detectors
-are downloaded: of the others their owner names a file.
+Owns: checking that a file fits an architecture, and the models around the networks of this package. Only weights of
+detectors are downloaded; for the others the user names a file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from models.yolo.yolov8 import STRIDES, Conv, YOLOv8
 
 ARCHITECTURES: tuple[str, ...] = NAMES
 MOST_ANCHORS = 2_048
-"""Of an image, that leave the device: of 640 x 640 pixels a quarter. An instance over the default threshold has a dozen
-at most; only a threshold near 0 asks for more. TensorRT's TopK ends at 3,840."""
+"""Most anchors of an image that leave the device: a quarter of those of 640 x 640 pixels. An instance has a dozen at
+most over the default threshold; more only at a threshold near 0. TensorRT's TopK ends at 3,840.
+"""
 
 _AERIAL = (
     "plane,ship,storage tank,baseball diamond,tennis court,basketball court,ground track field,harbor,bridge,"
@@ -43,7 +44,7 @@ _COCO_KEYPOINTS = (17, 3)
 
 @dataclass(frozen=True)
 class _Published:
-    """What the published weights of a kind are for: the task, the side of the square input, and the labels."""
+    """Published weights of a kind: the task, the side of the square input, and the labels."""
 
     task: str
     side: int
@@ -60,14 +61,14 @@ _KINDS: Mapping[Kind, _Published] = {
 
 
 def default_labels(architecture: str) -> tuple[str, ...]:
-    """Labels of the published weights: COCO's, "person", DOTA's, ImageNet's by number. Raises UnknownModelError."""
+    """Return the published weights' labels: COCO's, "person", DOTA's, ImageNet's numbers. Raises UnknownModelError."""
     return _KINDS[parts_of(architecture)[2]].labels
 
 
 def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
-    """Number of classes of a state dict (meta tensors do), which must fit `architecture` in every name and shape.
+    """Return the number of classes of a state dict, which must fit `architecture` in every name and shape.
 
-    Raises UnknownModelError, WeightsError.
+    Meta tensors suffice. Raises UnknownModelError, WeightsError.
     """
     family, size, kind = parts_of(architecture)
     last, found = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
@@ -85,17 +86,17 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
 
 class DetectionNetwork(PixelNetwork):
-    """A detector as it is served: the best class of the best anchors, boxes still relative to their anchors."""
+    """A detector in its served form: the best class of the best anchors, boxes still relative to their anchors."""
 
     core: YOLOv8
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """-> distances, scores, classes and anchors of `MOST_ANCHORS`, by descending score.
+        """Return distances, scores, classes and anchors of `MOST_ANCHORS`, by descending score.
 
         distances: float32 [n, k, 4], left, top, right, bottom in strides; scores: float32 [n, k] in 0..1; classes and
         anchors: int32 [n, k].
         """
-        # While it is traced the tensor's own size is no number, and the input's is the one that is served.
+        # While tracing, the tensor's own size is no number; the input's is the served one.
         height, width = self.input_shape[:2] if torch._C._get_tracing_state() else tuple(normalised.shape[2:])
         count = sum((height // stride) * (width // stride) for stride in STRIDES)
         distances, logits, classes, anchors = self.core.best(normalised, min(MOST_ANCHORS, count))
@@ -103,12 +104,12 @@ class DetectionNetwork(PixelNetwork):
 
 
 class InstanceNetwork(PixelNetwork):
-    """A network of masks, poses or turned boxes as it is served."""
+    """A network of masks, poses or turned boxes in its served form."""
 
     core: InstanceYOLOv8
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """Return what `InstanceYOLOv8.instances` does."""
+        """Return the tensors of `InstanceYOLOv8.instances`."""
         return self.core.instances(normalised)
 
 
@@ -127,7 +128,7 @@ class YOLO(PixelModel):
         *,
         size: tuple[int, int] | None = None,
     ) -> YOLO:
-        """The model of an architecture. `size`: of its input, None for that of its training, which its file says, or of
+        """Build the model of an architecture. `size`: of its input. None: that of its training, from its file, or of
         its published weights.
 
         Raises UnknownModelError, WeightsError.
@@ -154,7 +155,7 @@ class YOLO(PixelModel):
         return cls(name, architecture, file.labels, weights, weights_file, shape, _KINDS[kind].task, file)
 
     def network(self) -> PixelNetwork:
-        """The network on the CPU: float32, BatchNorm fused, eval mode. Raises WeightsNotFoundError, WeightsError."""
+        """Build the network on the CPU: float32, BatchNorm fused, eval. Raises WeightsNotFoundError, WeightsError."""
         family, size, kind = parts_of(self.architecture)
         keypoints = self.file.option("keypoints", _COCO_KEYPOINTS)
 
@@ -177,9 +178,9 @@ class YOLO(PixelModel):
 
 
 def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
-    """An untrained network that is alive: layers of unit variance, and candidates on most images.
+    """Build an untrained network that is alive: layers of unit variance, and candidates on most images.
 
-    Default weights alone fade out layer by layer, so BatchNorm is measured on coloured blocks under noise, and the
+    Default weights alone fade out layer by layer. So BatchNorm is measured on coloured blocks under noise, and the
     class branches are scaled so that about one anchor in 200 of those passes a score of 0.25.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -201,7 +202,7 @@ def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
 
 
 def _untrained(made: Callable[[], nn.Module], side: int) -> nn.Module:
-    """A classifier whose layers have unit variance and whose logits differ."""
+    """Build a classifier whose layers have unit variance and whose logits differ."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         core = made()
@@ -214,14 +215,14 @@ def _untrained(made: Callable[[], nn.Module], side: int) -> nn.Module:
 
 
 def _measure_at_once(core: nn.Module) -> None:
-    """Have every BatchNorm take the statistics of the next batch as they are."""
+    """Make every BatchNorm take the statistics of the next batch unchanged."""
     for module in core.train().modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
 
 
 def _side(kind: Kind, trained: str) -> int:
-    """Pixels of a square input's side: those of the training, as a multiple of 32 where anchors want that."""
+    """Return a square input's side in pixels: that of the training, for detectors rounded up to a multiple of 32."""
     side = int(trained) if trained.isdigit() and len(trained) < 5 else 0
     if not side:
         return _KINDS[kind].side
@@ -229,12 +230,12 @@ def _side(kind: Kind, trained: str) -> int:
 
 
 def _keypoints(architecture: str, state: Mapping[str, Tensor], stated: str = "") -> tuple[int, int]:
-    """Number of key points, and of values of each: as `stated`, else 3 values where they fit. Raises WeightsError."""
+    """Return the number of key points, and their values each: `stated`, else 3 if they fit. Raises WeightsError."""
     extras = parts_of(architecture)[0].extras(state)
     number, _, values = stated.partition(",")
     if number.isdigit() and values in ("2", "3") and int(number) * int(values) == extras:
         return int(number), int(values)
-    deviations = state.get("model.23.cv4_sigma.0.bias")  # Of YOLO26: two of each key point.
+    deviations = state.get("model.23.cv4_sigma.0.bias")  # YOLO26's: two for each key point.
     if deviations is not None and extras % max(1, deviations.numel() // 2) == 0 and deviations.numel() > 1:
         return deviations.numel() // 2, extras // (deviations.numel() // 2)
     each = next((each for each in (3, 2) if extras % each == 0), 0)

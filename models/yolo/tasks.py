@@ -1,7 +1,7 @@
 """YOLOv8 networks for masks, poses, turned boxes and classes: heads on the trunk of models.yolo.yolov8.
 
-Owns: these heads, whose state dicts are those of the published `-seg`, `-pose`, `-obb` and `-cls` checkpoints, and how
-their outputs become boxes, scores, classes and extras on the device. Must not know images, files or thresholds.
+Owns: these heads, with the state dicts of the published `-seg`, `-pose`, `-obb` and `-cls` checkpoints, and decoding
+their outputs into boxes, scores, classes and extras on the device. Must not know images, files or thresholds.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ExtraHead(DetectHead):
         self.cv4 = nn.ModuleList(branch(c, hidden, extras) for c in channels)
 
     def extras(self, features: list[Tensor]) -> Tensor:
-        """float32 [n, anchors, extras], as the branch says them."""
+        """Compute the branch's output, float32 [n, anchors, extras]."""
         return by_anchor([each(x) for each, x in zip(self.cv4, features, strict=True)]).float()
 
 
 class Prototypes(nn.Module):
-    """Masks of which every instance's is a sum, from the features of stride 8; twice as large as these."""
+    """Basis of masks, from the features of stride 8, twice as large; each instance's mask is a weighted sum of it."""
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Prototypes(nn.Module):
         self.cv3 = Conv(hidden, MASKS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, inputs, h, w] -> [n, 32, 2 h, 2 w]."""
+        """Compute float [n, 32, 2 h, 2 w] from [n, inputs, h, w]."""
         y: Tensor = self.cv3(self.cv2(self.upsample(self.cv1(x))))
         return y
 
@@ -63,26 +63,25 @@ class SegmentHead(ExtraHead):
         self.proto = self.made_prototypes(channels, hidden)
 
     def made_prototypes(self, channels: Channels, hidden: int) -> Prototypes:
-        """The layers of prototypes."""
+        """Build the layers of prototypes."""
         return Prototypes(channels[0], hidden)
 
     def prototypes(self, features: list[Tensor]) -> Tensor:
-        """float32 [n, 32, h / 4, w / 4]."""
+        """Compute prototypes, float32 [n, 32, h / 4, w / 4]."""
         return self.proto(features[0]).float()  # type: ignore[no-any-return]
 
 
 class InstanceYOLOv8(YOLOv8):
-    """A detector whose anchors say more than a box. What `instances` returns is decoded, in float32.
+    """A detector whose anchors give more than a box. The result of `instances` is decoded, in float32.
 
-    `kind`: `seg`, `pose` or `obb`; `keypoints`: of poses their number, and 2 values (x, y) or 3 (and whether it is
-    seen) each.
+    `kind`: `seg`, `pose` or `obb`; `keypoints`: of poses their number, and 2 values (x, y) or 3 (and visibility) each.
     """
 
     segment_head: ClassVar[Callable[..., SegmentHead]] = SegmentHead
 
     def __init__(self, size: Size, class_count: int, kind: str, keypoints: tuple[int, int] = (17, 3)) -> None:
         if kind == "seg":
-            # The published files have it rounded up to a multiple of 8.
+            # The published files round it up to a multiple of 8.
             hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
             super().__init__(size, class_count, partial(self.segment_head, hidden=hidden))
         else:
@@ -92,8 +91,8 @@ class InstanceYOLOv8(YOLOv8):
         self.kind, self.keypoints = kind, keypoints
 
     def instances(self, x: Tensor) -> tuple[Tensor, ...]:
-        """float [n, 3, h, w] in 0..1 -> boxes [n, a, 4], scores [n, a], classes int32 [n, a], extras [n, a, e], and
-        prototypes [n, m, h / 4, w / 4] of masks.
+        """Compute boxes [n, a, 4], scores [n, a], classes int32 [n, a], extras [n, a, e], and prototypes [n, m, h / 4,
+        w / 4] of masks from float [n, 3, h, w] in 0..1.
 
         Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height.
         """
@@ -108,13 +107,13 @@ class InstanceYOLOv8(YOLOv8):
         return (*found, head.prototypes(features)) if isinstance(head, SegmentHead) else found
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Return `instances`."""
+        """Compute `instances`."""
         return self.instances(x)
 
     def _decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1].
+        """Decode boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1].
 
-        Of poses key points in pixels of the input and their visibility in 0..1; of turned boxes the angle in radians.
+        Extras of poses: key points in pixels of the input and their visibility in 0..1; of turned boxes: radians.
         """
         left_top, right_bottom = distances[..., :2], distances[..., 2:]
         if self.kind == "obb":
@@ -132,15 +131,15 @@ class InstanceYOLOv8(YOLOv8):
 
     @staticmethod
     def pose_head(keypoints: tuple[int, int]) -> Callable[..., ExtraHead]:
-        """What makes a head of so many key points, of so many values each."""
+        """Return the constructor of a head with so many key points, of so many values each."""
         return partial(ExtraHead, extras=keypoints[0] * keypoints[1])
 
     def angle(self, said: Tensor) -> Tensor:
-        """What the branch says -> radians, from -pi/4 to 3 pi/4."""
+        """Convert the branch's output to radians, from -pi/4 to 3 pi/4."""
         return (said.sigmoid() - 0.25) * pi
 
     def places(self, said: Tensor, centres: Tensor) -> Tensor:
-        """What the branch says of key points, and the anchors' centres -> places; all in strides."""
+        """Compute places from the branch's output for key points and the anchors' centres; all in strides."""
         return said * 2 + centres - 0.5
 
 
@@ -153,28 +152,28 @@ class ClassHead(nn.Module):
         self.linear = nn.Linear(_CLASSIFIER_CHANNELS, class_count)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> logits [n, class_count]."""
+        """Compute logits [n, class_count] from float [n, channels, h, w]."""
         y: Tensor = self.linear(self.conv(x).mean(dim=(2, 3)))
         return y
 
 
 class ClassifierYOLO(nn.Module):
-    """A trunk without its pyramid and its pooling, of so many channels in the end, and a head of classes."""
+    """A trunk without its pyramid and its pooling, with `channels` at its end, and a head of classes."""
 
     def __init__(self, trunk: Sequence[nn.Module], channels: int, class_count: int) -> None:
         super().__init__()
         self.model = nn.Sequential(*trunk, ClassHead(channels, class_count))
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.eps = 1e-5  # PyTorch's own, which classifiers are published with, and detectors are not.
+                module.eps = 1e-5  # PyTorch's default, with which classifiers, not detectors, are published.
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, 3, h, w] in 0..1 -> logits [n, class_count]."""
+        """Compute logits [n, class_count] from float [n, 3, h, w] in 0..1."""
         y: Tensor = self.model(x)
         return y
 
 
 def classifier(size: Size, class_count: int) -> nn.Module:
-    """The backbone of YOLOv8, and a head of classes. Of a classifier no size has its last layers narrowed."""
+    """Build the backbone of YOLOv8 with a head of classes. No size of a classifier has its last layers narrowed."""
     scale = YOLOv8.scales[size]._replace(max_channels=1024)
     return ClassifierYOLO([*YOLOv8.backbone(scale).values()], scale.channels[-1], class_count)

@@ -1,11 +1,10 @@
-"""YOLO11 networks, sizes n to x, for every task, whose state dicts are those of the published checkpoints.
+"""YOLO11 networks, sizes n to x, for every task, with the state dicts of the published checkpoints.
 
-Owns: the layers that YOLOv8 does not have (C3k2, C2PSA, branches of depthwise convolutions) and how they follow each
-other. Heads and decoding are those of models.yolo.yolov8 and models.yolo.tasks. Must not know images, files or
-thresholds.
+Owns: the layers that YOLOv8 does not have (C3k2, C2PSA, branches of depthwise convolutions) and their order. Heads and
+decoding are those of models.yolo.yolov8 and models.yolo.tasks. Must not know images, files or thresholds.
 
-The layers are described in "YOLOv11: An Overview of the Key Architectural Enhancements" (arXiv 2410.17725); their
-numbers, widths and repetitions are in the description that every checkpoint has in it.
+The layers are described in "YOLOv11: An Overview of the Key Architectural Enhancements" (arXiv 2410.17725). The
+description in every checkpoint has their numbers, widths and repetitions.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _SCALES: dict[Size, Scale] = {
     "l": Scale(1.0, 1.00, 512),
     "x": Scale(1.0, 1.50, 512),
 }
-_REPEATS = 2  # Of every block, at full depth.
-_HEAD_CHANNELS = 64  # Of one head of attention.
+_REPEATS = 2  # Repetitions in every block, at full depth.
+_HEAD_CHANNELS = 64  # Channels of one head of attention.
 
 
 class C3k(nn.Module):
-    """Cross-stage partial block: half of the channels pass two bottlenecks, the other half goes around."""
+    """Cross-stage partial block: half of the channels pass two bottlenecks, the other half bypasses them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -42,13 +41,13 @@ class C3k(nn.Module):
         self.m = nn.Sequential(Bottleneck(half, True), Bottleneck(half, True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         y: Tensor = self.cv3(torch.cat((self.m(self.cv1(x)), self.cv2(x)), dim=1))
         return y
 
 
 class C3k2(CrossStage):
-    """Such a block, of `share` of the output's channels; each step is a narrow bottleneck or, `is_deep`, a C3k."""
+    """A cross-stage block, of `share` of the outputs; each step is a narrow bottleneck or, if `is_deep`, a C3k."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, is_deep: bool, share: float = 0.5) -> None:
         part = int(outputs * share)
@@ -57,7 +56,7 @@ class C3k2(CrossStage):
 
 
 class Attention(nn.Module):
-    """Self-attention of all places of an image; their positions come by a depthwise convolution of the values."""
+    """Self-attention of all places of an image; a depthwise convolution of the values encodes their positions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class Attention(nn.Module):
         self.pe = Conv(channels, channels, 3, groups=channels, is_linear=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         n, channels, h, w = x.shape
         mixed = self.qkv(x).reshape(n, self.heads, 2 * self.key + channels // self.heads, h * w)
         query, key, value = mixed.split((self.key, self.key, channels // self.heads), dim=2)
@@ -87,14 +86,14 @@ class PSABlock(nn.Module):
         self.ffn = nn.Sequential(Conv(channels, 2 * channels), Conv(2 * channels, channels, is_linear=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         x = x + self.attn(x)
         y: Tensor = x + self.ffn(x)
         return y
 
 
 class C2PSA(nn.Module):
-    """Half of the channels pass `depth` blocks of attention, the other half goes around."""
+    """Attention block: half of the channels pass `depth` blocks of attention, the other half bypasses them."""
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()
@@ -103,21 +102,21 @@ class C2PSA(nn.Module):
         self.m = nn.Sequential(*(PSABlock(channels // 2) for _ in range(depth)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         around, through = self.cv1(x).chunk(2, dim=1)
         y: Tensor = self.cv2(torch.cat((around, self.m(through)), dim=1))
         return y
 
 
 class YOLO11(YOLOv8):
-    """The detector, and the trunk of the others."""
+    """YOLO11's detector, and the trunk of its other networks."""
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
     head_layer: ClassVar[int] = 23
 
     @staticmethod
     def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-        """Twice a depthwise 3x3 convolution and a 1x1 one, then a 1x1 one."""
+        """Build a class branch: twice a depthwise 3x3 convolution and a 1x1 one, then a 1x1 one."""
         return nn.Sequential(
             nn.Sequential(Conv(inputs, inputs, 3, groups=inputs), Conv(inputs, hidden)),
             nn.Sequential(Conv(hidden, hidden, 3, groups=hidden), Conv(hidden, hidden)),
@@ -126,7 +125,7 @@ class YOLO11(YOLOv8):
 
     @staticmethod
     def backbone(scale: Scale) -> dict[str, nn.Module]:
-        """Layers 0 to 8."""
+        """Build layers 0 to 8."""
         c1, c2, c3, c4, c5 = scale.channels
         depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
         return {
@@ -143,7 +142,7 @@ class YOLO11(YOLOv8):
 
     @classmethod
     def trunk(cls, scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
-        """Layers by their published numbers, and the channels of what `features` returns."""
+        """Build layers by their published numbers; return them and the channels of the result of `features`."""
         _, _, c3, c4, c5 = scale.channels
         depth, is_deep = round(_REPEATS * scale.depth), _is_deep(scale)
         layers = {
@@ -161,18 +160,18 @@ class YOLO11(YOLOv8):
 
 
 class InstanceYOLO11(YOLO11, InstanceYOLOv8):
-    """Masks, poses or turned boxes."""
+    """YOLO11 for masks, poses or turned boxes."""
 
 
 def classifier(size: Size, class_count: int) -> nn.Module:
-    """The backbone of YOLO11 and its attention, and a head of classes."""
+    """Build the backbone of YOLO11 and its attention, with a head of classes."""
     scale = _SCALES[size]
     attention = C2PSA(scale.channels[-1], round(_REPEATS * scale.depth))
     return ClassifierYOLO([*YOLO11.backbone(scale).values(), attention], scale.channels[-1], class_count)
 
 
 def size_of(state: Mapping[str, Tensor]) -> Size | None:
-    """The size whose first convolution and first block a state dict has, None when it has those of no size.
+    """Return the size whose first convolution and first block a state dict has, None if it has those of no size.
 
     m and l are equally wide; l has two bottlenecks in a block.
     """
@@ -186,5 +185,5 @@ def size_of(state: Mapping[str, Tensor]) -> Size | None:
 
 
 def _is_deep(scale: Scale) -> bool:
-    """Whether all blocks are of C3k: from size m on."""
+    """Return True if all blocks are of C3k: from size m on."""
     return scale.width >= 1

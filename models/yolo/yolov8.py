@@ -1,7 +1,7 @@
-"""YOLOv8 networks, sizes n to x, whose state dicts are those of the published checkpoints.
+"""YOLOv8 networks, sizes n to x, with the state dicts of the published checkpoints.
 
-Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know
-images, files, thresholds or devices.
+Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know images,
+files, thresholds or devices.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 Size = Literal["n", "s", "m", "l", "x"]
 Channels = tuple[int, int, int]
-"""Of the features of strides 8, 16 and 32."""
+"""Channels of the features of strides 8, 16 and 32."""
 Branch = Callable[[int, int, int], nn.Sequential]
-"""Makes a branch of a head from the channels of its input, within it, and of its output."""
+"""Constructor of a head's branch from the channels of its input, within it, and of its output."""
 SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
 
 STRIDES = (8, 16, 32)
@@ -36,7 +36,7 @@ class Scale(NamedTuple):
 
     @property
     def channels(self) -> tuple[int, ...]:
-        """After the layers that halve an image's sides, five of them."""
+        """Channels after each of the five layers that halve an image's sides."""
         return tuple(int(min(base, self.max_channels) * self.width) for base in (64, 128, 256, 512, 1024))
 
 
@@ -61,7 +61,7 @@ class Conv(nn.Module):
         self.act: nn.Module = nn.Identity() if is_linear else nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, inputs, h, w] -> [n, outputs, h / stride, w / stride]."""
+        """Compute [n, outputs, h / stride, w / stride] from float [n, inputs, h, w]."""
         y: Tensor = self.act(self.bn(self.conv(x)))
         return y
 
@@ -87,13 +87,13 @@ class Bottleneck(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         y: Tensor = self.cv2(self.cv1(x))
         return x + y if self.residual else y
 
 
 class CrossStage(nn.Module):
-    """Cross-stage partial block: of two parts of the channels one passes `steps`, and every step's output is kept."""
+    """Cross-stage partial block: one of two parts of the channels passes `steps`, and every step's output is kept."""
 
     def __init__(self, inputs: int, outputs: int, part: int, steps: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class CrossStage(nn.Module):
         self.m = nn.ModuleList(steps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, inputs, h, w] -> [n, outputs, h, w]."""
+        """Compute [n, outputs, h, w] from float [n, inputs, h, w]."""
         parts = list(self.cv1(x).chunk(2, dim=1))
         for step in self.m:
             parts.append(step(parts[-1]))
@@ -111,7 +111,7 @@ class CrossStage(nn.Module):
 
 
 class C2f(CrossStage):
-    """Such a block, of half of the channels, with `depth` bottlenecks."""
+    """A cross-stage block, of half of the channels, with `depth` bottlenecks."""
 
     def __init__(self, inputs: int, outputs: int, depth: int, residual: bool = False) -> None:
         half = outputs // 2
@@ -128,7 +128,7 @@ class SPPF(nn.Module):
         self.m = nn.MaxPool2d(5, stride=1, padding=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, channels, h, w] -> the same shape."""
+        """Transform float [n, channels, h, w], keeping the shape."""
         parts = [self.cv1(x)]
         for _ in range(3):
             parts.append(self.m(parts[-1]))
@@ -137,17 +137,18 @@ class SPPF(nn.Module):
 
 
 class _Expectation(nn.Module):
-    """Holds the bin values 0..15 under the name the published state dicts give them; never trained."""
+    """Bin values 0..15 under their name in the published state dicts; never trained."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(BINS, 1, 1, bias=False).requires_grad_(False)
-        # Named, the CPU: on the meta device PyTorch computes it by a decomposition, which imports Dynamo in 0.6 s.
+        # Explicitly on the CPU: on the meta device PyTorch computes it by a decomposition, which imports Dynamo in 0.6
+        # s.
         self.conv.weight.copy_(torch.arange(BINS, dtype=torch.float32, device="cpu").view(1, BINS, 1, 1))
 
 
 def branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """Two 3x3 convolutions and a 1x1 one."""
+    """Build two 3x3 convolutions and a 1x1 one."""
     return nn.Sequential(Conv(inputs, hidden, 3), Conv(hidden, hidden, 3), nn.Conv2d(hidden, outputs, 1))
 
 
@@ -155,7 +156,7 @@ class DetectHead(nn.Module):
     """Decoupled anchor-free head: per stride a box branch (`cv2`) and a class branch (`cv3`)."""
 
     def __init__(self, channels: Channels, class_count: int, class_branch: Branch = branch, bins: int = BINS) -> None:
-        """`bins`: of the distribution of a distance; 1: the branch says the distance itself."""
+        """Build the branches. `bins`: of the distribution of a distance; 1: the branch gives the distance itself."""
         super().__init__()
         self.box_channels = 4 * bins
         box = max(16, self.box_channels, channels[0] // 4)
@@ -168,7 +169,7 @@ class DetectHead(nn.Module):
             nn.init.constant_(classes.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
-        """Per stride: box bins, then class logits, [n, box_channels + class_count, h, w]."""
+        """Compute, per stride, box bins and class logits, [n, box_channels + class_count, h, w]."""
         return [
             torch.cat((box(x), classes(x)), dim=1) for box, classes, x in zip(self.cv2, self.cv3, features, strict=True)
         ]
@@ -177,8 +178,8 @@ class DetectHead(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    Of a network with another trunk and this head, a subclass has `scales`, `head_layer`, `bins`, `class_branch`,
-    `backbone` and `trunk`.
+    A subclass for another trunk with this head overrides `scales`, `head_layer`, `bins`, `class_branch`, `backbone` and
+    `trunk`.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = _SCALES
@@ -188,7 +189,7 @@ class YOLOv8(nn.Module):
     def __init__(
         self, size: Size, class_count: int, head: Callable[[Channels, int, Branch, int], DetectHead] = DetectHead
     ) -> None:
-        """`head`: makes the head of the features' channels, the number of classes, what makes a class branch, bins."""
+        """Build the network. `head` builds the head from the features' channels, class count, class branch and bins."""
         super().__init__()
         layers, channels = self.trunk(self.scales[size])
         self.class_count = class_count
@@ -199,12 +200,12 @@ class YOLOv8(nn.Module):
 
     @staticmethod
     def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-        """Makes a class branch of the head, as `Branch` says."""
+        """Build a class branch of the head, with the parameters of `Branch`."""
         return branch(inputs, hidden, outputs)
 
     @staticmethod
     def backbone(scale: Scale) -> dict[str, nn.Module]:
-        """Layers 0 to 8."""
+        """Build layers 0 to 8."""
         c1, c2, c3, c4, c5 = scale.channels
         few, many = round(3 * scale.depth), round(6 * scale.depth)
         return {
@@ -221,7 +222,7 @@ class YOLOv8(nn.Module):
 
     @classmethod
     def trunk(cls, scale: Scale) -> tuple[dict[str, nn.Module], Channels]:
-        """Layers by their published numbers, and the channels of what `features` returns."""
+        """Build layers by their published numbers; return them and the channels of the result of `features`."""
         _, _, c3, c4, c5 = scale.channels
         few = round(3 * scale.depth)
         layers = {
@@ -238,17 +239,17 @@ class YOLOv8(nn.Module):
 
     @property
     def head(self) -> DetectHead:
-        """The last layer."""
+        """Last layer."""
         head = self.model[str(self.head_layer)]
         assert isinstance(head, DetectHead)
         return head
 
     def features(self, x: Tensor) -> list[Tensor]:
-        """float [n, 3, h, w] in 0..1 -> what the head takes for strides 8, 16, 32: [n, c, h / stride, w / stride].
+        """Compute the head's inputs for strides 8, 16, 32, [n, c, h / stride, w / stride], from float [n, 3, h, w].
 
-        Layers are counted back from the head; numbers that are missing are upsampling and joining.
+        `x` is in 0..1. Layers are counted back from the head; missing numbers are upsampling and joining.
         """
-        first = self.head_layer - 10  # Where features of different strides are joined first.
+        first = self.head_layer - 10  # The layer that first joins features of different strides.
 
         def passed(x: Tensor, *numbers: int) -> Tensor:
             for number in numbers:
@@ -265,7 +266,7 @@ class YOLOv8(nn.Module):
         return [out3, out4, out5]
 
     def raw(self, x: Tensor) -> list[Tensor]:
-        """float [n, 3, h, w] in 0..1 -> for strides 8, 16, 32: [n, box channels + class_count, h / stride, w / stride].
+        """Compute [n, box channels + class_count, h / stride, w / stride] per stride from float [n, 3, h, w] in 0..1.
 
         The first channels, 64 with 16 bins, are the bins of left, top, right, bottom (logits), the rest class logits.
         """
@@ -273,36 +274,36 @@ class YOLOv8(nn.Module):
         return outputs
 
     def distances_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """float [n, 3, h, w] -> float32 distances [n, anchors, 4] and class logits [n, anchors, class_count].
+        """Compute float32 distances [n, anchors, 4] and class logits [n, anchors, class_count] from [n, 3, h, w].
 
-        Distances are the expected left, top, right, bottom of the box from its anchor, in units of the stride.
-        Anchors run row by row through stride 8, then 16, then 32, as in `anchors`.
+        Distances are the expected left, top, right, bottom of the box from its anchor, in units of the stride. Anchors
+        run row by row through stride 8, then 16, then 32, as in `anchors`.
         """
         return self.expected(self.raw(x))
 
     def expected(self, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """What `raw` returns -> what `distances_and_logits` does."""
+        """Convert the result of `raw` to that of `distances_and_logits`."""
         rows = by_anchor(levels).float()
         channels = self.head.box_channels
         return self._distances(rows[..., :channels]), rows[..., channels:]
 
     def best(self, x: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """float [n, 3, h, w] -> the `most` anchors, of which there are as many, with the highest logits, descending.
+        """Return the `most` anchors with the highest logits, descending; float [n, 3, h, w] must have that many.
 
-        Distances as above [n, k, 4], logits and their classes [n, k], numbers of the anchors [n, k]. Only their boxes
-        are computed: all that is done with every anchor is done in the network's precision.
+        Distances as above [n, k, 4], logits and their classes [n, k], numbers of the anchors [n, k]. Only these boxes
+        are computed: all computation for every anchor is in the network's precision.
         """
         features, head = self.features(x), self.head
         logits, classes = by_anchor([each(x) for each, x in zip(head.cv3, features, strict=True)]).max(dim=2)
         best, chosen = logits.topk(most, dim=1)
         sides = by_anchor([each(x) for each, x in zip(head.cv2, features, strict=True)])
-        # Whole rows: to gather number by number takes OpenVINO a third of a millisecond.
+        # Whole rows: gathering number by number takes OpenVINO a third of a millisecond.
         first = torch.arange(sides.shape[0], device=sides.device).unsqueeze(1) * sides.shape[1]
         rows = sides.flatten(0, 1).index_select(0, (first + chosen).flatten()).reshape(*chosen.shape, head.box_channels)
         return self._distances(rows.float()), best.float(), classes.gather(1, chosen), chosen
 
     def _distances(self, sides: Tensor) -> Tensor:
-        """What the box branches say, float32 [n, a, 4 * bins] -> the expected distances [n, a, 4]."""
+        """Convert the box branches' output, float32 [n, a, 4 * bins], to the expected distances [n, a, 4]."""
         if self.head.dfl is None:
             return sides
         values = self.head.dfl.conv.weight.float().flatten()
@@ -310,7 +311,7 @@ class YOLOv8(nn.Module):
         return distances
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, 3, h, w] -> float32 [n, 4 + class_count, anchors].
+        """Compute float32 [n, 4 + class_count, anchors] from float [n, 3, h, w].
 
         Rows are centre x, centre y, width, height in input pixels, then the class probabilities.
         """
@@ -330,12 +331,12 @@ class YOLOv8(nn.Module):
 
 
 def by_anchor(levels: list[Tensor]) -> Tensor:
-    """[n, c, h, w] of each stride -> [n, anchors, c]."""
+    """Join [n, c, h, w] of each stride into [n, anchors, c]."""
     return torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in levels], dim=1)
 
 
 def size_of(state: Mapping[str, Tensor]) -> Size | None:
-    """The size whose first convolution a state dict has, None when it has that of no size."""
+    """Return the size whose first convolution a state dict has, None if it has that of no size."""
     stem = state.get("model.0.conv.weight")
     if stem is None or stem.ndim == 0:
         return None
@@ -343,7 +344,7 @@ def size_of(state: Mapping[str, Tensor]) -> Size | None:
 
 
 def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Anchors of an input of this size in pixels.
+    """Compute the anchors of an input of this size in pixels.
 
     Centres float32 [anchors, 2] are (x, y) in units of the stride; strides float32 [anchors] are in pixels.
     """
@@ -357,5 +358,5 @@ def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def doubled(x: Tensor) -> Tensor:
-    """[n, c, h, w] -> [n, c, 2 h, 2 w], each value four times."""
+    """Enlarge [n, c, h, w] to [n, c, 2 h, 2 w], each value four times."""
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")

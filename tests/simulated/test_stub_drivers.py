@@ -69,6 +69,27 @@ def test_engines_that_a_stub_cannot_have_refuse_and_eager_serves(stub: str) -> N
     assert refusals["graph"].startswith("the network cannot be captured: ")
 
 
+@pytest.mark.parametrize("error", [2, 801])
+def test_a_refusal_to_lock_memory_is_nobody_elses_error(error: int) -> None:
+    """CUDA keeps a refusal as the thread's last error, which the next kernel reports: 2 is "out of memory"."""
+    code = (
+        "import numpy\nfrom tests.support.stubs.plugin import set_knob\nfrom backends import BACKENDS\n"
+        "from tests.support.networks import Brightness, images\n"
+        "backend = next(each for each in BACKENDS if each.name == 'cuda')\n"
+        "executable, report = backend.load(Brightness(), 'cuda:0', 'eager', 'fp32', (1, 2))\n"
+        "rows = [each.copy() for each in images(2, (8, 8, 3))[:, :, :6]]\n"
+        f"set_knob('refuse_lock', {error})\n"
+        "means = executable.start_rows(rows, 2).outputs()[0]\n"
+        "set_knob('refuse_lock', 0)\n"
+        "again = executable.start_rows(rows, 2).outputs()[0]\n"
+        "right = numpy.array(rows).mean(axis=(1, 2, 3))\n"
+        "print(bool(abs(means - right).max() < 1e-2 and abs(again - right).max() < 1e-2))\n"
+    )
+    done = child(*over("cuda"), "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "True"
+
+
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
     options = (*SERVE, "--device", "cuda:1", "--plugins", "tests.support.stubs.plugin")
     with running(tmp_path, *options, environment=stub_drivers.cudart(sys.executable)) as service:

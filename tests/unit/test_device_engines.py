@@ -727,8 +727,9 @@ class TestItemsThatLieApart:
                 return 0
 
             @staticmethod
-            def cudaHostUnregister(address: int) -> None:
+            def cudaHostUnregister(address: int) -> int:
                 locked.remove((address, images(1).nbytes))
+                return 0
 
         monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: Runtime)
         executable = load(engine)
@@ -758,6 +759,29 @@ def test_a_graph_copies_its_answers_itself_where_memory_is_pinned(monkeypatch: p
     monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
     executable = load(GraphEngine)
     monkeypatch.setattr("backends.engines.graph.copy_out", None)
+    assert_answers(executable)
+
+
+@pytest.mark.parametrize("how", ["refused", "left out"])
+def test_where_no_copy_to_the_host_can_be_captured_graphs_copy_after_their_replay(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused with CUDA's error 900, whose words driver_types.h and libcudart have; or not recorded at all."""
+
+    class WithoutCopies(Recording):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            to_the_host = func is torch.ops.aten.copy_.default and args[2:] == (True,)
+            if to_the_host and how == "refused":
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+            return args[0] if to_the_host else super().__torch_dispatch__(func, types, args, kwargs)
+
+    def record(graph: FakeGraph) -> None:
+        graph.recording = WithoutCopies()
+
+    monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
+    monkeypatch.setattr(FakeGraph, "__init__", record)
+    executable, report = loaded(GraphEngine)
+    assert (report.engine, dict(report.refusals)) == ("graph", {})
     assert_answers(executable)
 
 

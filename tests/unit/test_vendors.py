@@ -156,6 +156,23 @@ def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "CUDA_DEVICE_ORDER" not in vendors.NVIDIA.variables({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("row", "has"),
+    # A torch_mlu that has `cnnl` no more: those after 2.4 are not public. A torch_npu without `conv`.
+    [(vendors.CAMBRICON, ()), (vendors.ASCEND, ("config", "matmul"))],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_a_switch_that_a_newer_package_lacks_is_named_and_the_others_are_set(
+    row: Facts, has: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    module = SimpleNamespace(**{name: SimpleNamespace() for name in has})
+    backend: Any = TorchBackend(row)
+    backend._configure(module)
+    missing = [path for path in row.switches if path.removeprefix("torch.").split(".")[0] not in has]
+    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == missing
+    assert all(vars(getattr(module, name)) for name in has)
+
+
 @pytest.mark.parametrize("row", [vendors.AMD, vendors.HYGON], ids=lambda row: row.name)
 def test_miopen_measures_its_kernels_and_keeps_what_it_found_on_the_volume(row: Facts, tmp_path: Path) -> None:
     """FAST would take a kernel unmeasured where its database lacks the shape, and NCHW or NHWC is measured as well."""

@@ -1,7 +1,7 @@
 """The page at `/` and the files it loads, all of them read once and answered from memory.
 
-Owns: which files there are, their types, their compression and the headers that keep the page to this host. Must not
-read a path that a client names: only names that were found at the start are answered.
+Owns: the files, their types, their compression and the headers that keep the page to this host. Must not read a path
+that a client names: only names that were found at the start are answered.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "media-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing from another host, nothing inline. `blob:` is what a user has dropped or the camera has seen."""
+"""Policy of the page: nothing from another host, nothing inline. `blob:` is a dropped file or a camera's picture."""
 
 _HEADERS = {
     "content-security-policy": POLICY,
@@ -41,7 +41,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Asked again each time, and mostly answered with 304: after an update no browser has half of an old page.
+    # Checked again each time, and mostly answered with 304: no browser has half of an old page after an update.
     "cache-control": "no-cache",
     "vary": "accept, accept-encoding",
 }
@@ -49,7 +49,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file as it is sent. `compressed` is gzip, None where that makes it no smaller."""
+    """A file in the form in which it is sent. `compressed` is gzip, None if that makes it no smaller."""
 
     content_type: str
     content: bytes
@@ -57,7 +57,7 @@ class PageFile:
     etag: str
 
     def response(self, request: Request) -> Response:
-        """The answer to a request for it: the file, compressed where the client takes that, or 304."""
+        """Answer a request for the file: compressed if the client takes that, or 304."""
         headers = {**_HEADERS, "etag": self.etag}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -69,7 +69,7 @@ class PageFile:
 
 
 def page_files() -> dict[str, PageFile]:
-    """Every file of the page by its name, and the sample images as `samples/NAME`."""
+    """Read every file of the page, by its name, and the sample images as `samples/NAME`."""
     found = {file.name: file.read_bytes() for file in (files("app.http.playground") / "static").iterdir()}
     for file in (files("models.sample") / "images").iterdir():
         if file.name.endswith(".jpg"):
@@ -86,7 +86,7 @@ def _page_file(name: str, content: bytes) -> PageFile:
 
 
 def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
-    """What the page must know of the service that no other route says."""
+    """Return the facts about the service that the page needs and no other route tells."""
     settings = link.settings
     return {
         "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
@@ -101,7 +101,7 @@ def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
 
 
 def mount_playground(app: FastAPI) -> None:
-    """Add the page, which app.http.routes.status answers at `/`, and its files to an application."""
+    """Add the files of the page to an application; app.http.routes.status answers with the page at `/`."""
     known = page_files()
     app.state.page = known["index.html"]
     samples = sorted(name.partition("/")[2] for name in known if name.startswith("samples/"))

@@ -1,1 +1,1 @@
-"""HTTP only: what a request says, and what the answer looks like on the wire."""
+"""Routes of HTTP alone: reading of requests, and the form of their answers on the wire."""

@@ -1,4 +1,4 @@
-"""Devices while the service runs: `POST /v1/devices/{device}:release` has its workers give cached memory back now."""
+"""Devices while the service runs: `POST /v1/devices/{device}:release` has its workers release cached memory now."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ router = APIRouter(tags=["devices"])
 
 
 class WorkerReleased(BaseModel):
-    """Bytes one worker gave back, by rung: 1 collected, 2 caches."""
+    """Bytes that one worker released, by rung: 1 collected, 2 caches."""
 
     worker: str
     returned_bytes: dict[int, int]
 
 
 class ReleaseStarted(BaseModel):
-    """What a device's workers gave back."""
+    """Memory that a device's workers released."""
 
     device: str
     workers: list[WorkerReleased]
@@ -26,7 +26,7 @@ class ReleaseStarted(BaseModel):
 
 @router.post("/v1/devices/{device}:release")
 async def release(request: Request, device: str) -> ReleaseStarted:
-    """Release cached memory on every worker of the device; answers when all have."""
+    """Release cached memory on every worker of the device; answer when all have."""
     link: Link = request.app.state.link
     returned = await link.administration.release(device)
     workers = [WorkerReleased(worker=worker, returned_bytes=each) for worker, each in returned.items()]

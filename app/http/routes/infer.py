@@ -2,8 +2,8 @@
 
     body ─► JSON, then the binary tensors ─► open_inference ─► JSON ─► binary tensors ─► (deflate)
 
-Owns: how requests and answers lie in bodies: JSON, the binary tensor extension, raw binary requests, compression. Must
-not know what inputs and outputs mean.
+Owns: the layout of requests and answers in bodies: JSON, the binary tensor extension, raw binary requests, compression.
+Must not know what inputs and outputs mean.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ ROUTE = "/v2/models/{model}/infer"
 
 _HEADER_LENGTH = b"inference-header-content-length"
 _JSON_INLINE_BYTES = 64 * 1024
-"""JSON up to this size is read in the event loop; what is larger would hold it up for milliseconds."""
+"""Largest JSON that is read in the event loop; a larger one would hold it up for milliseconds."""
 _NUMBERS_INLINE_BYTES = 512 * 1024
-"""Numbers, as bytes, that are written as JSON in the event loop."""
+"""Most bytes of numbers that the event loop writes as JSON."""
 _COMPRESS_FROM_BYTES = 16 * 1024
-_WORTH = 1  # zlib's level: tensors hardly shrink further at others, and those take longer.
+_WORTH = 1  # zlib's level: others hardly shrink tensors further, and take longer.
 
 _TENSOR = {
     "type": "object",
@@ -112,7 +112,7 @@ _DOCUMENTATION: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Parsed:
-    """A body's request; `binary`: of each output whether it goes back as bytes, of those not named `binary_default`.
+    """Request of a body. `binary`: True for an output that goes back as bytes; `binary_default`: for one not named.
 
     `version`: of the model that answers it.
     """
@@ -127,12 +127,12 @@ class _Parsed:
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/v2/models/{model}/versions/{version}/infer", openapi_extra=_DOCUMENTATION, response_class=Response)
 async def infer(request: Request, model: str, version: str = "") -> Response:
-    """Outputs of a model for one of its inputs, as JSON or as binary tensors."""
+    """Compute a model's outputs for its inputs (of images, for one of them), as JSON or as binary tensors."""
     return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
 
 
 async def answer(ingress: Ingress, request: HttpRequest, model: str, version: str = "") -> Content:
-    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    """Return the content of a good answer. Raises ServiceError, ClientLeftError."""
     call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
     call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
@@ -146,7 +146,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
 
 
 class RestInferCall(HttpCall[InferenceResponse]):
-    """Tensors in JSON, in binary, or raw. `parsed` is there once `asked` has ended."""
+    """Call with tensors in JSON, in binary, or raw. `parsed` is there once `asked` has ended."""
 
     parsed: _Parsed
 
@@ -162,7 +162,7 @@ class RestInferCall(HttpCall[InferenceResponse]):
 
 
 def _header_bytes(headers: Fields, size: int) -> int | None:
-    """How many bytes of the body are JSON; None: all of them. Raises INVALID_REQUEST."""
+    """Return how many bytes of the body are JSON; None: all of them. Raises INVALID_REQUEST."""
     given = headers.get(_HEADER_LENGTH)
     if given is None:
         return None
@@ -176,7 +176,7 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
 
 
 async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, lease: Lease) -> _Parsed:
-    """Raises INVALID_REQUEST."""
+    """Read the request of a body. Raises INVALID_REQUEST."""
     if header_bytes == 0:
         return _Parsed(InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
     if (len(body) if header_bytes is None else header_bytes) <= _JSON_INLINE_BYTES:
@@ -206,7 +206,7 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
 
 
 async def _encoded(ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse) -> Content:
-    """What is large is copied and written elsewhere: 64 images may have answers of megabytes each."""
+    """Write the answer; another thread or process copies and writes a large one: 64 images may have megabytes each."""
     size = response.data_bytes
     head: bytes | memoryview
     if size <= INLINE_BYTES:
@@ -233,10 +233,10 @@ def _packed(document: dict[str, Any], numbers: list[bytes | memoryview]) -> memo
 def _drafted(
     model: str, parsed: _Parsed, response: InferenceResponse
 ) -> tuple[dict[str, Any], list[bytes | memoryview], list[bytes | memoryview]]:
-    """The JSON of an answer, the bytes that follow it, and the numbers that are still to be written into it."""
+    """Draft an answer: its JSON, the bytes that follow it, and the numbers that are still to be written into it."""
     outputs: list[dict[str, Any]] = []
     contents: list[bytes | memoryview] = []
-    numbers: list[bytes | memoryview] = []  # Of outputs in JSON, where these are many.
+    numbers: list[bytes | memoryview] = []  # Data of outputs in JSON, if there are many.
     in_json = [output for output in response.outputs if not parsed.binary.get(output.name, parsed.binary_default)]
     many = sum(each.data.nbytes for each in in_json if isinstance(each.data, np.ndarray)) > _NUMBERS_INLINE_BYTES
     for result in response.outputs:

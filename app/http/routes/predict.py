@@ -67,18 +67,18 @@ async def predict(request: Request, model: str) -> Response:
 
 
 async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
-    """The content of a good answer. Raises ServiceError, ClientLeftError."""
+    """Return the content of a good answer. Raises ServiceError, ClientLeftError."""
     answered = await ingress.answer(PredictCall(request, model))
     made_by = ingress.made_by(answered.computed_by)
     if not answered.is_large:
         return as_json({"model": model, "predictions": answered.predictions, **made_by})
-    # No name can hold this: its quotes would be escaped.
+    # No name can hold this text: its quotes would be escaped.
     before, key, after = orjson.dumps({"model": model, "predictions": [], **made_by}).partition(b'"predictions":[]')
     return await as_large_json(ingress, answered.predictions, before + key[:-2], after)
 
 
 class PredictCall(HttpCall[Answer]):
-    """Encoded images in one of the forms of app.http.call.
+    """Call with encoded images in one of the forms of app.http.call.
 
     `any_type`: a body of any type that is no form is an image.
     """
@@ -93,7 +93,7 @@ class PredictCall(HttpCall[Answer]):
         self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        # Clients of other servers send what they like.
+        # Clients of other servers send other names.
         query = self.request.scope["query_string"]
         self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
         terms = super().terms(settings)

@@ -1,6 +1,6 @@
-"""Models while the service runs: which there are, loading (again) and unloading. Triton's model repository extension.
+"""Models while the service runs: their list, loading (again) and unloading. Triton's model repository extension.
 
-Owns: paths and answers' forms. What happens to requests meanwhile is the service's business.
+Owns: paths and answers' forms. The service decides what happens to requests meanwhile.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class IndexedModel(BaseModel):
 
 @router.post("/v2/repository/index")
 async def index(request: Request) -> list[IndexedModel]:
-    """Every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
+    """List every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
     ready = switch(await _document(request), "ready")
     return [IndexedModel(**each) for each in triton.index(request.app.state.link, ready)]
 
 
 @router.post("/v2/repository/models/{model}/load")
 async def load(request: Request, model: str) -> LoadedModel:
-    """Serve what the model's weight file holds now; answers when every worker has been replaced, loses no request."""
+    """Serve the present weights of the model's file; answer when every worker has been replaced. No request is lost."""
     triton.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link
     served = link.find(model)
@@ -82,7 +82,7 @@ async def traffic(request: Request, model: str) -> Traffic:
 
 @router.post("/v2/repository/models/{model}/unload")
 async def unload(request: Request, model: str) -> UnloadedModel:
-    """Refuse new requests for the model, answer those under way, and free its memory on every device."""
+    """Refuse new requests for the model, answer those in flight, and free its memory on every device."""
     triton.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link
     await link.administration.unload(link.find(model).model.name)
@@ -90,7 +90,7 @@ async def unload(request: Request, model: str) -> UnloadedModel:
 
 
 async def _document(request: Request) -> dict[str, Any]:
-    """The body, an object or nothing. Raises INVALID_REQUEST."""
+    """Read the body, an object or nothing. Raises INVALID_REQUEST."""
     body = b""
     async for chunk in request.stream():
         body += chunk

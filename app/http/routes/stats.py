@@ -1,6 +1,6 @@
 """The service in one small JSON: `GET /v1/stats`, and `GET /v1/stats/stream`, which sends it again and again.
 
-Owns: its shape, and that the numbers are collected once for all who listen. They are those of /metrics, counted since
+Owns: its shape, and that the numbers are collected once for all listeners. They are those of /metrics, counted since
 the start: a client that wants a rate asks twice. Must not collect in the event loop: that takes milliseconds, so a
 thread does it, and for the stream only while a client listens.
 """
@@ -34,7 +34,7 @@ router = APIRouter(tags=["status"])
 
 
 class Times(BaseModel):
-    """How often, how long altogether; `buckets`: how many took up to so many seconds, by that number as text."""
+    """Count and total seconds; `buckets`: how many took up to so many seconds, by that number as text."""
 
     count: int
     seconds: float
@@ -42,9 +42,9 @@ class Times(BaseModel):
 
 
 class ModelSnapshot(BaseModel):
-    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: those that happened.
+    """A model. `requests` by outcome, `rejected` by reason, `cancelled` and `expired` by stage: without zeros.
 
-    `images` were answered; `images_computed` may have been in vain, or twice. `memory_bytes`: on all devices together.
+    `images` were answered; `images_computed` may be in vain, or twice. `memory_bytes`: on all devices together.
     """
 
     model: str
@@ -69,7 +69,7 @@ class ModelSnapshot(BaseModel):
 
 
 class DeviceSnapshot(BaseModel):
-    """A device; null is what it does not say. `restarts` and `handovers` by reason, `cache_releases` by rung.
+    """A device; null: it does not report that. `restarts` and `handovers` by reason, `cache_releases` by rung.
 
     `healthy` and `throttled` (by reason) are 1 or 0; `memory_errors` by kind. Errors count from the worker's start.
     """
@@ -98,7 +98,7 @@ class DeviceSnapshot(BaseModel):
 
 
 class DecodersSnapshot(BaseModel):
-    """The processes that decode images; 0 of them where nothing is decoded. `restarts` by reason."""
+    """Numbers of the processes that decode images; 0 of them if nothing is decoded. `restarts` by reason."""
 
     up: int
     waiting: int
@@ -106,7 +106,7 @@ class DecodersSnapshot(BaseModel):
 
 
 class ClientSnapshot(BaseModel):
-    """A client, a key or an address, since it is remembered. `refused`: of its requests, those that ended in errors."""
+    """A client, a key or an address, since it is remembered. `refused`: its requests that ended in errors."""
 
     client: str
     requests: int
@@ -114,9 +114,9 @@ class ClientSnapshot(BaseModel):
 
 
 class Snapshot(BaseModel):
-    """Everything. Triton's statistics of a model are another form: app.observability.triton_statistics.
+    """All numbers of the service. Triton's statistics of a model are another form: app.observability.triton_statistics.
 
-    `clients`: the busiest, that one first; only for who administers the service where there are keys.
+    `clients`: the busiest first; if there are keys, only administrators see them.
     """
 
     version: str
@@ -140,7 +140,7 @@ class _Samples:
                 self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Sums by the value of one label, of those that have the other labels."""
+        """Sum by the value of one label the samples that have the other labels."""
         sums: dict[str, float] = {}
         for given, value in self._found.get(name, ()):
             if labels.items() <= given.items():
@@ -148,20 +148,20 @@ class _Samples:
         return sums
 
     def counts(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """`by` in whole numbers, without what never happened."""
+        """Return `by` in whole numbers, without zeros."""
         return {key: int(value) for key, value in self.by(label, name, **labels).items() if value}
 
     def total(self, name: str, **labels: str) -> int:
-        """The sum of those that have these labels."""
+        """Sum the samples that have these labels."""
         return int(sum(self.by("", name, **labels).values()))
 
     def known(self, name: str, **labels: str) -> float | None:
-        """The sum, None where there is none or it is not a number."""
+        """Return the sum, None if there is none or it is not a number."""
         found = list(self.by("", name, **labels).values())
         return found[0] if found and isfinite(found[0]) else None
 
     def times(self, name: str, *, buckets: bool = False, **labels: str) -> Times:
-        """A histogram's sums."""
+        """Return a histogram's sums."""
         return Times(
             count=self.total(f"{name}_count", **labels),
             seconds=sum(self.by("", f"{name}_sum", **labels).values()),
@@ -172,7 +172,7 @@ class _Samples:
 
 
 def snapshot(link: Link) -> Snapshot:
-    """What is so now."""
+    """Collect the numbers of this moment."""
     samples = _Samples(list(link.metrics.registry.collect()))
     ask = link.administration
     workers = ask.workers()
@@ -255,7 +255,7 @@ def _device(samples: _Samples, device: str, vendor: str, workers: int) -> Device
 
 
 class StatsFeed:
-    """The numbers of a service, collected twice a second for all who listen. Belongs to one event loop."""
+    """The numbers of a service, collected twice a second for all listeners. Belongs to one event loop."""
 
     def __init__(self, link: Link, interval_s: float = INTERVAL_S) -> None:
         self._link = link
@@ -263,10 +263,10 @@ class StatsFeed:
         self._next: asyncio.Task[bytes] | None = None
         self._collected_s = 0.0
         self.listeners = Budget(MAX_LISTENERS, "listeners to the numbers")
-        """Who listens takes one, under the caller's name."""
+        """Budget of listeners; each takes one, under the caller's name."""
 
     async def events(self, admitted: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
+        """Send server-sent events, each with the JSON of `/v1/stats`. A slow listener misses some and is never behind.
 
         Ends when the service shuts down, or the listener is not `admitted` any more: its key was taken back.
         """
@@ -278,7 +278,7 @@ class StatsFeed:
             yield b"event: stats\ndata: " + text + b"\n\n"
 
     def _following(self) -> asyncio.Task[bytes]:
-        """What is collected next, for all who wait for it."""
+        """Return the task of the next collection, for all who wait for it."""
         if self._next is None:
             self._next = asyncio.create_task(self._collect(), name="stats-feed")
         return self._next
@@ -294,7 +294,7 @@ class StatsFeed:
 
 
 def _collected_json(link: Link, *, clients: bool = False) -> bytes:
-    """This takes milliseconds and belongs in a thread, off the event loop."""
+    """Collect the numbers as JSON. It takes milliseconds and belongs in a thread, off the event loop."""
     found = snapshot(link)
     if clients:
         for each in link.metrics.clients.busiest():
@@ -303,7 +303,7 @@ def _collected_json(link: Link, *, clients: bool = False) -> bytes:
 
 
 class _EventStream(StreamingResponse):
-    """A stream that leaves its feed however it ends, also when not one event was sent."""
+    """Stream that leaves its feed however it ends, also when not one event was sent."""
 
     def __init__(self, feed: StatsFeed, caller: str, admitted: Callable[[], bool]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -319,7 +319,7 @@ class _EventStream(StreamingResponse):
 
 @router.get("/v1/stats", response_model=Snapshot)
 async def stats(request: Request) -> Response:
-    """The numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
+    """Return the numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
     caller: Caller = request.scope["anychip"].caller
     content = await asyncio.to_thread(_collected_json, request.app.state.link, clients=caller.sees_others)
     return Response(content, media_type="application/json")
@@ -327,7 +327,7 @@ async def stats(request: Request) -> Response:
 
 @router.get("/v1/stats/stream", response_class=Response)
 async def stats_stream(request: Request) -> Response:
-    """The answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
+    """Send the answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
     state = request.app.state
     feed: StatsFeed = state.stats_feed
     access, scope = state.ingress.access, request.scope

@@ -1,4 +1,4 @@
-"""What is served, on what, and whether it is ready: models, devices, health, metrics."""
+"""Status of the service: models, devices, health, metrics."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Models(BaseModel):
 
 
 class ModelReady(BaseModel):
-    """A model that answers."""
+    """Answer of a model that is ready."""
 
     name: str
     ready: bool
 
 
 class ModelLabels(BaseModel):
-    """What a model can answer with, whether or not it is ready; the place in `labels` is the `class_id` of answers."""
+    """The labels that a model answers with, ready or not; the place in `labels` is the `class_id` of answers."""
 
     name: str
     task: str
@@ -60,20 +60,20 @@ class ModelLabels(BaseModel):
 
 
 class Live(BaseModel):
-    """The event loop answers."""
+    """Sign of life: the event loop answers."""
 
     live: bool
 
 
 class ReadyBody(BaseModel):
-    """Every model has a worker."""
+    """Sign that every model has a worker."""
 
     ready: bool
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> Models:
-    """What is served, on what, by which engine."""
+    """List the models, their devices and engines."""
     link: Link = request.app.state.link
     ask = link.administration
     return Models(
@@ -99,7 +99,7 @@ async def models(request: Request) -> Models:
 
 
 def _scores(model: Model) -> Literal["softmax", "sigmoid"] | None:
-    """What makes a classifier's scores of its logits; None for other tasks."""
+    """Return how a classifier makes scores of its logits; None for other tasks."""
     adapter = model.adapter if isinstance(model, PixelModel) else None
     return adapter.scored_by if isinstance(adapter, Classify) else None
 
@@ -125,7 +125,7 @@ def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
 
 @router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
 async def model(request: Request, model: str) -> ModelReady:
-    """KServe's v1 form of a model's readiness."""
+    """Return a model's readiness in KServe's v1 form."""
     if model.endswith(":predict"):  # That path is POST's alone.
         raise HTTPException(405, headers={"Allow": "POST"})
     link: Link = request.app.state.link
@@ -135,7 +135,7 @@ async def model(request: Request, model: str) -> ModelReady:
 
 @router.get("/v1/models/{model}/labels")
 async def labels(request: Request, model: str) -> ModelLabels:
-    """A model's task and the labels of its classes; of several stages, the first one's labels."""
+    """Return a model's task and the labels of its classes; of several stages, the first one's labels."""
     link: Link = request.app.state.link
     first, cascade = link.find(model).model, link.cascades.get(model)
     task = (cascade.task if cascade else "") or first.task
@@ -144,14 +144,14 @@ async def labels(request: Request, model: str) -> ModelLabels:
 
 @router.get("/v1/devices")
 async def devices(request: Request) -> Devices:
-    """The devices in use, and why other vendors were not chosen."""
+    """List the devices in use, and why other vendors were not chosen."""
     link: Link = request.app.state.link
     return link.administration.devices()
 
 
 @router.get("/", include_in_schema=False)
 async def root(request: Request) -> Response:
-    """The page, where there is one, for those who ask for HTML; KServe's v1 liveness for all others."""
+    """Return the page, if there is one, to clients that ask for HTML; KServe's v1 liveness to all others."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"status": "alive"}, headers={"vary": "accept"})
     page: PageFile | None = request.app.state.page
@@ -173,7 +173,7 @@ async def ready(request: Request) -> ReadyBody:
 
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
-for _path in LIVE:  # Of several paths that say the same one is described, so that generated clients have it once.
+for _path in LIVE:  # One of several equal paths is described, so that generated clients have it once.
     router.get(_path, include_in_schema=_path == LIVE[0])(live)
 for _path in READY:
     router.get(_path, include_in_schema=_path == READY[0], responses=_NOT_READY)(ready)
@@ -181,7 +181,7 @@ for _path in READY:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus exposition; OpenMetrics, with the traces of some measurements, where that is asked for."""
+    """Return the metrics for Prometheus; as OpenMetrics, with the traces of some measurements, if asked for."""
     link: Link = request.app.state.link
     try:
         # Rendering takes milliseconds and belongs in a thread, off the event loop.

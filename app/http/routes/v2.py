@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST but for inference: metadata, readiness, and what Triton's tools ask.
+"""The Open Inference Protocol over REST, except inference: metadata, readiness, and the requests of Triton's tools.
 
 Owns: paths and answers' forms. Health is in app.http.routes.status, inference in app.http.routes.infer.
 """
@@ -18,7 +18,7 @@ router = APIRouter(tags=["inference"])
 
 
 class ServerMetadata(BaseModel):
-    """What the server is."""
+    """Name, version and extensions of the server."""
 
     name: str
     version: str
@@ -34,7 +34,7 @@ class TensorMetadata(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """What a model takes, one of its inputs a request, and answers with; `parameters`: how it is served."""
+    """Inputs of a model (of images, one of them a request) and outputs; `parameters`: how it is served."""
 
     name: str
     versions: list[str]
@@ -55,22 +55,22 @@ class Statistics(BaseModel):
 @router.get("/v2/", include_in_schema=False)
 @router.get("/v2")
 async def server() -> ServerMetadata:
-    """Name, version, extensions."""
+    """Return the server's name, version and extensions."""
     return ServerMetadata(**signatures.server_metadata())
 
 
-# Before the routes of models, as Triton has it: its clients ask here for all of them.
+# Before the routes of models, as in Triton: its clients ask here for all of them.
 @router.get("/v2/models/stats", include_in_schema=False)
 @router.get("/v2/stats", include_in_schema=False)
 async def all_statistics(request: Request) -> Statistics:
-    """Statistics of every model."""
+    """Return the statistics of every model."""
     return Statistics(model_stats=triton.statistics(request.app.state.link))
 
 
 @router.get("/v2/models/{model}")
 @router.get("/v2/models/{model}/versions/{version}")
 async def model_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
-    """A model's inputs and outputs."""
+    """Return a model's inputs and outputs."""
     link: Link = request.app.state.link
     return ModelMetadata.model_validate(signatures.metadata(link, model, version))
 
@@ -78,7 +78,7 @@ async def model_metadata(request: Request, model: str, version: str = "") -> Mod
 @router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
 @router.get("/v2/models/{model}/versions/{version}/ready", responses={503: {"description": "Not ready"}})
 async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
-    """200 while the model has a worker and the service is not shutting down."""
+    """Answer 200 while the model has a worker and the service is not shutting down."""
     link: Link = request.app.state.link
     signatures.find(link, model, version)
     link.administration.check(*link.parts(model))
@@ -88,7 +88,7 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
 @router.get("/v2/models/{model}/config")
 @router.get("/v2/models/{model}/versions/{version}/config")
 async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
-    """A model's configuration in Triton's terms."""
+    """Return a model's configuration in Triton's terms."""
     link: Link = request.app.state.link
     return triton.configuration(link, model, version)
 
@@ -96,5 +96,5 @@ async def config(request: Request, model: str, version: str = "") -> dict[str, A
 @router.get("/v2/models/{model}/stats")
 @router.get("/v2/models/{model}/versions/{version}/stats")
 async def statistics(request: Request, model: str, version: str = "") -> Statistics:
-    """Requests, images, batches and time by stage since the start, as Triton counts them."""
+    """Return requests, images, batches and time by stage since the start, as Triton counts them."""
     return Statistics(model_stats=triton.statistics(request.app.state.link, model, version))

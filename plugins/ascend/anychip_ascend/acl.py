@@ -41,6 +41,7 @@ class AclCard:
         if code not in (0, _REPEAT_INITIALIZE):
             raise RuntimeError(self._failure("init", code))
         self.soc, self._context, self._taken_bytes = "", 0, 0
+        self._pinned: dict[int, int] = {}  # pointer -> bytes
 
     def call(self, name: str, *arguments: object) -> Any:
         """What a function of pyACL's returns beside its code. Raises RuntimeError, worded as torch_npu's."""
@@ -117,13 +118,25 @@ class AclCard:
         """Zeros uint8 [size_bytes] from which the card copies while it computes; freed with its last view."""
         pointer = self.call("rt.malloc_host", size_bytes)
         memory = (ctypes.c_uint8 * size_bytes).from_address(pointer)
-        weakref.finalize(memory, self.acl.rt.free_host, pointer).atexit = False
+        self._pinned[pointer] = size_bytes
+        weakref.finalize(memory, self._unpin, pointer).atexit = False
         array: Pixels = np.ctypeslib.as_array(memory)
         array[:] = 0
         return array
 
+    def _unpin(self, pointer: int) -> None:
+        self._pinned.pop(pointer, None)
+        self.acl.rt.free_host(pointer)
+
+    def is_pinned(self, array: Array) -> bool:
+        """Whether an array lies where memory begins that `pinned` has given."""
+        return array.flags.c_contiguous and self._pinned.get(array.ctypes.data, 0) >= array.nbytes
+
     def copy(self, target: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
-        """Begin a copy. Host memory that is not pinned has been copied when this returns."""
+        """Begin a copy, of pinned memory alone: before CANN 8.5, 310P and 310B copy no other on a stream.
+
+        There "an unpredictable error may occur" otherwise (hiascend.com, canncommercial/800, aclcppdevg_03_0106).
+        """
         self.call("rt.memcpy_async", target, size_bytes, source, size_bytes, kind, stream)
 
     def silence(self) -> str:

@@ -6,6 +6,7 @@ wheel). It takes the place of anychip's own `npu`, which has torch_npu alone. Un
 
 from __future__ import annotations
 
+import logging
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
 from backends.vendors import table as vendors
 from backends.vendors.torch_device import TorchBackend
+
+log = logging.getLogger(__name__)
 
 _IN_CAPTURE = "cannot run aclop operators during npu graph capture"
 _WRONG_INPUT = "the model was compiled for other inputs: remove it from the cache, or compile the file again"
@@ -99,6 +102,9 @@ class AscendBackend(TorchBackend):
         super()._configure(module)
         if self.facts is not BY_TORCH_NPU:
             return
-        module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
+        try:
+            module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
+        except AttributeError as error:  # As with switches: a newer package may have renamed it.
+            log.warning("operators may be compiled for every new shape: %s", error)
         # Our own choice, of which torch_npu warns at every tensor that it would have laid out otherwise.
         warnings.filterwarnings("ignore", message="Cannot create tensor with internal format")

@@ -187,6 +187,7 @@ class _Slot:
     outputs: int
     memory: list[tuple[int, int]] = field(default_factory=list)  # pointer and bytes
     buffers: list[int] = field(default_factory=list)
+    staging: dict[int, Pixels] = field(default_factory=dict)  # By the input's memory on the card: pinned.
     hosts: list[Pixels] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
 
@@ -262,8 +263,9 @@ class OmProgram(Program):
         slot = self._slots[-1]  # That of the batch before the last, which is done.
         self._forget_events(slot)
         places = [place for index, place in enumerate(slot.memory) if index != self._gear]
-        for array, (pointer, _) in zip(arrays, places, strict=False):
-            own.copy(pointer, array.ctypes.data, array.nbytes, HOST_TO_DEVICE, copies)
+        for array, (pointer, size_bytes) in zip(arrays, places, strict=False):
+            given = array if own.is_pinned(array) else self._staged(slot, array, pointer, size_bytes)
+            own.copy(pointer, given.ctypes.data, array.nbytes, HOST_TO_DEVICE, copies)
         own.call("rt.stream_wait_event", compute, self._marked(slot, copies))
         if self._gear is not None:
             own.call("mdl.set_dynamic_batch_size", self._model, slot.given, self._gear, size)
@@ -281,6 +283,14 @@ class OmProgram(Program):
             return tuple(outputs)
 
         return wait
+
+    def _staged(self, slot: _Slot, array: Array, pointer: int, size_bytes: int) -> Pixels:
+        """The array in pinned memory of its slot; `pointer`: the input's memory on the card, of `size_bytes`."""
+        if pointer not in slot.staging:
+            slot.staging[pointer] = self._card.pinned(size_bytes)
+        staged = slot.staging[pointer][: array.nbytes]
+        np.copyto(staged.view(array.dtype).reshape(array.shape), array)
+        return staged
 
     def _marked(self, slot: _Slot, stream: int) -> int:
         """An event after what the stream has to do now. One for each use: used again, ACL wants it reset in between."""

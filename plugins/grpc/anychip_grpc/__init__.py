@@ -1,5 +1,5 @@
 """The Open Inference Protocol over gRPC, beside HTTP in the same event loop.
 
-Owns: what is gRPC's alone. Must not be imported by anychip, nor know HTTP, nor what requests mean and can fail with:
-that is app.protocols' business, so that both transports say the same.
+Owns: the parts specific to gRPC. Must not be imported by anychip, nor know HTTP, nor the meaning and the errors of
+requests: app.protocols owns these, so that both transports answer alike.
 """

@@ -1,4 +1,4 @@
-"""Around each method: the call is counted, its caller admitted, its message received, its answer held until it is read.
+"""Frame of each method: count the call, admit its caller, receive its message, hold its answer until it is read.
 
 Owns: this order, and turning errors into statuses. Must not know what a method does.
 """
@@ -42,11 +42,11 @@ NEEDS: dict[str, Need] = {
     "/grpc.health.v1.Health/List": "open",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "infer",
 }
-"""What each method asks of its caller, by full name; a test compares it with the methods that there are."""
+"""Permission that each method needs, by full name; a test compares it with the existing methods."""
 
 
 class Method:
-    """One of a server's. `path`: its full name; `handler`: what gRPC calls."""
+    """A method of a server. `path`: its full name; `handler`: the function that gRPC calls."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Method:
         ingress: Ingress,
         bind: Bind,
     ) -> None:
-        """`behaviour`: what it does; `receiver`: reads its messages; `bind`: which of the two ports it is asked at."""
+        """Prepare the handler. `behaviour`: the method itself; `receiver`: reads its messages; `bind`: which port."""
         self._behaviour, self._kind, self._receiver = behaviour, message_of(descriptor.input_type), receiver
         self._ingress, self._bind, self._calls = ingress, bind, calls
         self.path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
@@ -83,11 +83,11 @@ class Method:
         return await refuse(context, failure)  # Counted and in the audit before the client hears of it.
 
     def _admit(self, context: RpcContext) -> None:
-        """Raises FORBIDDEN, UNAUTHORIZED."""
+        """Admit the caller. Raises FORBIDDEN, UNAUTHORIZED."""
         context.admit(self._ingress.access, self._need, self._bind)
 
     async def _answer(self, requests: Any, context: RpcContext, connection: Connection) -> bytes:
-        """One message, one answer. What administers is refused only then: the audit says what it was about."""
+        """Answer one message. Administration is refused only after it is read: the audit names its subject."""
         refused = None
         try:
             self._admit(context)
@@ -111,7 +111,7 @@ class Method:
             return answer
 
     async def _watch(self, requests: Any, context: RpcContext, connection: Connection) -> None:
-        """One message, and answers until the client leaves."""
+        """Read one message, and answer until the client leaves."""
         self._admit(context)
         calls, lease = self._receiver.leases(context.caller)
         with calls, lease:
@@ -121,7 +121,7 @@ class Method:
             await _send(self._behaviour(request, context), context.call, connection, lease)
 
     async def _stream(self, requests: Any, context: RpcContext, connection: Connection) -> None:
-        """An answer to each message, each only while its caller is still admitted: a key may be taken back."""
+        """Answer each message, while its caller is still admitted: a key may be revoked."""
         self._admit(context)
         calls, lease = self._receiver.leases(context.caller)
 
@@ -136,7 +136,7 @@ class Method:
 
 
 async def _send(answers: AsyncIterator[Any], call: CallContext, connection: Connection, lease: Lease) -> None:
-    """Each when the client has read those before it."""
+    """Send each answer after the client has read those before it."""
     async for answer in answers:
         data = _serialized(answer)
         with holding(connection, len(data), lease):
@@ -144,7 +144,7 @@ async def _send(answers: AsyncIterator[Any], call: CallContext, connection: Conn
 
 
 def _serialized(answer: Any) -> bytes:
-    """Tensors are serialised where they are made: large ones not in the event loop."""
+    """Serialise an answer; tensors are serialised where they are made, large ones not in the event loop."""
     return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
@@ -158,7 +158,7 @@ async def refuse(context: RpcContext, error: ServiceError) -> None:
 
 
 def unknown(calls: Calls, path: str) -> Any:
-    """The handler of a method that there is not."""
+    """Return the handler of an unknown method."""
 
     async def refused(_requests: Any, call: CallContext) -> None:
         calls.begin(call)

@@ -1,6 +1,6 @@
-"""A request for a model as gRPC sees it: terms in metadata and the call's deadline, tensors in a message.
+"""A request for a model in gRPC's form: terms in metadata and the call's deadline, tensors in a message.
 
-Owns: how tensors and parameters look in messages. Must not decide anything that REST could decide otherwise.
+Owns: the form of tensors and parameters in messages. Must not decide anything that REST could decide otherwise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Answer = TypeVar("Answer")
 
 
 class RpcContext(RequestContext):
-    """A call, or one message of a stream of requests: its metadata stand for HTTP's headers, its path for the route."""
+    """A call, or one message of a stream of requests: its metadata replace HTTP's headers, its path the route."""
 
     __slots__ = ("call",)
 
@@ -59,7 +59,7 @@ class RpcContext(RequestContext):
 
 
 class GrpcInferCall(Call[InferenceResponse]):
-    """A ModelInferRequest."""
+    """Call with a ModelInferRequest."""
 
     def __init__(self, context: RpcContext, request: RawRequest) -> None:
         super().__init__(context, request.message.model_name, request.message.model_version)
@@ -69,14 +69,14 @@ class GrpcInferCall(Call[InferenceResponse]):
         self._ends_s = math.inf if remaining_s is None else time.monotonic() + max(0.0, remaining_s)
 
     def terms(self, settings: Settings) -> Terms:
-        """The call's own deadline, at most ours; nothing in the request outlasts it."""
+        """Return the terms: the call's own deadline, at most ours; no part of the request outlasts it."""
         started_s = self._received_s
         timeout_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
         priority = read_header(X_PRIORITY, dict(self.context.scope["headers"]))
         return Terms(deadline_s(started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
-        """Nothing more: the message has been received, as what it asks for stands in it (anychip_grpc.receiving)."""
+        """Read nothing more: the message has already been received, as it names the model (anychip_grpc.receiving)."""
 
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
@@ -87,7 +87,7 @@ class GrpcInferCall(Call[InferenceResponse]):
         return lambda: run(ingress, served, work)
 
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
-        """Only a client that has gone cancels a call: said before the work itself hears of it."""
+        """Await the result. Only a client that has gone cancels a call; `on_leave` runs before the work ends."""
         computing = asyncio.ensure_future(running)
         try:
             return await asyncio.shield(computing)
@@ -99,7 +99,7 @@ class GrpcInferCall(Call[InferenceResponse]):
 
 
 def inference_request(request: Message, contents: Sequence[wire.Buffer]) -> InferenceRequest:
-    """What a ModelInferRequest asks, whose inputs have these contents. Raises INVALID_REQUEST."""
+    """Convert a ModelInferRequest, whose inputs have these contents. Raises INVALID_REQUEST."""
     checked_id(request.id)
     inputs = []
     for tensor, content in zip(request.inputs, contents, strict=True):
@@ -119,7 +119,7 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
 
 
 def serialized_response(request: Message, version: str, answered: InferenceResponse) -> bytes:
-    """The ModelInferResponse to a request that this version of its model has answered, serialised.
+    """Serialise the ModelInferResponse to a request that this version of its model has answered.
 
     May run in a thread: joining lets other threads run.
     """
@@ -138,6 +138,6 @@ def serialized_response(request: Message, version: str, answered: InferenceRespo
 
 
 def serialized_stream_response(response: bytes) -> bytes:
-    """The ModelStreamInferResponse that holds a serialised ModelInferResponse."""
+    """Serialise a ModelStreamInferResponse around a serialised ModelInferResponse."""
     holder = message("ModelStreamInferResponse")
     return b"".join((field_head(holder, "infer_response", len(response)), response))

@@ -1,6 +1,6 @@
-"""Calls from their first byte to the last of their answer: how many one client has, refused ones included.
+"""Calls from their first byte to the last byte of their answer: the count for each client, refused ones included.
 
-Owns: these counts, and what an answer holds until its client has read it. Must not know methods.
+Owns: these counts, and the budget held for an answer until its client has read it. Must not know methods.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _FEW = 16
 
 
 class Calls:
-    """Of one server."""
+    """Calls of one server."""
 
     def __init__(self, relay: Relay, most: int) -> None:
-        """`most`: twice as many may be under way: as many again that are being refused."""
+        """Set the limit: `most` calls, and as many again that are being refused."""
         self._relay = relay
         self._budget = Budget(2 * most, "calls", least=min(_FEW, most // 4), spare=most // 8)
 
     def begin(self, call: CallContext) -> Connection:
-        """Count a call until its task ends, and so its answer has been read. Raises CancelledError: its client is gone.
+        """Count a call until its task ends, when its answer has been read. Raises CancelledError: its client has gone.
 
-        A client with more than it may have does not read its refusals either, which is why it loses its connection.
+        A client over its limit does not read its refusals either, so it loses its connection.
         """
         connection = self._relay.of(call)
         if connection is None:
@@ -45,9 +45,9 @@ class Calls:
 
 
 def hold_answer(connection: Connection, size: int, lease: Lease, held: contextlib.ExitStack) -> None:
-    """Hold the bytes of a call's only answer, and what is held already, until its client has read it.
+    """Hold the bytes of a call's only answer, and all that is held already, until its client has read it.
 
-    What the request held is given back. Raises QUEUE_FULL.
+    The bytes of the request are given back. Raises QUEUE_FULL.
     """
     lease.give(lease.held_bytes)
     lease.take(_room(size, lease))
@@ -58,7 +58,7 @@ def hold_answer(connection: Connection, size: int, lease: Lease, held: contextli
 
 @contextlib.contextmanager
 def holding(connection: Connection, size: int, lease: Lease) -> Iterator[None]:
-    """While one of a stream's answers is written. Raises QUEUE_FULL."""
+    """Hold the bytes of one of a stream's answers while it is written. Raises QUEUE_FULL."""
     room = _room(size, lease)
     lease.take(room)
     ends = connection.answer_begins(size)
@@ -70,14 +70,14 @@ def holding(connection: Connection, size: int, lease: Lease) -> Iterator[None]:
 
 
 def _room(size: int, lease: Lease) -> int:
-    """The answer, and gRPC's copy of it; where that is more than one client may have, all it may."""
+    """Return the bytes of the answer and gRPC's copy of it; if that exceeds one client's limit, the limit."""
     return max(size, min(2 * size, lease.most))
 
 
 def _at_end(function: Callable[[], None]) -> None:
-    """Call it when the call's task ends: gRPC sends an only answer after the method has returned it.
+    """Call a function when the call's task ends: gRPC sends an only answer after the method has returned it.
 
-    The call's own callbacks would keep it, and all of the C core that belongs to it, until garbage is collected.
+    The call's own callbacks would keep the call, and its part of the C core, until garbage is collected.
     """
     task = asyncio.current_task()
     assert task is not None

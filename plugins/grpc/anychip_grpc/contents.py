@@ -1,7 +1,7 @@
-"""ModelInferRequests as bytes: how much is in one, and the form in which all tensors are raw.
+"""ModelInferRequests as bytes: the size of their parts, and the form in which all tensors are raw.
 
-Owns: what is looked at before a message is parsed, so that no parser makes objects of what a client could repeat a
-million times. Must not import anything large, nor know models: app.ingress.converter's process imports it as well.
+Owns: the checks before a message is parsed, so that no parser makes objects of a part that a client repeats a million
+times. Must not import anything large, nor know models: app.ingress.converter's process imports it as well.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _LENGTH_DELIMITED = 2
 
 
 class RawRequest(NamedTuple):
-    """A ModelInferRequest without its tensors, and of each of its inputs the content."""
+    """A ModelInferRequest without its tensors, and the content of each of its inputs."""
 
     message: Message
     contents: Sequence[wire.Buffer]
 
 
 def split(data: wire.Buffer) -> tuple[bytes, list[memoryview]]:
-    """A serialised ModelInferRequest without raw_input_contents, and these, as views.
+    """Split a serialised ModelInferRequest into the rest and raw_input_contents, as views.
 
-    Reads tags and lengths of the outermost fields alone, and not many of these. Raises INVALID_REQUEST.
+    Reads only tags and lengths of the outermost fields, and a bounded number of them. Raises INVALID_REQUEST.
     """
     view, at = memoryview(data), 0
     rest: list[memoryview] = []
@@ -74,7 +74,7 @@ def split(data: wire.Buffer) -> tuple[bytes, list[memoryview]]:
 
 
 def parsed(rest: bytes, raw: Sequence[wire.Buffer]) -> RawRequest:
-    """What was split, with no more of anything than a request may have. Raises INVALID_REQUEST."""
+    """Parse the parts of a split request, within the limits on their number. Raises INVALID_REQUEST."""
     try:
         request = message("ModelInferRequest").FromString(rest)
     except DecodeError:
@@ -103,7 +103,7 @@ def parsed(rest: bytes, raw: Sequence[wire.Buffer]) -> RawRequest:
 
 
 def raw_form(data: wire.Buffer, _: int) -> bytes:
-    """The same request, serialised, with its tensors in raw_input_contents. Raises INVALID_REQUEST.
+    """Convert a request to the serialised one with its tensors in raw_input_contents. Raises INVALID_REQUEST.
 
     For app.ingress.converter.
     """
@@ -126,7 +126,7 @@ def _content(tensor: Message) -> bytes:
 
 
 def field_head(message: Any, name: str, size: int) -> bytes:
-    """What stands before so many bytes of a message's field: its tag, and their length."""
+    """Encode the head of a message's field of this size: its tag, and its length."""
     head, left = bytearray([message.DESCRIPTOR.fields_by_name[name].number << 3 | 2]), size
     while left >= 0x80:
         head.append(left & 0x7F | 0x80)

@@ -1,6 +1,6 @@
-"""The service's TLS for gRPC's C core, which wants the files' bytes and reads no file itself.
+"""The service's TLS for gRPC's C core, which needs the files' bytes and reads no file itself.
 
-Owns: when the core gets them again. Which files they are, and when they have changed, is app.access.tls's.
+Owns: when the core gets them again. app.access.tls owns which files they are, and when they have changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger("anychip.access")
 
 
 def credentials(tls: Tls) -> Any:
-    """For a gRPC server. Raises OSError."""
+    """Return the credentials for a gRPC server. Raises OSError."""
     seen = tls.seen
 
     def configuration() -> Any:
@@ -25,7 +25,7 @@ def credentials(tls: Tls) -> Any:
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
 
     def fetched() -> Any:
-        """Asked before each handshake, in a thread of gRPC's; None: nothing is new."""
+        """Return a changed certificate; None: it is unchanged. gRPC asks before each handshake, in its own thread."""
         nonlocal seen
         if seen == tls.seen:
             return None

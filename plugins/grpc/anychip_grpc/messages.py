@@ -1,7 +1,7 @@
 """The protocol's messages, made from the compiled open_inference.proto (deploy/generate_rpc.py).
 
-Owns: the pool they live in: one of its own, so that a client's generated code for the same protocol may be imported
-into the same process. Must not know what they mean.
+Owns: their descriptor pool, which is separate, so that the same process may import a client's generated code for the
+same protocol. Must not know what they mean.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ METHODS: dict[str, Any] = {method.name: method for method in POOL.FindServiceByN
 
 
 def message(name: str) -> Any:
-    """The class of a message of the protocol. Raises KeyError."""
+    """Return the class of a message of the protocol. Raises KeyError."""
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def message_of(descriptor: Any) -> Any:
-    """The class of a descriptor's messages."""
+    """Return the class of a descriptor's messages."""
     return message_factory.GetMessageClass(descriptor)

@@ -1,6 +1,6 @@
-"""The methods of `inference.GRPCInferenceService`: messages to requests of the service, its answers to messages.
+"""The methods of `inference.GRPCInferenceService`: from messages to requests of the service, and back for answers.
 
-Owns: what each method answers, and how errors look. Tensors in messages are those of `call`. Must not decide anything
+Owns: the answer of each method, and the form of errors. `call` has the tensors in messages. Must not decide anything
 that REST could decide otherwise.
 """
 
@@ -27,26 +27,27 @@ from app.protocols import signatures, triton
 
 _INFER = f"/{SERVICE}/ModelInfer"
 _ANSWER_BYTES = 64 * 2**20
-"""Of tensors in one answer, unless requests may have more. grpcio copies each answer in the event loop, where nothing
-else runs meanwhile: 0.2 to 1 ms a MiB, most of it the system's, for pages of new memory."""
+"""Most bytes of tensors in one answer, unless requests may have more. grpcio copies each answer in the event loop and
+blocks it: 0.2 to 1 ms a MiB, mostly the system's time for new pages of memory.
+"""
 
 
 class Methods:
-    """By their names in the protocol, lower-cased: what anychip_grpc.server registers."""
+    """Methods by their names in the protocol, lower-cased; anychip_grpc.server registers them."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._link, self._administration, self._ingress = ingress.link, ingress.link.administration, ingress
 
     async def server_live(self, _request: Message, _context: RpcContext) -> Message:
-        """The event loop answers."""
+        """Answer, as proof that the event loop does."""
         return message("ServerLiveResponse")(live=True)
 
     async def server_ready(self, _request: Message, _context: RpcContext) -> Message:
-        """Every model has a worker."""
+        """Report whether every model has a worker."""
         return message("ServerReadyResponse")(ready=not self._administration.why_not())
 
     async def model_ready(self, request: Message, _context: RpcContext) -> Message:
-        """The model has a worker. One that is not known is not ready, as Triton has it: its clients ask for either."""
+        """Report whether the model has a worker. An unknown one is not ready, as in Triton; clients ask for either."""
         try:
             signatures.find(self._link, request.name, request.version)
             reasons = [self._administration.why_not(name) for name in self._link.parts(request.name)]
@@ -55,30 +56,30 @@ class Methods:
         return message("ModelReadyResponse")(ready=not any(reasons))
 
     async def server_metadata(self, _request: Message, _context: RpcContext) -> Message:
-        """Name, version, extensions."""
+        """Return name, version, extensions."""
         return _filled("ServerMetadataResponse", signatures.server_metadata())
 
     async def model_metadata(self, request: Message, _context: RpcContext) -> Message:
-        """Inputs and outputs."""
+        """Return the model's inputs and outputs."""
         metadata = signatures.metadata(self._link, request.name, request.version)
         return _filled("ModelMetadataResponse", metadata)
 
     async def model_config(self, request: Message, _context: RpcContext) -> Message:
-        """Triton's configuration."""
+        """Return Triton's configuration of the model."""
         configuration = triton.configuration(self._link, request.name, request.version)
         return _filled("ModelConfigResponse", {"config": configuration})
 
     async def model_statistics(self, request: Message, _context: RpcContext) -> Message:
-        """Of one model, or of all."""
+        """Return the statistics of one model, or of all."""
         statistics = triton.statistics(self._link, request.name, request.version)
         return _filled("ModelStatisticsResponse", {"model_stats": statistics})
 
     async def repository_index(self, request: Message, _context: RpcContext) -> Message:
-        """Every model with its state."""
+        """Return every model with its state."""
         return _filled("RepositoryIndexResponse", {"models": triton.index(self._link, request.ready)})
 
     async def repository_model_load(self, request: Message, context: RpcContext) -> Message:
-        """Load again."""
+        """Load a model again."""
         triton.check_parameters(request.parameters)
         served = self._link.find(request.model_name)
         await self._administration.load(served.model.name)
@@ -86,13 +87,13 @@ class Methods:
         return message("RepositoryModelLoadResponse")()
 
     async def repository_model_unload(self, request: Message, _context: RpcContext) -> Message:
-        """Unload."""
+        """Unload a model."""
         triton.check_parameters(request.parameters)
         await self._administration.unload(self._link.find(request.model_name).model.name)
         return message("RepositoryModelUnloadResponse")()
 
     async def model_infer(self, request: RawRequest, context: RpcContext) -> bytes:
-        """Outputs of a model for one input, serialised. Raises ServiceError; cancelled, it gives everything back."""
+        """Return a model's outputs for one input, serialised. Raises ServiceError; cancelled, it gives all back."""
         call = GrpcInferCall(context, request)
         response = await self._ingress.answer(call)
         most = max(_ANSWER_BYTES, self._link.settings.max_body_bytes)
@@ -112,7 +113,7 @@ class Methods:
     async def model_stream_infer(
         self, requests: AsyncIterator[RawRequest | ServiceError], stream: RpcContext
     ) -> AsyncIterator[Message | bytes]:
-        """One answer a request, in their order; a request that fails does not end the stream."""
+        """Yield one answer a request, in their order; a request that fails does not end the stream."""
         async for request in requests:
             with RpcContext(self._link, stream.call, _INFER) as context:
                 context.caller = stream.caller

@@ -1,13 +1,13 @@
-"""Messages as they arrive: within the budgets that HTTP has as well, and parsed only when it is known what is in them.
+"""Receiving of messages: within the budgets that HTTP has as well, and parsed only after a check of their parts.
 
-Owns: how many calls and bytes one client may have here, and what is refused before a method sees it. Must not know what
-a message asks.
+Owns: the limits on one client's calls and bytes here, and refusals before a method sees a message. Must not know the
+meaning of a message.
 
-gRPC reads a message when it is asked for it, and then all of it. So room for the largest one is taken first, and what
-is too much of it given back when it is there. A stream keeps that room: its next message may begin at any time.
+gRPC reads a message when asked for it, and then all of it. So room for the largest one is taken first, and the excess
+is given back when the message is there. A stream keeps that room: its next message may begin at any time.
 
-gRPC copies a message in the event loop once all of it is there: 10 to 30 ms for 18 MB. While messages are large, one
-call after the other asks for its own, so that the loop does something else between two copies.
+gRPC copies a message in the event loop once all of it is there: 10 to 30 ms for 18 MB. While messages are large, calls
+ask for theirs one after the other, so that the loop does other work between two copies.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from app.ingress.interrupt import interrupted_at
 from app.protocols import wire
 
 OVERHEAD_BYTES = 64 * 1024
-"""Of a message, beside what max_body_bytes limits."""
+"""Bytes of a message beyond the limit max_body_bytes."""
 _INLINE_BYTES = 64 * 1024
-"""Of a request beside its raw tensors, read in the event loop; what is larger, in another process."""
+"""Largest request without its raw tensors that the event loop reads; larger ones are read in another process."""
 _RECEIVE_S = 30.0
 _LARGE_BYTES = 1024 * 1024
 _FORGOTTEN = 0.2
-"""By so much of its size a large message counts less with each one after it."""
+"""Share of its size by which a large message counts less after each later message."""
 _TURN_S = 0.02
-"""A message that has not come after so long is waited for beside others."""
+"""Longest time a call waits alone for its message; after that other calls wait, too."""
 
 
 class Receiver:
-    """Of one server's methods that draw on the same budgets."""
+    """Receiver of one server's methods that draw on the same budgets."""
 
     def __init__(self, largest_bytes: int, converter: Converter, calls: Budget, bodies: Budget) -> None:
-        """`largest_bytes`: of a message, as gRPC was told."""
+        """Keep the budgets. `largest_bytes`: of a message, gRPC's own limit."""
         self._largest_bytes, self._converter, self._calls, self._bodies = largest_bytes, converter, calls, bodies
         self._turn = asyncio.Semaphore(1)
-        self._large_of_late_bytes = float(self._largest_bytes)  # What comes first may be large.
+        self._large_of_late_bytes = float(self._largest_bytes)  # The first message may be large.
 
     def leases(self, caller: Caller) -> tuple[Lease, Lease]:
-        """What the caller holds of the calls and of the bytes; context managers."""
+        """Return the caller's leases of calls and of bytes, as context managers."""
         return self._calls.lease(caller.name), self._bodies.lease(caller.name)
 
     async def one(self, requests: AsyncIterator[bytes], lease: Lease, kind: Any) -> Message:
-        """The only message of a call. Raises ServiceError."""
+        """Receive the only message of a call. Raises ServiceError."""
         with interrupted_at(time.monotonic() + _RECEIVE_S):
-            # gRPC's own buffers, and the message made of them; where that is more than one client may have, all it may.
+            # gRPC's own buffers, and the message made of them; if that exceeds one client's limit, the limit.
             room = min(2 * self._largest_bytes, self._bodies.most_for_one)
             await lease.wait(room)
             data = await self._in_turn(requests)
@@ -70,7 +70,7 @@ class Receiver:
         return await self._parsed(data, kind)
 
     async def _in_turn(self, requests: AsyncIterator[bytes]) -> bytes | None:
-        """The message, or None where there is none."""
+        """Return the message, or None if there is none."""
         with contextlib.ExitStack() as turn:
             if self._large_of_late_bytes > _LARGE_BYTES:
                 await self._turn.acquire()
@@ -85,7 +85,7 @@ class Receiver:
     async def each(
         self, requests: AsyncIterator[bytes], lease: Lease, kind: Any
     ) -> AsyncIterator[Message | ServiceError]:
-        """The messages of a stream, or why one is none. Raises QUEUE_FULL at once."""
+        """Yield the messages of a stream, or an error for each unreadable one. Raises QUEUE_FULL at once."""
         lease.take(min(self._largest_bytes, self._bodies.most_for_one))
         async for data in requests:
             try:

@@ -1,12 +1,12 @@
-"""gRPC's connections: counted when they are accepted, and carried to gRPC's C core.
+"""gRPC's connections: counted when they are accepted, and relayed to gRPC's C core.
 
     client ──TCP──► Listener, which counts ──► Connection ──Unix socket──► C core: TLS, HTTP/2
 
-Owns: the bytes on their way between the two, and how long a client may leave an answer unread. Must not know what they
-are: calls are anychip_grpc.server's business.
+Owns: the bytes between the two, and the time limit for reading an answer. Must not know their meaning: calls are
+anychip_grpc.server's business.
 
-The C core accepts whatever comes, and limits neither what an address has nor what it does not read. So it listens where
-only this process finds it. Its end of a connection has the client's address in its name, and so has each call.
+The C core accepts every connection, and limits neither an address nor unread bytes. So it listens where only this
+process finds it. Its end of a connection has the client's address in its name, and so has each call.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from app.ingress.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
 log = logging.getLogger("anychip.rpc")
 
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP_KEEPCNT, 3))
-"""A client that is gone without a word is noticed after two minutes."""
+"""Keepalive settings: a client that has vanished is noticed after two minutes."""
 
 _SOON_S = 1.0
-"""Nearly all answers have been sent by then: only later ones are watched."""
+"""Time after which an answer is watched: nearly all have been sent by then."""
 
 
 class Connection(asyncio.Protocol):
-    """A client's. `address`: where it comes from, without the port; `client`: what that is counted as."""
+    """A client's connection. `address`: its source, without the port; `client`: the key by which it is counted."""
 
     on_lost: Callable[[Any], None]
     address = client = ""
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self.name = secrets.token_hex(8)
         self.core = Carried(self)
         self._relay = relay
-        self._late = 0  # Answers.
+        self._late = 0  # Number of late answers.
         self._blocked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,23 +72,23 @@ class Connection(asyncio.Protocol):
         self.on_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        """The client sends."""
+        """Relay bytes from the client."""
         self.core.send(data)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Pause the C core: the client does not read as fast as it is answered."""
         self._blocked = True
         self._sending.begin()
         self.core.pause(on=True)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Resume the C core: the client reads again."""
         self._blocked = False
         self._rest()
         self.core.pause(on=False)
 
     def answer_begins(self, size: int) -> Callable[[], None]:
-        """An answer of so many bytes is being sent; what to call when it has been. Taken too slowly, it is the last."""
+        """Watch the sending of an answer; return the function to call at its end. Cuts off too slow a client."""
         loop = asyncio.get_running_loop()
         late = False
         timer: asyncio.TimerHandle
@@ -127,10 +127,10 @@ class Connection(asyncio.Protocol):
 
 
 class Relay:
-    """Of one server."""
+    """Relay of one server."""
 
     def __init__(self, connections: Budget) -> None:
-        """`connections`: counts them."""
+        """Prepare to listen. `connections`: counts them."""
         self._listener = Listener(lambda: Connection(self), connections)
         self._open: dict[str, Connection] = {}
         self._beginning: set[asyncio.Task[None]] = set()
@@ -139,21 +139,21 @@ class Relay:
 
     @contextlib.contextmanager
     def core(self) -> Iterator[str]:
-        """Where the C core is to listen, within the context; afterwards the address leads nowhere, but for this."""
+        """Yield the C core's address to listen at, within the context; afterwards only this relay reaches it."""
         with tempfile.TemporaryDirectory(prefix="anychip-") as folder:
             yield f"unix:{folder}/grpc"
             self._core = os.open(f"{folder}/grpc", os.O_PATH | os.O_CLOEXEC)
 
     async def listen(self, host: str, port: int) -> None:
-        """Accept what comes to a port, which others may share. Raises OSError."""
+        """Accept connections to a port, which others may share. Raises OSError."""
         await self._listener.listen(host, port)
 
     def close(self) -> None:
-        """Accept no more; connections that have begun go on."""
+        """Accept no more; existing connections go on."""
         self._listener.close()
 
     async def wait_closed(self, within_s: float) -> None:
-        """Until the C core has closed every connection and clients have read what is left; then they are ended."""
+        """Wait until the C core has closed every connection and clients have read the rest; then abort the others."""
         await self._listener.wait_closed()
         self._empty.clear()
         if self._open:
@@ -166,11 +166,11 @@ class Relay:
             os.close(self._core)
 
     def of(self, call: Any) -> Connection | None:
-        """The connection that a call came on; None when that is gone."""
+        """Return the connection of a call; None if it has gone."""
         return self._open.get(call.peer().partition(":")[2].partition("/")[0])
 
     def begun(self, connection: Connection) -> None:
-        """A client's connection is there: the C core's follows."""
+        """Register a client's connection, and connect it to the C core."""
         self._open[connection.name] = connection
         task = asyncio.get_running_loop().create_task(self._connect(connection))
         self._beginning.add(task)
@@ -190,14 +190,14 @@ class Relay:
             connection.abort()
 
     def lost(self, connection: Connection) -> None:
-        """A client's connection is gone."""
+        """Forget a client's connection."""
         del self._open[connection.name]
         if not self._open:
             self._empty.set()
 
 
 def address_in(peer: str) -> str:
-    """The client's address in what the C core says a call comes from, "unix-abstract:NAME/ADDRESS"."""
+    """Extract the client's address from the C core's name of a call's peer, "unix-abstract:NAME/ADDRESS"."""
     return _unquoted(peer.partition("/")[2])
 
 

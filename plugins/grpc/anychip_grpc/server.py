@@ -1,6 +1,6 @@
-"""The gRPC server: which methods it has, beside them health and reflection, and when it listens.
+"""The gRPC server: its methods, health and reflection, and when it listens.
 
-Owns: registration, start and stop, and what a port answers before there is a service. Needs the extra `grpc`.
+Owns: registration, start and stop, and a port's answers before there is a service. Needs the extra `grpc`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ async def listening(
     hurry: asyncio.Event,
     tls: Tls | None,
 ) -> AsyncIterator[Callable[[Ingress], None]]:
-    """On the port of the settings, and on that of administration where it has one of its own; what to call once there
-    is a service. The entry `grpc` of the group `anychip.transports`.
+    """Listen on the port of the settings, and on that of administration if it has its own; yield the function to call
+    once there is a service. The entry `grpc` of the group `anychip.transports`.
 
-    `said`: how far the start is; `connections`: counts them. In a `hurry` it waits for no client.
-    Raises OSError when the port is taken.
+    `said`: the progress of the start; `connections`: counts them. In a `hurry` it waits for no client. Raises OSError
+    when the port is taken.
     """
     ports: dict[Bind, RpcPort] = {}
 
@@ -134,7 +134,7 @@ async def _listening(
 
 
 class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """All methods, once there is a service. Until then: that this lives, that nothing is ready, and why.
+    """All methods, once there is a service. Until then it answers that it lives, that nothing is ready, and why.
 
     Requests come as bytes, and those of calls with one message as a stream of one.
     """
@@ -177,7 +177,7 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._opened.set()
 
     def service(self, details: Any) -> Any:
-        """The handler of a call; one that refuses where there is no such method, or no service yet."""
+        """Return the handler of a call; a refusing one if there is no such method, or no service yet."""
         if self._opened.is_set():
             return self._handlers.get(details.method) or unknown(self._calls, details.method)
         return grpc.stream_stream_rpc_method_handler(functools.partial(self._opening, details.method))
@@ -189,7 +189,7 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
             trailing = (("code", "NOT_READY"), ("retry-after", "1"))
             await call.abort(grpc.StatusCode[ERRORS["NOT_READY"].grpc], self._said(), trailing)
         await call.write(answer)
-        if path == _WATCH:  # A stream that ends is begun again at once: then it is answered by the service.
+        if path == _WATCH:  # Clients reopen an ended stream at once; then the service answers it.
             await self._opened.wait()
 
 
@@ -202,7 +202,7 @@ _OPENING = {
     f"/{SERVICE}/ServerReady": message("ServerReadyResponse")(ready=False).SerializeToString(),
     f"/{SERVICE}/ModelReady": message("ModelReadyResponse")(ready=False).SerializeToString(),
 }
-"""Before there is a service."""
+"""Answers before there is a service."""
 
 
 def _snake(name: str) -> str:

@@ -1,6 +1,6 @@
 """gRPC's own services, beside ours: health checking and reflection.
 
-Owns: what they answer, and how long a stream of reflection may stay, which grpcio-reflection leaves open.
+Owns: their answers, and the time limit of a stream of reflection, which grpcio-reflection leaves open.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Health:
         return statuses.NOT_SERVING if self._administration.why_not() else statuses.SERVING
 
     async def check(self, request: Message, _context: RpcContext) -> Message:
-        """The status now."""
+        """Return the present status."""
         if request.service not in ("", SERVICE):
             raise ServiceError("NOT_FOUND", f"there is no service {request.service!r} here")
         return health_pb2.HealthCheckResponse(status=self._status())
 
     async def watch(self, request: Message, _context: RpcContext) -> AsyncIterator[Message]:
-        """The status now, and whenever it is another."""
+        """Yield the present status, and each change."""
         known = request.service in ("", SERVICE)
         last = None
         while True:
@@ -54,14 +54,14 @@ class Health:
 
 
 class Reflection:
-    """What the services' messages look like, for tools that have no description. `descriptor`: the method's."""
+    """Reflection of the services' messages, for tools that have no description. `descriptor`: the method's."""
 
     def __init__(self, services: Sequence[str]) -> None:
         self.descriptor: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods[0]
         self._servicer = reflection.aio.ReflectionServicer(services, pool=POOL)
 
     async def info(self, requests: AsyncIterator[Any], context: RpcContext) -> AsyncIterator[Message]:
-        """An answer to each. Raises DEADLINE_EXCEEDED after a minute: a stream keeps room for its next message."""
+        """Answer each message. Raises DEADLINE_EXCEEDED after a minute, as a stream keeps room for its next message."""
         with interrupted_at(time.monotonic() + _STAYS_S):
             async for answer in self._servicer.ServerReflectionInfo(_messages(requests), context.call):
                 yield answer

@@ -1,4 +1,4 @@
-"""The service as an ASGI application that starts and stops with whatever hosts it: Ray Serve, or another HTTP server.
+"""The service as an ASGI application that starts and stops with its host: Ray Serve, or another HTTP server.
 
     ANYCHIP_MODELS=resnet50 uvicorn --factory anychip_hosting.asgi:create
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def create(settings: Settings | None = None, held: object = None) -> Hosted:
-    """The application with these settings, else those of environment and file; opens the models.
+    """Create the application with these settings, else those of environment and file; opens the models.
 
     `held` is kept as long as the application, such as the lock on a device. Raises ModelError.
     """
@@ -35,7 +35,7 @@ def create(settings: Settings | None = None, held: object = None) -> Hosted:
 
 
 class Hosted:
-    """The application over a service that lives from its host's startup to its shutdown; the host speaks lifespan."""
+    """The application over a service that lives from its host's startup to its shutdown; the host uses lifespan."""
 
     def __init__(self, settings: Settings, models: Sequence[Model], held: object = None) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class Hosted:
         self._app: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, or live."""
+        """Serve one connection, or run the lifespan."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return

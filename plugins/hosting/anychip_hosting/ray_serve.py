@@ -2,8 +2,8 @@
 
     serve deploy deploy/ray/serve.yaml          # docs/kubernetes.md
 
-Owns: which of Ray's resources an accelerator is, and which of a machine's cards a replica takes where Ray does not say.
-Ray routes, scales and replaces replicas; batches, deadlines and workers stay the service's own. Nothing here serves.
+Owns: the Ray resources of an accelerator, and the choice of a machine's card for a replica if Ray makes none. Ray
+routes, scales and replaces replicas; batches, deadlines and workers stay the service's own. Nothing here serves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ray.serve import Application
 from anychip_hosting.asgi import Hosted, create
 from app.config import Settings
 
-# What Ray calls an accelerator -> what a replica asks of Ray, and our name for the device. Ray shows a replica its own
-# GPU (NVIDIA, AMD) or NPU alone; of resources that a node was only started with (--resources '{"MLU": 8}') it counts
+# Ray's name for an accelerator -> the replica's request to Ray, and our name for the device. Ray shows a replica only
+# its own GPU (NVIDIA, AMD) or NPU. For resources that a node was only started with (--resources '{"MLU": 8}') it counts
 # how many are taken, not which.
 _ACCELERATORS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "CPU": ({"num_cpus": 2}, "cpu"),
@@ -34,10 +34,11 @@ _ONLY_COUNTED = ("MLU", "DCU")
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
-    """The application for `args` of a Serve config file: `accelerator`, of CPU, GPU, NPU, MLU, DCU, and `settings`.
+    """Build the application for `args` of a Serve config file: `accelerator`, CPU, GPU, NPU, MLU or DCU, and
+    `settings`.
 
     Replicas, autoscaling and resources can be set in the same file, under `deployments`, name `anychip`. Raises
-    ValueError for an accelerator that is not known, ValidationError for settings that make no sense.
+    ValueError for an unknown accelerator, ValidationError for senseless settings.
     """
     accelerator = str(arguments.get("accelerator", "CPU"))
     if accelerator not in _ACCELERATORS:
@@ -59,7 +60,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
 
 def _on_a_replica(given: Mapping[str, Any], claims: bool) -> Callable[[], Hosted]:
-    """What Ray calls in the process of each replica."""
+    """Return the function that Ray calls in the process of each replica."""
 
     def application() -> Hosted:
         if not claims:
@@ -71,9 +72,9 @@ def _on_a_replica(given: Mapping[str, Any], claims: bool) -> Callable[[], Hosted
 
 
 def claim(device: str) -> tuple[str, IO[str]]:
-    """A device of this machine that no other process has claimed, and the lock on it, which closes to give it back.
+    """Claim a device of this machine that no other process has claimed; closing the returned lock gives it back.
 
-    Raises BackendUnavailableError when there is none.
+    Raises BackendUnavailableError if there is none.
     """
     from backends import BackendUnavailableError, choose
 

@@ -1,4 +1,4 @@
-"""Text in images, as a plugin of anychip: finding lines of text, and reading them, with PP-OCR's networks.
+"""Plugin of anychip for text in images: finding lines of text, and reading them, with PP-OCR's networks.
 
-Must not be imported by anychip: it is found by its entry points alone (pyproject.toml).
+Must not be imported by anychip, which finds it by its entry points alone (pyproject.toml).
 """

@@ -1,10 +1,10 @@
-"""`ocr=ppocr:FOLDER`: finding lines of text, setting them upright and reading them, under one name.
+"""Cascade `ocr=ppocr:FOLDER`: finding lines of text, setting them upright and reading them, under one name.
 
     image ─► detector of its size ─► quadrilaterals ─► direction of each line ─► recogniser of its width ─► lines
 
-Owns: this order, which files of a folder are which network, and which sizes these have. All shapes are static: an
-image goes to the smallest of the detectors' inputs that holds it, a line to that of the recognisers' widths. Must not
-know how anything is computed or batched.
+Owns: this order, telling the networks in a folder apart, and their sizes. All shapes are static: an image goes to the
+smallest of the detectors' inputs that holds it, a line to that of the recognisers' widths. Must not know how anything
+is computed or batched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NORMALISED = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 
 
 class Ppocr(Cascade):
-    """Written `name=ppocr:FOLDER?sizes=960x1280|1280x960&widths=320|640&min_score=0.5`."""
+    """PP-OCR's cascade, written `name=ppocr:FOLDER?sizes=960x1280|1280x960&widths=320|640&min_score=0.5`."""
 
     task: ClassVar[str] = "read"
 
@@ -69,7 +69,7 @@ class Ppocr(Cascade):
         self.models = tuple(each.partition("=")[0] for each in written)
 
     async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
-        """Lines of each image in reading order, with text, score and corners."""
+        """Return the lines of each image in reading order, with text, score and corners."""
         sizes = request.sizes()
         answers: list[dict[str, Any]] = [{} for _ in sizes]
 
@@ -107,12 +107,12 @@ class Ppocr(Cascade):
         return answers
 
     def _size_for(self, width: int, height: int) -> tuple[int, int]:
-        """The smallest input that shows an image in full size, else the one that shows it largest."""
+        """Return the smallest input that shows an image in full size, else the one that shows it largest."""
         return max(self.sizes, key=lambda size: (np.prod(fitted(width, height, size)), -np.prod(size)))
 
 
 def _grouped(keys: Sequence[Key]) -> Mapping[Key, list[int]]:
-    """The places at which each key stands."""
+    """Return the positions of each key."""
     places: dict[Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -134,7 +134,7 @@ def _sizes(text: str) -> list[tuple[int, int]]:
 
 
 def _files(name: str, folder: Path) -> Mapping[str, Path]:
-    """The network of each kind in a folder, by name: `…det….onnx`, or `…det…/inference.onnx`. Raises ModelError."""
+    """Find the network of each kind in a folder by name: `…det….onnx`, or `…det…/inference.onnx`. Raises ModelError."""
     there = sorted(file for pattern in ("*.onnx", "*/*.onnx") for file in folder.glob(pattern))
     found = {}
     for kind, pattern in _KINDS.items():
@@ -150,6 +150,6 @@ def _files(name: str, folder: Path) -> Mapping[str, Path]:
 
 
 def _written(name: str, file: Path, task: str, size: Sequence[int]) -> str:
-    """How a model of this cascade is written: a file, with its sidecar behind it."""
+    """Write a model of this cascade for `--models`: a file, followed by its sidecar."""
     sidecar = {"task": task, "size": [*size], **_NORMALISED, **sidecar_beside(file)}
     return f"{name}={file}?{urlencode({key: json.dumps(value, ensure_ascii=False) for key, value in sidecar.items()})}"

@@ -1,6 +1,6 @@
 """The task `text-detection`: a network's map of probabilities becomes quadrilaterals around lines of text.
 
-Owns: the size at which an image is looked at, and the answer `lines`. Must not know what the text says.
+Owns: the size to which an image is resized, and the answer `lines`. Must not know what the text says.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 
 STEP = 32
-"""Sides of what a network sees are multiples of this."""
+"""Divisor of a network input's sides."""
 GREY = 127
-"""Where nothing is, closest to 0 once it is normalised."""
+"""Level outside the image, closest to 0 after normalisation."""
 _LEAST_SIDE, _MOST_SIDE = 736, 2000
 _MOST_PIXELS = 5 << 20
 _SAME_PIXELS = 3
-"""Of the input: corners of one box that is found twice are as close."""
+"""Largest distance, in the input, of the corners of one box found twice."""
 
 
 def fitted(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Width and height to which an image is resized for an input of `size` (height, width).
+    """Return width and height to which an image is resized for an input of `size` (height, width).
 
-    PP-OCR's networks want the short side to have 736 pixels or more, and images over 2,000 are made that small.
+    PP-OCR's networks need a short side of 736 pixels or more; images over 2,000 are reduced to that size.
     """
     scale = max(1.0, _LEAST_SIDE / min(width, height))
     if max(width, height) > _MOST_SIDE:
@@ -60,17 +60,17 @@ class TextDetection(TaskAdapter):
         self.limits_of_text = Thresholds(**{name: value for name, value in given.items() if value is not None})
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """Those that keep a batch within some megapixels: each takes hundreds of megabytes."""
+        """Return the sizes that keep a batch within some megapixels: each takes hundreds of megabytes."""
         pixels = self.file.size[0] * self.file.size[1]
         return tuple(size for size in ladder if size * pixels <= _MOST_PIXELS) or (min(ladder),)
 
     def probes(self) -> Sequence[Array]:
-        """Pages of text."""
+        """Draw pages of text."""
         return pages(*self.file.size)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """`missed`: the share of boxes without one at the same place on the other side; `score`: the largest error of a
-        box's score; `map`: the mean error of a probability, as a share of what is text.
+        """Compute `missed`, the share of boxes without one at the same place on the other side; `score`, the largest
+        error of a box's score; `map`, the mean error of a probability, as a share of the text.
         """
         missed, found, worst = 0, 0, 0.0
         for one, other in zip(expected[0][:, 0], outputs[0][:, 0], strict=True):
@@ -88,18 +88,18 @@ class TextDetection(TaskAdapter):
         return {"missed": missed / max(1, found), "score": worst, "map": error / max(1.0, text)}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        """The whole image at the upper left, in BGR, on which these networks are trained."""
+        """Place the whole image at the upper left, in BGR, on which these networks are trained."""
         across, down = fitted(width, height, self.file.size)
         out[...] = GREY
         out[:down, :across] = cv2.resize(np.ascontiguousarray(image), (across, down))[..., ::-1]
         return Placement(width, height)
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """Quadrilaterals in pixels of the input, and their scores: some bytes in place of megabytes."""
+        """Return quadrilaterals in pixels of the input, and their scores: some bytes in place of megabytes."""
         return found_in(outputs[0][0], self.limits_of_text)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """Lines in reading order, their corners in pixels of the image."""
+        """Return lines in reading order, their corners in pixels of the image."""
         quads, scores = outputs
         width, height = placement.width, placement.height
         across, down = fitted(width, height, self.file.size)

@@ -1,4 +1,4 @@
-"""The task `text-direction`: whether a line of text stands on its head."""
+"""The task `text-direction`: tells whether a line of text is upside down."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class TextDirection(TaskAdapter):
         self.stretch = bool(file.option("stretch", False))
 
     def probes(self) -> Sequence[Array]:
-        """Lines of text, and the same on their heads."""
+        """Draw lines of text, and the same lines upside down."""
         upright = lines()
         return [*upright, *(line[::-1, ::-1] for line in upright)]
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """`score`: the largest error of a probability."""
+        """Compute `score`: the largest error of a probability."""
         return {"score": float(np.abs(expected[0].astype(np.float64) - outputs[0]).max())}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        """The line from the left on, as high as the input, in BGR; or stretched over all of it, in RGB."""
+        """Place the line from the left on, as high as the input, in BGR; or stretched over all of it, in RGB."""
         if self.stretch:
             out[...] = cv2.resize(np.ascontiguousarray(image), out.shape[1::-1])
         else:
@@ -48,6 +48,6 @@ class TextDirection(TaskAdapter):
         return Placement(width, height)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """Turned only where the network is sure."""
+        """Return `turned`, True only if the network is sure, and `score`."""
         score = float(outputs[0][1])
         return {"turned": score > self.sure, "score": round(score, 5)}

@@ -1,7 +1,7 @@
-"""What PaddleOCR's exports say of themselves: `inference.yml` beside `inference.onnx`, as PaddleX 3 writes it.
+"""Metadata of PaddleOCR's exports: `inference.yml` beside `inference.onnx`, as PaddleX 3 writes it.
 
-Owns: reading it into the sidecar of the network. Must not know sizes of inputs. What each step means is PaddleX's
-(paddlex/inference/models): steps of detectors and recognisers see BGR, of classifiers RGB in the input's whole size.
+Owns: converting it to the sidecar of the network. Must not know sizes of inputs. PaddleX defines the steps
+(paddlex/inference/models): detectors and recognisers see BGR, classifiers RGB in the input's whole size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIXEL_SCALE = 1 / 255
 
 
 def sidecar_beside(file: Path) -> dict[str, Any]:
-    """Entries of the network's sidecar; none where there is no `inference.yml`. Raises ModelError."""
+    """Return entries of the network's sidecar; none if there is no `inference.yml`. Raises ModelError."""
     beside = file.with_name("inference.yml")
     content = read_regular(beside)
     if content is None:
@@ -50,7 +50,7 @@ def _resized(stated: Mapping[str, Any] | None) -> dict[str, list[int]]:
 
 
 def _options(after: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the network's task."""
+    """Return the options of the network's task."""
     if after.get("name") == "CTCLabelDecode":
         return {"characters": list(after["character_dict"])}
     if after.get("name") == "DBPostProcess":

@@ -1,6 +1,6 @@
-"""`POST /ocr`, as PaddleX's basic serving answers it: `--compat paddlex`.
+"""`POST /ocr` in the form of PaddleX's basic serving: `--compat paddlex`.
 
-Owns: its form of requests, answers and errors. What PaddleX draws (`visualize`) is not answered, and PDF files are not
+Owns: its form of requests, answers and errors. PaddleX's drawings (`visualize`) are not answered, and PDF files are not
 read.
 """
 
@@ -19,12 +19,12 @@ _PDF = 0
 
 
 class PaddleX(JsonClient):
-    """One image in base64, answered by the first cascade of this package."""
+    """PaddleX's requests of one image in base64, answered by the first cascade of this package."""
 
     path = "/ocr"
 
     def choose(self, document: Mapping[str, Any], cascades: Mapping[str, Cascade]) -> tuple[str, Options]:
-        """The first one that reads text. Raises MODEL_NOT_FOUND, INVALID_REQUEST."""
+        """Choose the first cascade that reads text. Raises MODEL_NOT_FOUND, INVALID_REQUEST."""
         name = next((name for name, cascade in cascades.items() if isinstance(cascade, Ppocr)), None)
         if name is None:
             raise ServiceError("MODEL_NOT_FOUND", "no model here reads text: serve one with ocr=ppocr:FOLDER")
@@ -36,7 +36,7 @@ class PaddleX(JsonClient):
         return name, Options(score_threshold=float(threshold))
 
     def answer(self, document: Mapping[str, Any], found: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-        """`result` with one page."""
+        """Return `result` with one page."""
         lines = found["lines"]
         corners = [[[round(x), round(y)] for x, y in line["corners"]] for line in lines]
         upright = [[*map(min, zip(*each, strict=True)), *map(max, zip(*each, strict=True))] for each in corners]
@@ -55,5 +55,5 @@ class PaddleX(JsonClient):
         return {"logId": request_id, "errorCode": 0, "errorMsg": "Success", "result": result}
 
     def refuse(self, error: ServiceError, request_id: str) -> dict[str, Any]:
-        """The status, and a sentence."""
+        """Return the status, and a sentence."""
         return {"logId": request_id, "errorCode": error.status, "errorMsg": error.message}

@@ -1,6 +1,6 @@
 """Images of text for the precision gate, drawn with OpenCV's own strokes: no font is needed.
 
-Owns: these images. Must not know what is done with them.
+Owns: these images. Must not know their use.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _PAPER, _INK = (244, 246, 250), (40, 30, 25)
 
 
 def lines() -> Sequence[Array]:
-    """One line an image."""
+    """Draw one line an image."""
     return [_drawn((44, 22 * len(text)), [(text, (8, 31))], 1.0) for text in _TEXTS]
 
 
 def pages(height: int, width: int) -> Sequence[Array]:
-    """Two pages that fill an input of this size, with lines in two columns, one of them turned."""
+    """Draw two pages that fill an input of this size, with lines in two columns, one of them turned."""
     rows = range(60, height - 40, 70)
     places = [(column, row) for row in rows for column in (40, width // 2)]
     upright = _drawn((height, width), [(_TEXTS[number % len(_TEXTS)], at) for number, at in enumerate(places)], 1.0)

@@ -1,4 +1,4 @@
-"""Quadrilaterals around lines of text: out of a map of probabilities, in reading order, and cut out of the image.
+"""Quadrilaterals around lines of text: from a map of probabilities, in reading order, and cut out of the image.
 
 Owns: this geometry, pure and in NumPy and OpenCV. A quadrilateral is float32 [4, 2], points as x and y: upper left,
 upper right, lower right, lower left of the text's line. Must not know networks.
@@ -14,19 +14,19 @@ import numpy as np
 
 from models.contract.model import Array
 
-_LEAST_SIDE = 3.0  # Of what is found in the map; two more after it was expanded.
-_LEAST_PIXELS = 3  # Of a side in the image: a quadrilateral must have more.
+_LEAST_SIDE = 3.0  # For a box in the map; two more after its expansion.
+_LEAST_PIXELS = 3  # For a side in the image: a quadrilateral must have more.
 _SAME_LINE_PIXELS = 10
 _UPRIGHT_RATIO = 1.5
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """How a map of probabilities becomes quadrilaterals.
+    """Thresholds that turn a map of probabilities into quadrilaterals.
 
-    `pixel`: least probability of a pixel of text; `box`: least mean probability within a box; `unclip`: how far a box
-    is expanded, as a factor of area / perimeter (DB's paper); `most`: greatest number of boxes; `dilate`: whether what
-    is text grows by a pixel to the right and downwards.
+    `pixel`: least probability of a pixel of text; `box`: least mean probability within a box; `unclip`: expansion of a
+    box, as a factor of area / perimeter (DB's paper); `most`: greatest number of boxes; `dilate`: whether the area of
+    text grows by a pixel to the right and downwards.
     """
 
     pixel: float = 0.3
@@ -37,11 +37,11 @@ class Thresholds:
 
 
 def found_in(probabilities: Array, limits: Thresholds) -> tuple[Array, Array]:
-    """Quadrilaterals float32 [k, 4, 2] in pixels of the map [h, w], and their scores float32 [k].
+    """Find quadrilaterals float32 [k, 4, 2] in pixels of the map [h, w], and their scores float32 [k].
 
     Differentiable Binarization (arXiv:1911.08947): networks are trained on text that is shrunk by Vatti's clipping, so
-    what is found is expanded by area * `unclip` / perimeter. Round corners of a rectangle that is expanded do not
-    change the smallest rectangle around it: it has that much more on each side.
+    the boxes are expanded by area * `unclip` / perimeter. Round corners of an expanded rectangle do not change the
+    smallest rectangle around it: it has that much more on each side.
     """
     mask: Array = (probabilities > limits.pixel).astype(np.uint8)
     if limits.dilate:
@@ -64,14 +64,14 @@ def found_in(probabilities: Array, limits: Thresholds) -> tuple[Array, Array]:
 
 
 def ordered(points: Array) -> Array:
-    """Four points, the upper left first, clockwise: the two on the left are ordered by height, and those right."""
+    """Order four points clockwise, the upper left first: each pair, left and right, is ordered by height."""
     left, right = np.split(points[np.argsort(points[:, 0], kind="stable")], 2)
     (upper_left, lower_left), (upper_right, lower_right) = (each[np.argsort(each[:, 1])] for each in (left, right))
     return np.array([upper_left, upper_right, lower_right, lower_left], np.float32)
 
 
 def in_image(quads: Array, scale: tuple[float, float], width: int, height: int) -> tuple[Array, Array]:
-    """Quadrilaterals of the map in whole pixels of the image, and which of them are large enough.
+    """Convert quadrilaterals of the map to whole pixels of the image, and tell which are large enough.
 
     `scale`: pixels of the map for one of the image, across and down.
     """
@@ -81,7 +81,7 @@ def in_image(quads: Array, scale: tuple[float, float], width: int, height: int) 
 
 
 def reading_order(quads: Array) -> Array:
-    """The order of quadrilaterals: lines from the top, of a line from the left, by the upper left points."""
+    """Return the order of quadrilaterals: lines from the top, each line from the left, by the upper left points."""
     if not len(quads):
         return np.zeros(0, np.int64)
     left, top = quads[:, 0].T
@@ -93,7 +93,7 @@ def reading_order(quads: Array) -> Array:
 
 @dataclass(frozen=True)
 class Crop:
-    """How a line is cut out: straightened to `width` by `height`, then turned by quarters, counterclockwise."""
+    """Cut of a line: straightened to `width` by `height`, then turned by quarters, counterclockwise."""
 
     corners: tuple[float, ...]
     width: int
@@ -107,7 +107,7 @@ class Crop:
 
 
 def crop_of(quad: Array) -> Crop:
-    """The crop of a quadrilateral; one that is much higher than wide is a line that runs downwards."""
+    """Return the crop of a quadrilateral; one that is much higher than wide is a line that runs downwards."""
     above, right, below, left = (float(np.linalg.norm(quad[(end + 1) % 4] - quad[end])) for end in range(4))
     width, height = max(1, int(max(above, below))), max(1, int(max(left, right)))
     corners = tuple(float(number) for number in quad.ravel())
@@ -115,12 +115,12 @@ def crop_of(quad: Array) -> Crop:
 
 
 def resized_width(ratio: float, height: int, most: int) -> int:
-    """Pixels across of a line of this ratio at this height, at most `most`."""
+    """Return the width in pixels of a line of this ratio at this height, at most `most`."""
     return max(1, min(most, int(np.ceil(height * ratio))))
 
 
 def place_line(image: Array, out: Array, level: int) -> None:
-    """A line in a network's input: as high as that, its beginning at the left, filled up with a grey level; BGR."""
+    """Place a line in a network's input: full height, from the left, the rest filled with a grey level; BGR."""
     height, most = out.shape[:2]
     width = resized_width(image.shape[1] / image.shape[0], height, most)
     resized = cv2.resize(np.ascontiguousarray(image), (width, height))
@@ -129,12 +129,12 @@ def place_line(image: Array, out: Array, level: int) -> None:
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
-    """The smallest of ascending sizes that holds this one, else the greatest."""
+    """Return the smallest of ascending sizes that holds this one, else the greatest."""
     return next((each for each in buckets if size <= each), buckets[-1])
 
 
 def _mean_within(probabilities: Array, points: Array) -> float:
-    """The mean of the map within a polygon."""
+    """Compute the mean of the map within a polygon."""
     height, width = probabilities.shape
     limit = (width - 1, height - 1)
     low, high = (edge.astype(int).clip(0, limit) for edge in (np.floor(points.min(0)), np.ceil(points.max(0))))

@@ -1,6 +1,6 @@
-"""The task `text-recognition`: what one line of text says.
+"""The task `text-recognition`: reading one line of text.
 
-Owns: decoding by Connectionist Temporal Classification over the file's characters, and how far two readings are apart.
+Owns: decoding by Connectionist Temporal Classification over the file's characters, and the distance of two readings.
 Must not know where the line is.
 """
 
@@ -47,16 +47,16 @@ class TextRecognition(TaskAdapter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What `compute` returns."""
+        """Names of the outputs of `compute`."""
         return "probabilities", "characters"
 
     def probes(self) -> Sequence[Array]:
-        """Lines of text."""
+        """Draw lines of text."""
         return lines()
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """`distance`: of all readings, the share of characters to edit; `score`: the largest error of a reading's score
-        where both read the same.
+        """Compute `distance`, the share of characters to edit in all readings, and `score`, the largest error of a
+        reading's score if both read the same.
         """
         wanted, given = ([self.read(*line) for line in zip(*each, strict=True)] for each in (expected, outputs))
         pairs = list(zip(wanted, given, strict=True))
@@ -65,22 +65,22 @@ class TextRecognition(TaskAdapter):
         return {"distance": edits / max(1, sum(len(text) for text, _ in wanted)), "score": max(errors, default=0.0)}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        """The line from the left on, as high as the input."""
+        """Place the line from the left on, as high as the input."""
         place_line(image, out, GREY)
         return Placement(width, height)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The best character of each step and its probability: on the device, as all of them are megabytes a line."""
+        """Return each step's best character and its probability; on the device, as all of them are megabytes a line."""
         best, characters = outputs[0].max(dim=2)
         return best, characters.int()
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """The text, and the mean probability of its characters."""
+        """Return the text, and the mean probability of its characters."""
         text, score = self.read(*outputs)
         return {"text": text, "score": score}
 
     def read(self, probabilities: Array, characters: Array) -> tuple[str, float]:
-        """Repeated characters are one, unless a blank is between them."""
+        """Decode a line to text and score: repeated characters are one, unless a blank is between them."""
         kept = characters != _BLANK
         kept[1:] &= characters[1:] != characters[:-1]
         text = "".join(self.characters[number] for number in characters[kept].tolist())
@@ -88,7 +88,7 @@ class TextRecognition(TaskAdapter):
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Fewest characters to insert, delete or exchange that make one text the other (Levenshtein)."""
+    """Count the fewest characters to insert, delete or exchange that make one text the other (Levenshtein)."""
     row = list(range(len(other) + 1))
     for number, character in enumerate(one, 1):
         before, row[0] = row[0], number

@@ -1,9 +1,9 @@
-"""Pages a second of anychip and of RapidOCR in a plain handler, turn and turn about, and memory over many pages.
+"""Pages a second of anychip and of RapidOCR in a plain handler, in alternate rounds, and memory over many pages.
 
     .venv-ocr/bin/python plugins/ocr/benchmarks/pages.py [--rounds 5] [--seconds 20] [--memory-pages 2000]
 
-Both servers live all the while; the one that is not asked takes no processor. The pages are those of the tests. Beside
-other work, the processor's time a page says more than pages a second.
+Both servers run all the time; the one without requests takes no processor time. The pages are those of the tests. If
+other work runs, the processor time of a page tells more than pages a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL = "ocr"
 
 
 def pages() -> list[bytes]:
-    """The tests' pages as JPEG."""
+    """Encode the tests' pages as JPEG."""
     spec = importlib.util.spec_from_file_location("pages_of_tests", HERE.parent / "tests" / "pages.py")
     assert spec
     assert spec.loader
@@ -48,7 +48,7 @@ def pages() -> list[bytes]:
 
 
 def networks() -> Path:
-    """PP-OCR's networks in RapidOCR's wheel."""
+    """Find PP-OCR's networks in RapidOCR's wheel."""
     spec = importlib.util.find_spec("rapidocr")
     assert spec
     assert spec.origin
@@ -56,7 +56,7 @@ def networks() -> Path:
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def served(command: list[str], url: str, ready: str) -> Iterator[psutil.Process]:
-    """A server that answers."""
+    """Run a server until the context ends; yield its process once it answers."""
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         for _ in range(1800):
@@ -81,7 +81,7 @@ def served(command: list[str], url: str, ready: str) -> Iterator[psutil.Process]
 
 
 def drive(url: str, bodies: list[bytes], connections: int, seconds: float, most: int = 1 << 60) -> tuple[int, float]:
-    """Pages answered, and the seconds that took. Each connection sends its next page when it has the answer."""
+    """Send pages; return the number answered and the seconds. Each connection sends its next page after the answer."""
     turn, lock, done = itertools.count(), threading.Lock(), [0]
     started_s = time.monotonic()
 
@@ -106,12 +106,12 @@ def drive(url: str, bodies: list[bytes], connections: int, seconds: float, most:
 
 
 def memory_bytes(process: psutil.Process) -> int:
-    """Of a service with its children; what they share counts once (proportional set size)."""
+    """Return the memory of a service with its children; shared memory counts once (proportional set size)."""
     return sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True)))
 
 
 def used_s(process: psutil.Process) -> float:
-    """Of the processor, by a service with its children."""
+    """Return the processor time of a service with its children."""
     times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
@@ -136,7 +136,7 @@ def main() -> None:
         served(handler, theirs, "/ocr") as other,
     ):
         routes = {"anychip": f"{ours}/v1/models/{MODEL}:predict", "rapidocr": f"{theirs}/ocr"}
-        for route in routes.values():  # What is slow the first time is done before.
+        for route in routes.values():  # Slow first requests come before the rounds.
             drive(route, bodies, 2, 300, most=len(bodies))
         for _ in range(given.rounds):
             row = {}
@@ -144,7 +144,7 @@ def main() -> None:
                 before_s = used_s(process)
                 count, taken_s = drive(route, bodies, given.connections, given.seconds)
                 row[name] = round(count / taken_s, 3)
-                row[f"{name}_processor_s"] = round((used_s(process) - before_s) / count, 3)  # A page.
+                row[f"{name}_processor_s"] = round((used_s(process) - before_s) / count, 3)  # For a page.
             report["rounds"].append(row)
             print(row, flush=True)
         for name, above, below in (

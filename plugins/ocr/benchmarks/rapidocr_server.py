@@ -1,4 +1,4 @@
-"""RapidOCR behind the handler most people write: FastAPI, a thread pool, one image at a time. PORT as the argument."""
+"""RapidOCR behind a common handler: FastAPI, a thread pool, one image at a time. PORT is the argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ engine = RapidOCR()
 
 @app.post("/ocr")
 async def read(request: Request) -> dict[str, Any]:
-    """Lines of one encoded image."""
+    """Read the lines of one encoded image."""
     found = await run_in_threadpool(engine, await request.body())
     lines = zip(found.boxes.tolist(), found.txts, found.scores, strict=True) if found.txts else ()
     return {"lines": [{"corners": box, "text": text, "score": float(score)} for box, text, score in lines]}

@@ -3,6 +3,9 @@
 Functions, parameters and answers are those that anychip_ascend/acl.py states the sources of; a function that is not
 called is not here. As on a card, copies and models run on streams, later: what does not wait sees old numbers. What the
 real one refuses, this one refuses: a pointer that is not its own, a batch that is no gear, memory that is not there.
+Copies on a stream are those of CANN 8.0 and 8.1 on 310P and 310B, the strictest (hiascend.com, canncommercial/800,
+aclcppdevg_03_0106): where memory of the host is not pinned, or an address no multiple of 64, "an unpredictable error
+may occur", here always.
 
 Told by environment variables: ACL_DOUBLE_COUNT, _SOC, _MEMORY_MB; by `knobs`, or by a file that ACL_DOUBLE_KNOBS names
 with JSON of the same names, which other processes change.
@@ -28,6 +31,7 @@ INVALID_PARAM, UNINITIALIZE, REPEAT_INITIALIZE = 100000, 100001, 100002
 CONTEXT_NULL, INVALID_DEVICE, MEMORY_ALLOCATION = 107002, 107001, 207001
 DYNAMIC_BATCH_SIZE_INVALID, MODEL_DATA_SIZE_INVALID, MODEL_ID_INVALID = 145013, 145006, 145003
 UNSUPPORTED_JPEG = 148052
+_ALIGNED = 64
 
 knobs: dict[str, Any] = {
     "fail": {},  # function's name -> code; `*` is every function that uses the card
@@ -42,7 +46,7 @@ _TYPES = {np.dtype(text): number for number, text in enumerate(_NUMPY) if text}
 _numbers = itertools.count(1)
 _things: dict[int, Any] = {}
 _device: dict[int, tuple[Any, int]] = {}  # pointer -> memory, bytes
-_host: dict[int, Any] = {}
+_host: dict[int, tuple[Any, int]] = {}
 _state = SimpleNamespace(initialised=False, message="", local=threading.local())
 
 
@@ -167,8 +171,8 @@ class rt:
         if _used() + size > _knob("memory_mb") << 20:
             _state.message = "EL0004: Failed to allocate memory"
             return 0, MEMORY_ALLOCATION
-        memory = (ctypes.c_uint8 * size)()
-        pointer = ctypes.addressof(memory)
+        memory = (ctypes.c_uint8 * (size + _ALIGNED))()
+        pointer = -(-ctypes.addressof(memory) // _ALIGNED) * _ALIGNED
         _device[pointer] = memory, size
         return pointer, 0
 
@@ -178,9 +182,10 @@ class rt:
 
     @staticmethod
     def malloc_host(size: int) -> tuple[int, int]:
-        memory = (ctypes.c_uint8 * size)()
-        _host[ctypes.addressof(memory)] = memory
-        return ctypes.addressof(memory), _code("rt.malloc_host")
+        memory = (ctypes.c_uint8 * (size + _ALIGNED))()
+        pointer = -(-ctypes.addressof(memory) // _ALIGNED) * _ALIGNED
+        _host[pointer] = memory, size
+        return pointer, _code("rt.malloc_host")
 
     @staticmethod
     def free_host(pointer: int) -> int:
@@ -200,17 +205,11 @@ class rt:
             return INVALID_PARAM
         if code := _code("rt.memcpy_async"):
             return code
-        pinned = any(start <= on_host < start + len(memory) for start, memory in _host.items())
-        finished = threading.Event()
-
-        def copy() -> int:
-            code = _copied(target, source, size)
-            finished.set()
-            return code
-
-        _things[stream].tasks.put(copy)
-        if not pinned:  # From memory that is not pinned the copy is done when this returns.
-            finished.wait()
+        pinned = any(start <= on_host and on_host + size <= start + have for start, (_, have) in _host.items())
+        if not pinned or on_host % _ALIGNED or on_device % _ALIGNED:
+            _state.message = "EE9999: Inner Error, an unpredictable error may occur"
+            return INVALID_PARAM
+        _things[stream].tasks.put(lambda: _copied(target, source, size))
         return 0
 
     @staticmethod

@@ -29,6 +29,7 @@ struct Knobs {
   int64_t other = 0;                                       // of it, held by other processes
   int64_t copy_us = 0;                                     // how long an asynchronous copy takes
   int64_t fail = 0;                                        // the error of all calls that wait for the device or use it
+  int64_t refuse_lock = 0;                                 // the error of whoever locks memory that is already there
 };
 inline auto& knobs = *new Knobs();
 
@@ -128,7 +129,7 @@ inline float between(Event& a, Event& b) {
 struct Area {
   size_t size;
   int dev;
-};  // dev -1: pinned host memory
+};  // dev -1: pinned host memory, -2: memory of others that was locked
 inline auto& areas = *new std::map<const char*, Area>();
 inline int64_t used[16];
 inline Area* find(const void* p) {  // under mx
@@ -145,10 +146,21 @@ inline bool take(void** p, size_t n, int d) {
   areas[static_cast<char*>(*p)] = {n, d};
   return true;
 }
+inline void lock(void* p, size_t n) {
+  std::lock_guard<std::mutex> g(mx);
+  areas[static_cast<char*>(p)] = {n, -2};
+}
+inline bool unlock(void* p) {
+  std::lock_guard<std::mutex> g(mx);
+  auto it = areas.find(static_cast<char*>(p));
+  if (it == areas.end() || it->second.dev != -2) return false;
+  areas.erase(it);
+  return true;
+}
 inline bool give(void* p) {
   std::lock_guard<std::mutex> g(mx);
   auto it = areas.find(static_cast<char*>(p));
-  if (it == areas.end()) return false;
+  if (it == areas.end() || it->second.dev == -2) return false;
   if (it->second.dev >= 0) used[it->second.dev] -= it->second.size;
   areas.erase(it);
   free(p);
@@ -181,7 +193,8 @@ extern "C" __attribute__((visibility("default"))) int stub_set(const char* knob,
   std::lock_guard<std::mutex> g(stub::mx);
   auto& k = stub::knobs;
   const std::map<std::string, int64_t*> known = {
-      {"memory", &k.memory}, {"other", &k.other}, {"copy_us", &k.copy_us}, {"fail", &k.fail}};
+      {"memory", &k.memory}, {"other", &k.other}, {"copy_us", &k.copy_us}, {"fail", &k.fail},
+      {"refuse_lock", &k.refuse_lock}};
   auto it = known.find(knob);
   if (it == known.end()) return 0;
   *it->second = value;

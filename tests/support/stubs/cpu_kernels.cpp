@@ -14,6 +14,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -33,8 +34,18 @@ void drain(const at::Tensor& t) {  // a kernel follows what its stream already h
 at::Tensor alias(const at::Tensor& t) {  // the same memory as a CPU tensor
   return at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(at::kCPU).pinned_memory(false));
 }
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+// After every kernel PyTorch asks the runtime for the thread's last error, whoever left it (C10_CUDA_KERNEL_LAUNCH_CHECK
+// of c10/cuda/CUDAException.h), and clears it.
+void launched() {
   kernels++;
+  static auto last = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "cudaGetLastError"));
+  static auto text = reinterpret_cast<const char* (*)(int)>(dlsym(RTLD_DEFAULT, "cudaGetErrorString"));
+  if (!kCuda || !last) return;
+  if (int code = last())
+    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, code, std::string("CUDA error: ") + text(code));
+}
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  launched();
   // Kernels refuse mixed devices, but take 0-dim CPU tensors as scalars, and CPU indices.
   const auto& name = op.schema().name();
   std::optional<c10::Device> dev, other;
@@ -71,7 +82,7 @@ at::Tensor convolution(const at::Tensor& x, const at::Tensor& w, const std::opti
   TORCH_CHECK(x.device() == w.device(),
               "Expected all tensors to be on the same device, but found at least two devices, ", x.device(), " and ",
               w.device());
-  kernels++;
+  launched();
   drain(x);
   auto out =
       at::convolution(alias(x), alias(w), b && b->defined() ? std::optional<at::Tensor>(alias(*b)) : std::nullopt,

@@ -115,6 +115,14 @@ API cudaFree(void* p) {
 }
 API cudaHostAlloc(void** p, size_t n, unsigned) { return take(p, n, -1) ? OK : fail(cudaErrorMemoryAllocation); }
 API cudaFreeHost(void* p) { return give(p) ? OK : fail(cudaErrorInvalidValue); }
+// As CUDA does, a refusal also stays the thread's last error (driver_types.h: cudaErrorHostMemoryAlreadyRegistered,
+// cudaErrorMemoryAllocation, cudaErrorNotSupported are none that end the process).
+API cudaHostRegister(void* p, size_t n, unsigned) {
+  if (knobs.refuse_lock) return fail(cudaError_t(knobs.refuse_lock));
+  lock(p, n);
+  return OK;
+}
+API cudaHostUnregister(void* p) { return unlock(p) ? OK : fail(cudaErrorHostMemoryNotRegistered); }
 API cudaMemGetInfo(size_t* f, size_t* t) {
   *f = unused(device);
   *t = knobs.memory;

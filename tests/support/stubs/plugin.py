@@ -25,7 +25,10 @@ def kernels() -> int:
 
 
 def set_knob(name: str, value: int) -> None:
-    """`memory`, `other`: bytes; `copy_us`: of an asynchronous copy; `fail`: the driver's error number, 0 for none."""
+    """`memory`, `other`: bytes; `copy_us`: of an asynchronous copy; `fail`: the driver's error number, 0 for none.
+
+    `refuse_lock`: the error number of CUDA's cudaHostRegister.
+    """
     if not _DRIVER.stub_set(name.encode(), ctypes.c_int64(value)):
         raise ValueError(f"the stub has no knob {name!r}")
 
