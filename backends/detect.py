@@ -33,9 +33,9 @@ from anychip_base.interpreter import python_command
 from backends.vendors import table as vendors
 
 TIME_LIMIT_S = 60.0
-CARD_LIMIT_S = 15.0  # Of a card after the first, with which the driver starts.
+CARD_LIMIT_S = 15.0  # Limit of a card after the first, with which the driver starts.
 _CHILD = Path(__file__).with_name("detect_child.py")
-_UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type while no package has renamed it.
+_UNCLAIMED = "privateuseone"  # PyTorch's name of the out-of-tree device type while no package has renamed it.
 # Hygon's architectures that AMD has not; gfx906 is both AMD's MI50 and Hygon's Z100.
 _HYGON_ARCHES = ("gfx926", "gfx928", "gfx92a", "gfx936", "gfx938")
 
@@ -141,7 +141,7 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     count = head.pop("count")
     if said.end:
         devices.append(_silent(said.end))
-    silent = len(devices) - 1 if said.end else -1  # Which has ended a child, or let it hang, is not asked again.
+    silent = len(devices) - 1 if said.end else -1  # The device at which a child ended or hung is not asked again.
     devices += [_silent("")] * (count - len(devices))
     missing = [index for index, each in enumerate(devices) if "error" in each and index != silent]
     if missing:

@@ -176,7 +176,7 @@ class DecodePlan:
 
 
 _STATE_BYTES = 4096
-_KEPT_BYTES = 1 << 20  # Of a buffer; the rest goes back to the system once it is not used.
+_KEPT_BYTES = 1 << 20  # Kept of a buffer; the rest goes back to the system after use.
 
 
 class Inbox:

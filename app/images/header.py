@@ -35,7 +35,7 @@ _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
-# What people send by mistake, by its first bytes (lower case, after white space); ISO media carry a brand at byte 8.
+# Files sent by mistake, by their first bytes (lower case, after white space); ISO media carry a brand at byte 8.
 _OTHERS = (
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),

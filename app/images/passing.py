@@ -77,7 +77,7 @@ def _plain(view: memoryview) -> tuple[int, int, int, int]:
         elif marker not in _PLAIN:
             break
         elif marker == _EXIF:
-            # Of a tag behind the frame a decoder knows nothing.
+            # A decoder ignores a tag behind the frame.
             if not (orientation or width) and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
                 orientation = exif_orientation(view[at + 10 : at + 2 + length])
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
@@ -104,7 +104,7 @@ def read_file(slot: Bytes) -> PassedFile:
     if not 0 < size <= len(slot) - _HEAD.size or not 0 < width * height <= MOST_PIXELS or not 1 <= orientation <= 8:
         raise InvalidImageError("the slot holds no file")
     data = slot[_HEAD.size : _HEAD.size + size].copy()
-    # What is marked: within a scan a byte of 0xFF is followed by 0, which is no mark.
+    # Markers: within a scan a byte of 0xFF is followed by 0, which is no marker.
     rest = data[first_scan:]
     is_marked = rest[:-1] == 0xFF
     is_marked &= rest[1:] != 0

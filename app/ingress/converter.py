@@ -72,7 +72,7 @@ class Converter:
                     flags, answer = await self._asked(child, conversion, argument, payload)
                     break
                 except _KilledError:
-                    # By a person, or for want of memory. The request may well be innocent: once more. Who stopped a
+                    # A person or a lack of memory killed it. The request may be innocent: try again. Whoever stopped a
                     # child may have stopped those that wait as well, so the next one is new.
                     killed += not child.was_stopped
                     if killed == _KILLED:

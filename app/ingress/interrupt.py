@@ -95,7 +95,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:
-        self._due_s = max(due_s, clock.monotonic())  # What is too slow already is not late.
+        self._due_s = max(due_s, clock.monotonic())  # A body that is too slow already is not late.
         self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:

@@ -104,7 +104,7 @@ class Items(Generic[T]):
             raise
         finally:
             now_s = clock.monotonic()
-            # What the device did not take was waiting, in the queue or in front of the worker.
+            # The time that the device did not take was a wait, in the queue or in front of the worker.
             infer_s = max(result.queued_s, computed_s - result.infer_s)
             if recorder.trace is not None:
                 begun = [("decode", result.begun_s), ("queue", result.queued_s), ("infer", infer_s)]

@@ -110,11 +110,11 @@ class Listener:
 
     def _refuse(self, accepted: socket.socket, client: str) -> None:
         self._say("connections from %s are refused: it has all it may have of them (--max-connections)", client)
-        with accepted, contextlib.suppress(OSError):  # Whether the client hears why is its own luck.
+        with accepted, contextlib.suppress(OSError):  # The client may not hear the reason.
             if self._refusal:
                 accepted.send(self._refusal)
                 accepted.shutdown(socket.SHUT_WR)
-                accepted.recv(1 << 16)  # What is unread when a socket is closed resets the connection.
+                accepted.recv(1 << 16)  # Unread bytes at the close of a socket reset the connection.
 
     def begin(self, accepted: socket.socket, client: str) -> None:
         """Serve a counted connection, owned from now on."""

@@ -196,7 +196,7 @@ class RemoteLink(Link):
         objects = read_packed(self._talk.take_descriptor())
         for number, model in zip(numbers.values(), objects, strict=True):
             self._models[number] = model
-            self._models.pop(number - 2 * len(self._forms), None)  # Of the one before it results may still come.
+            self._models.pop(number - 2 * len(self._forms), None)  # Results of the one before it may still come.
 
 
 class _RemoteRoom(Room):

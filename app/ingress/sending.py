@@ -55,7 +55,7 @@ class SendWatch:
         self._timer = self._loop.call_later(PERIOD_S, self._look)
 
     def _look(self) -> None:
-        # Where the system does not say what the client has, what has left this process stands for it.
+        # If the system does not report the client's bytes, those that left this process count.
         taken = max(
             _acknowledged_bytes(self._transport) - self._taken, self._unsent - self._transport.get_write_buffer_size()
         )

@@ -71,7 +71,7 @@ class Trim:
             self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._quiet)
 
     def _quiet(self) -> None:
-        # When bodies are held again, the next moment without one is waited for.
+        # If bodies are held again, this waits for the next moment without one.
         self._timer = None
         if self._bodies.held == 0 and (self._releasing is None or self._releasing.done()):
             self._released_at_bytes = self._bodies.total

@@ -84,7 +84,7 @@ def _exporting(endpoint: str, ratio: float) -> TracerProvider:
     except ImportError:
         raise TracingError(f"traces need OpenTelemetry: {how_to_install('traces')}") from None
     ours = Resource({"service.name": "anychip", "service.version": version()})
-    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last and wins.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last and win.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(sampler=sampler(ratio), resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)))

@@ -68,7 +68,7 @@ class ModelStatistics:
     success: Duration = field(default_factory=Duration)
     failure: dict[str, Duration] = field(default_factory=dict)  # By Triton's reason.
     images: int = 0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of good requests.
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of successful requests.
     batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
 
     def request(self, code: str, seconds: float, stages: Mapping[str, float]) -> None:
@@ -136,7 +136,7 @@ class ModelStatistics:
             "batch_stats": [
                 {
                     "batch_size": size,
-                    # What is done for an image is not done for a batch here; it is counted above.
+                    # Work for an image is counted above, not for a batch.
                     "compute_input": nothing,
                     "compute_infer": duration.as_json(),
                     "compute_output": nothing,

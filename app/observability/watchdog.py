@@ -38,7 +38,7 @@ class LoopWatchdog:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop watchdog", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes = 0  # Of the thread: while these go on, the process is not stopped.
+        self._wakes = 0  # Wakes of the thread: while they go on, the process is not stopped.
         self._reported = False
 
     def start(self) -> None:

@@ -36,7 +36,7 @@ class BatchLatencies:
         self._usable = len(self.sizes)
         self._limited_until_s = 0.0
         self._limited_for_s = _CEILING_S
-        self._best: dict[int, int] = {}  # What `best_size` and `best_s` found, until something is learned.
+        self._best: dict[int, int] = {}  # Results of `best_size` and `best_s`, until something is learned.
         self._best_s: dict[int, float] = {}
         self._rated()
 

@@ -153,11 +153,11 @@ class Queue(Generic[T]):
     interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, T]] = field(default_factory=list)
-    aged: bool = False  # Whether `oldest_s` is asked for.
+    aged: bool = False  # True if `oldest_s` is used.
     ages: list[tuple[float, int, T]] = field(default_factory=list)  # The heap's items by `queued_s`.
     clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
     lateness: Lateness = field(default_factory=Lateness)
-    urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
+    urgent_lateness: Lateness = field(default_factory=Lateness)  # For priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def check_room(self, model: str, images: int) -> None:

@@ -125,7 +125,7 @@ class Residency:
                 self._credit_s -= tenant.load_s
                 self._chosen = tenant
                 return self._leave(victims, now, busy), None
-            self._chosen = None  # What was to leave for it is gone, and was not enough after all.
+            self._chosen = None  # The models that left for it did not free enough memory.
         return (), None
 
     def loaded(self, name: str, now: float, memory_bytes: int, load_s: float) -> None:
@@ -180,7 +180,7 @@ class Residency:
         """Return the idle models, the least recently used first, then the models in use that `wanted` may evict; each
         with the seconds for which it stays.
         """
-        found, before_s = [], 0.0  # How long those stay that were not used for longer.
+        found, before_s = [], 0.0  # Seconds for which the less recently used models stay.
         in_use, there = [], self.placed(Place.RESIDENT)
         users = {each.name: each.asked_by(now, busy=busy(each.name)) for each in there}
         count = Counter(client for each in users.values() for client in each if client)  # "": nobody knows who.

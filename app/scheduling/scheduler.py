@@ -237,7 +237,7 @@ class Scheduler(Generic[T]):
         queue.in_flight -= len(batch.items)
         taken_s = now - max(batch.dispatched_s, worker.finished_s)
         worker.finished_s = now
-        # Where something stood still, no model is charged for it: not the one whose batch it happened to, either.
+        # If something stood still, no model is charged for it, not even the model of this batch.
         credible_s = latencies.credible_s(batch.size, taken_s)
         worker.served_s[batch.model] += credible_s - latencies.of(batch.size)
         if taken_s > credible_s + _STALL_S:

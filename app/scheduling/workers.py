@@ -80,7 +80,7 @@ class WorkerState(Generic[T]):
     clock_s: float = 0.0
     free_s: float = 0.0  # When all that is in flight is expected to be done.
     finished_s: float = 0.0
-    prepare_s: float = 0.0  # What it does for a batch while it computes the one before.
+    prepare_s: float = 0.0  # Seconds to prepare a batch while it computes the one before.
     retiring: bool = False
     leaving: set[str] = field(default_factory=set)
     alone: bool = False  # It has an item that must be its only one.

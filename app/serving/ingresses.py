@@ -280,7 +280,7 @@ class _Far:
         logs.request_id.set(message.request_id)
         room = refusal = None
         try:
-            if self._link.refusing:  # Where little waits, the ingress has not asked.
+            if self._link.refusing:  # For a calm model the ingress has not asked.
                 self._link.check_now(form, terms)
             room = self._link.reserve(form, message.count, terms)
         except ServiceError as error:
@@ -416,7 +416,7 @@ class Ingresses:
             address = ""
         far = min(takes, key=lambda each: len(each.connections))
         self._connections += 1
-        client = str(address[0]) if isinstance(address, tuple) else ""  # Of a socket of the system it has none.
+        client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
         far.connections[self._connections] = _Connection(client, lost)
         far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True

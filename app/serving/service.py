@@ -110,7 +110,7 @@ class Service:
             self.administration.traffic,
         )
         self.decoders = self._made_decoders(forms, decoders) if self.choice.backend.facts.reads_pixels else None
-        self._links: weakref.WeakSet[Submissions] = weakref.WeakSet()  # Of an ingress that is gone nothing stays.
+        self._links: weakref.WeakSet[Submissions] = weakref.WeakSet()  # Nothing stays of an ingress that is gone.
         self.link = self.made_link()
         self._written = written
         self.on_stop: list[Callable[[], Awaitable[None]]] = []

@@ -36,7 +36,7 @@ class DeviceLostError(BackendError):
     """The device no longer answers; only ending the process that owns it helps."""
 
 
-# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, others' constants.
+# Messages of allocators: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, others' constants.
 _OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "out_of_memory")
 _LINE = 200
 

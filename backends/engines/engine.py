@@ -185,8 +185,8 @@ def compile_first(
     rejected: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
     for precision in precisions:
-        # What a file holds may not compute in a precision that its file does not have: then a finer one is tried. So it
-        # is for what is to stand in meanwhile, whatever the engine offers.
+        # A file's network may not compute in a precision that the file does not have: then a finer one is tried. The
+        # same holds for an engine that stands in meanwhile.
         wrong = staged or options.automatic or (form != "pixels" and any(form in engine.forms for engine in engines))
         able = [engine for engine in engines if precision in engine.precisions and form in engine.forms]
         for engine in engines:
@@ -213,7 +213,7 @@ def compile_first(
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
-                wrong = True  # Or it cannot compute at all in a precision in which its weights do not meet.
+                wrong = True  # Or it cannot compute in a precision with mixed types of weights.
                 if isinstance(error, WrongAnswersError):
                     rejected.append((engine.name, precision))
                 refusals[name] = str(error)

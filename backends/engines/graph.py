@@ -113,9 +113,7 @@ class _Replayed:
 
 
 class _GraphExecutable(StreamedExecutable):
-    def __init__(
-        self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any, *, copies: bool
-    ) -> None:
+    def __init__(self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any, *, copies: bool) -> None:
         # The network is kept: the graphs read its weights where they lie.
         super().__init__(device, network.input_shape, dict.fromkeys(batch_sizes, network))
         shape = (batch_sizes[-1], *network.input_shape)

@@ -35,7 +35,7 @@ from backends.engines.engine import (
 )
 from backends.vendors.table import Facts
 
-# What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
+# Providers for a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
     "cpu": ("OpenVINOExecutionProvider", "CPUExecutionProvider"),
     "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
@@ -147,7 +147,7 @@ class _OnnxRuntimeExecutable(Executable):
         try:
             outputs = self._session.run(None, given)
         except Exception as error:
-            # What `translated_errors` reads; the text says what kind it is.
+            # `translated_errors` reads this; the text says the kind.
             raise RuntimeError(str(error)) from error
         return tuple(outputs if self._batched else (np.asarray(output)[None] for output in outputs))
 
@@ -261,7 +261,7 @@ def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:
 
 def _exported(network: Network, size: int) -> bytes:
     """Return the network as an ONNX file, by the newer exporter if it can, else traced. Raises EngineRefusedError."""
-    # Of at least two: a size of one would be taken for a dimension that never changes.
+    # At least two: a size of one would be taken for a dimension that never changes.
     example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
     module = cast(nn.Module, network)
     reasons = []

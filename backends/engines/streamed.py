@@ -56,7 +56,7 @@ class StreamedExecutable(Executable):
         self._by_size = by_size
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()
-        self._pinned: list[Tensor] = []  # What `buffer` gave out.
+        self._pinned: list[Tensor] = []  # Memory that `buffer` gave out.
         # The device's memory for images, taken once. Memory from batch to batch would need record_stream between the
         # streams, and that makes the first empty_cache after a fault end the process (torch 2.13 and 2.14: the
         # allocator's queue of events is left with one that has been moved from).
@@ -105,7 +105,7 @@ class StreamedExecutable(Executable):
                 shape = (self.batch_sizes[-1], *self._input_shape)
                 self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self.device))
                 self._copies.wait_stream(compute)
-            # That of the batch before the last, which is done: no more than two are under way.
+            # Reuse the input of the batch before the last, which is done: at most two are in flight.
             self._inputs.append(self._inputs.pop(0))
             on_device = self._inputs[-1][:size]
             if any(isinstance(part, Tensor) for part in parts):
@@ -157,10 +157,10 @@ class StreamedExecutable(Executable):
         return self._locked[address]
 
     def _forget_refusal(self) -> None:
-        """Take the error that a refusal of the runtime has left behind, which no fault of the next batch's is.
+        """Clear the error that the runtime's refusal has left behind: it is no fault of the next batch.
 
-        The runtime keeps it as the thread's last error, and PyTorch's binding does not clear it (torch/csrc/cuda/shared/
-        cudart.cpp). The next kernel reports it, whoever launches that: so one is launched for it.
+        The runtime keeps it as the thread's last error, and PyTorch's binding does not clear it
+        (torch/csrc/cuda/shared/cudart.cpp). The next kernel reports it: so one is launched for it.
         """
         try:
             torch.empty(1, device=self.device).fill_(0)

@@ -90,7 +90,7 @@ class TensorRTEngine(Engine):
                 engines = with_own_folder(
                     build, "TensorRT", options, network=network, precision=precision, machine=machine
                 )
-        # What it has taken is in modules of this name; without any it has left everything to PyTorch.
+        # The parts it runs are in modules of this name; without any it has left everything to PyTorch.
         if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
             raise EngineRefusedError("TensorRT takes no part of this network")
         by_size = {size: partial(_from_bytes, engine) for size, engine in engines.items()}

@@ -195,7 +195,7 @@ def computed_on_cpu(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        # What was written in place comes back as the tensor that was given.
+        # A tensor written in place comes back as the given tensor.
         given = next((original for original, copy in copies.values() if copy is value), None)
         return given if given is not None else value.to(devices[0]) if devices else value
 

@@ -23,7 +23,7 @@ _FILES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "dtk": (("/opt/dtk/.info/version", r"([\d.]+)"),),
 }
 _CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
-# Of CANN's folder. Huawei's own pages ask the first; installations without the toolkit have the second alone, which
+# Files in CANN's folder. Huawei's pages use the first; installations without the toolkit have only the second, which
 # begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
 _CANN_FILES = (
     ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),

@@ -172,7 +172,7 @@ _CUDA_LOST = (
     "external entity outside of cuda",
 )
 
-# What runs beside numpy 1, with which Huawei's, Cambricon's and Hygon's base images come. CANN 8 fails with numpy 2
+# Packages for numpy 1, which Huawei's, Cambricon's and Hygon's base images have. CANN 8 fails with numpy 2
 # (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
 NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
 
@@ -254,7 +254,7 @@ ASCEND = Facts(
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
         # Executors kept on the host, one for each operator and shape; the default is 10000.
         "ACLNN_CACHE_LIMIT": "2000",
-        # Where operators are compiled after all (310P, 910A), they are kept.
+        # If operators are compiled after all (310P, 910A), they are kept.
         "ACL_OP_COMPILER_CACHE_MODE": "enable",
         "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
         # torch_npu runs operators that it lacks on the CPU and only tells standard error. As an error they are known:
@@ -283,7 +283,7 @@ ASCEND = Facts(
     },
     sample=Sample(
         "Ascend910B3",
-        # What torch_npu 2.13 raises over a driver that answers 507015.
+        # Error of torch_npu 2.13 over a driver that answers 507015.
         "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
         "[Error]: The aicore execution is abnormal.",
@@ -316,7 +316,7 @@ AMD = Facts(
     engines=("migraphx", "graph", "eager"),
     by_name=("onnxruntime",),  # onnxruntime-migraphx
     precisions=("fp16", "bf16", "fp32"),
-    # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
+    # MIOpen's faster layout differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
     channels_last=None,
     switches=_FLOAT32,
     lost=_CUDA_LOST,

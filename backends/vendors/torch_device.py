@@ -322,7 +322,7 @@ def torch_device(backend: Backend, device: str) -> torch.device:
 
 
 def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
-    """Set what is there. A newer package may have renamed a switch: whether answers are right says the gate."""
+    """Set the switches that exist. A newer package may have renamed one: the gate then judges the answers."""
     for path, value in switches.items():
         *holders, name = path.removeprefix("torch.").split(".")
         target: Any = torch if path.startswith("torch.") else module
