@@ -64,7 +64,7 @@ class Converter:
         self._closed = False
 
     async def convert(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> memoryview:
-        """Return the converted payload. Raises INVALID_REQUEST, INTERNAL; cancelled, it ends the child."""
+        """Return the converted payload. Raises the conversion's ServiceError; cancelled, it ends the child."""
         async with self._free:
             child, killed = await self._one(), 0
             while True:

@@ -53,7 +53,7 @@ class LoopWatchdog:
         self._thread.start()
 
     def forget(self) -> None:
-        """Count from now: whatever was slow until here is over."""
+        """Forget the longest stall, and measure from now on."""
         self.longest_s = 0.0
         self._on_longest(0.0)
         if self._timer is not None:

@@ -39,7 +39,7 @@ class Described(Model):
 
     @property
     def has_reference(self) -> bool:
-        """Return the model's value."""
+        """Return True if the model has a reference."""
         return bool(self.original.has_reference)
 
     def network(self) -> Any:

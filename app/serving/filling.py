@@ -227,7 +227,7 @@ def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceE
 
 
 def client_error(pool: ModelPool, error: Exception) -> ServiceError:
-    """Return the service's error for a decoding error; count it if it is a refusal or comes too late."""
+    """Return the service's error for a decoding error; count a full queue or a late image."""
     if isinstance(error, DecodeQueueFullError):
         pool.metrics.rejected["decode_queue_full"].inc()
         return ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1)

@@ -3,7 +3,7 @@
     a connection that was accepted ─► the ingress with the fewest ─► what it asks over the link ─► Submissions
     an ingress that ends or hangs ─► its connections, rooms and items end ─► another one
 
-Owns: these processes, which of their records are believed, and what ends with one. Must not know a transport. A record
+Owns: these processes, the check of their records, and the clean-up after one. Must not know a transport. A record
 that names a room, token or connection that its ingress does not have ends the process that sent it.
 """
 
@@ -88,7 +88,7 @@ OWNERS_SHARE = 0.5
 _STARTING_LOOKS = 30
 """Most checks, as `_LOOKS`, of an ingress that is not ready yet."""
 _LIVED_S = 10.0
-"""Life of an ingress after which the next one begins without a longer pause."""
+"""Life of an ingress after which the next one begins without a pause."""
 _PAUSES_S = (*BACKOFF_S, 15.0, 60.0)
 _BYTES_PER_S = 16 << 20
 """Most bytes an ingress may say: a request takes about a thousand, and an ingress answers some thousands a second."""

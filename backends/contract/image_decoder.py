@@ -1,11 +1,11 @@
 """Decoding JPEG files on a device, where its vendor's libraries do that.
 
-Owns: the contract, and NVIDIA's nvJPEG. Must not know what becomes of the pixels. The caller has
-looked at the files' headers: app.images.passing chooses which kinds of JPEG come here.
+Owns: the contract, and NVIDIA's nvJPEG. Must not know the use of the pixels. The caller has looked at the files'
+headers: app.images.passing chooses the kinds of JPEG for this module.
 
 A device decodes at full size, turns nothing, and its pixels are not libjpeg's: nvJPEG repeats chroma where libjpeg
 interpolates it, 0.4 to 1.6 grey levels on average and up to 87 (H100, torchvision 0.26). It may read files that libjpeg
-does not, and the other way round; what it cannot read is decoded on the host.
+does not, and the other way round; the host decodes files that it cannot read.
 """
 
 from __future__ import annotations

@@ -53,41 +53,38 @@ class Sample:
 class Facts:
     """Facts of a backend that are known before any device is touched.
 
-    Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
-    people call it. `aliases`: other words that `--device` takes. `device_type`: PyTorch's name of the device type.
+    Names. `name`: for `--device`. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor's name for
+    people. `aliases`: other words for `--device`. `device_type`: PyTorch's name of the device type.
 
-    Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part
-    of torch; `without_torch`: the vendor's own, by which its cards are served where none of them is here.
-    `torch_build`: the attribute of torch.version that a build for this vendor has, where that is not called like
-    the device type. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`:
-    parts of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`).
-    `constraints`: what pip must keep to where the vendor's software needs it. `compilers`: packages of its engines
-    that are not those of the device.
+    Software. `packages`: the Python packages that bring the device type, any of them will do; none if it is part of
+    torch; `without_torch`: the vendor's own package, which serves its cards if none of them is installed.
+    `torch_build`: the attribute of torch.version in a build for this vendor, if its name is not the device type.
+    `install`: the remedy for missing software, as the end of a sentence. `build_tags`: parts of a torch version by
+    which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: limits for pip that the
+    vendor's software needs. `compilers`: packages of its engines that are not those of the device.
 
-    Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
-    vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
-    process to some devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one.
-    `libraries`: what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked
-    about ill cards, and about other people's processes on them. `flavour`: its image, `container` what that takes of
-    the host.
+    Machine. `device_files`: patterns of the driver's files; any of them will do. `pci_vendor`: the vendor's number in
+    /sys/bus/pci, empty if unknown. `visibility_variable`: the environment variable that limits a process to some
+    devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one. `libraries`: those that
+    its stack loads first: driver, runtime, management. `health`, `users`: questions to its tool about ill cards, and
+    about other people's processes on them. `flavour`: its image; `container`: the parts of the host for that image.
 
-    Processes. `environment`: what a worker process is started with, because the vendor's libraries read it when they
-    load; `{cache}` in it is the cache directory. `late_environment`: they read it when they first need it, so that a
-    process which has them already may be used. `switches`: what is set in the process that owns the device, by the
-    dotted name in the device's module of torch, or in torch where it begins with `torch.`.
+    Processes. `environment`: variables of a worker process, which the vendor's libraries read when they load;
+    `{cache}` in it is the cache directory. `late_environment`: they read it at first need, so that a process that has
+    loaded them already may be used. `switches`: values to set in the process that owns the device, by the dotted name
+    in the device's module of torch, or in torch if it begins with `torch.`.
 
-    Networks. `engines` and `precisions` are in order of preference, and the first precision is what `--precision auto`
-    means; `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`:
-    whether networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling
-    is worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are
-    looked for (backends.engines.fused).
+    Networks. `engines` and `precisions` are in order of preference, and `--precision auto` means the first precision;
+    `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`: True for
+    this layout of networks; None: as measured, when a network is loaded. `fixed_shapes`: True if plain pooling is worth
+    more than adaptive. `fused_layers`: True to try cuDNN's fused kernels for convolutions (backends.engines.fused).
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
-    parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
+    parts of messages that mean too little memory, beside PyTorch's own. `remedies`: advice, by part of a message.
 
-    Behaviour. `computes`: where False, its answers mean nothing: the precision gate skips it, and `auto` never takes
-    it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded. `ballast_bytes`: so
-    much is sent to a worker with what it is to load, for tests. `sample`: what simulates the device, if anything does.
+    Behaviour. `computes`: if False, its answers mean nothing: the precision gate skips it, and `auto` never takes it.
+    `reads_pixels`: if False, its answers do not even depend on the images, which are not decoded. `ballast_bytes`:
+    extra bytes sent to a worker with its models, for tests. `sample`: properties of its simulated device, if any.
     """
 
     vendor: str
