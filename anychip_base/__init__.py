@@ -1,4 +1,4 @@
-"""What lies below `app`, `models` and `backends`: the command's first lines, its Python children.
+"""Base of `app`, `models` and `backends`: the command's first lines, and its Python children.
 
-Its name is nobody else's: a user's project may well have a package `app` or `models` of its own.
+Its name is unique: a user's project may well have a package `app` or `models` of its own.
 """

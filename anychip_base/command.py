@@ -11,6 +11,6 @@ _MAIN = "app.cli:main"  # By its name: nothing here imports what lies above.
 
 
 def main() -> int:
-    """Run a command of the command line; returns the exit code."""
+    """Run a command of the command line; return the exit code."""
     interpreter.settle()
     return int(pkgutil.resolve_name(_MAIN)())

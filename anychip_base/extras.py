@@ -1,7 +1,7 @@
-"""What comes with an extra of this project, and how it is installed here.
+"""Extras of this project, and the command that installs one here.
 
-Owns: the sentence that a message ends with. Must not name a package of this project as one of a registry: it is on
-none, and anybody could take the name.
+Owns: the command at the end of a message. Must not name a package of this project as one of a registry: it is on none,
+and anybody could take the name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def version() -> str:
-    """The version of the sources that run, or of the installation."""
+    """Return the version of the sources that run, or of the installation."""
     if not _PYPROJECT.is_file():
         return metadata.version(_PROJECT)
     found = re.search(r'^version = "(.+)"$', _PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
@@ -31,7 +31,7 @@ def version() -> str:
 
 @cache
 def how_to_install(extra: str) -> str:
-    """A command that installs what an extra needs, such as `pip install 'onnx>=1.16'`."""
+    """Return a command that installs an extra's requirements, such as `pip install 'onnx>=1.16'`."""
     try:
         requirements = list(dict.fromkeys(_requirements(extra)))
     except metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _requirements(extra: str) -> Iterator[str]:
-    """Packages of others, and folders of plug-ins in the sources."""
+    """Yield packages of others, and folders of plug-ins in the sources."""
     for line in metadata.requires(_PROJECT) or ():
         requirement, _, marker = line.partition(";")
         if not re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", marker):

@@ -1,16 +1,16 @@
-"""Where our processes find modules, and how one of them starts another Python.
+"""Import path of our processes, and the start of another Python from one of them.
 
     parent: module_path ─► python_command ─► child: this file, by its absolute path ─► the same path ─► the program
 
-Owns: the order of `sys.path`, and whose `app`, `models` and `backends` are imported. Must not import anything before a
-child has its path: Python itself begins with what PYTHONPATH names, and, for `-c` and `-m`, with the current folder. A
-file there that is called `torch.py`, `json.py` or `app` would be run in the place of what it hides. The option `-P`
+Owns: the order of `sys.path`, and the choice of our own `app`, `models` and `backends`. Must not import anything before
+a child has its path. Python itself begins with the entries of PYTHONPATH, and, for `-c` and `-m`, with the current
+folder. A file `torch.py`, `json.py` or `app` there would run in place of the module that it hides. The option `-P`
 leaves out the current folder alone, and Python 3.10 has none.
 
-What is installed comes first, and what the user's project has comes last: PYTHONPATH, the folder of a script, the
-current folder. They are not left out. Vendors' set-up files name their packages in PYTHONPATH (CANN's set_env.sh: acl,
-te, tbe), and so do users who name a module in `--plugins`. No child's environment changes either: a vendor's compiler
-starts Pythons of its own, which need PYTHONPATH as it is.
+Installed modules come first, and the user's project last: PYTHONPATH, the folder of a script, the current folder. They
+are not left out. Vendors' set-up files name their packages in PYTHONPATH (CANN's set_env.sh: acl, te, tbe), and so do
+users who name a module in `--plugins`. A child's environment is unchanged, too: a vendor's compiler starts Pythons of
+its own, which need PYTHONPATH as it is.
 """
 
 import sys
@@ -29,23 +29,25 @@ _ROOT = os.path.dirname(os.path.dirname(_FILE))
 
 
 class _Finder:
-    """Finds our packages beside this one, whatever else has their names."""
+    """Finder of our packages beside this one, before others with the same names."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """As finders do in `sys.meta_path`. An editable install's knows the modules of packages, too."""
+        """Find one of ours, as finders in `sys.meta_path` do; an editable install's finder knows packages' modules,
+        too.
+        """
         return PathFinder.find_spec(name, path or [_ROOT]) if name.split(".", maxsplit=1)[0] in OURS else None
 
 
 def settle() -> None:
-    """Give this process the order of modules that its children have. For a process that is ours from its first line."""
+    """Set this process's order of modules, as its children have it; for processes that are ours from the first line."""
     sys.path[:] = module_path()
     _prefer_installed()
     _report_nothing()
 
 
 def module_path() -> list[str]:
-    """The path of this process with absolute folders: what is installed, then what the user's project has."""
+    """Return the path of this process with absolute folders: installed modules, then the user's project."""
     import sysconfig
 
     def real(folder: str) -> str:
@@ -62,7 +64,7 @@ def module_path() -> list[str]:
 
 
 def python_command(*words: str) -> list[str]:
-    """What runs `python WORDS` (a file, `-m` or `-c`) with this process's options, and with its path in our order."""
+    """Return the command for `python WORDS` (a file, `-m` or `-c`) with this process's options and our path."""
     from multiprocessing.spawn import get_command_line
 
     options = get_command_line()
@@ -70,7 +72,7 @@ def python_command(*words: str) -> list[str]:
 
 
 def _prefer_installed() -> None:
-    """Ask finders of editable installs, which know a few names each, before the path, which has the user's folders."""
+    """Ask finders of editable installs, which know a few names each, before the path with the user's folders."""
     if PathFinder in sys.meta_path:
         place = sys.meta_path.index(PathFinder)
         sys.meta_path[place:] = [*sys.meta_path[place + 1 :], PathFinder]
@@ -79,15 +81,15 @@ def _prefer_installed() -> None:
 
 
 def _report_nothing() -> None:
-    """Let no library tell its makers that it is used. OpenVINO and ONNX Runtime begin a thread for that when they are
-    imported, which would also be there before the process is confined.
+    """Disable libraries' telemetry. OpenVINO and ONNX Runtime start a thread for it at import, which would also run
+    before the process is confined.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # As if it were not installed.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def _run(first: str, *words: str) -> None:
-    """Be the child that `python_command` describes."""
+    """Run as the child of `python_command`."""
     _prefer_installed()
     _report_nothing()
     if first == "-c":

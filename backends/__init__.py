@@ -1,4 +1,4 @@
-"""What a chip is: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
+"""Chips: detection, memory, engines. No images, no HTTP; imports neither app nor models."""
 
 import pkgutil
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ _WITH_TORCH = {
     ),
     **dict.fromkeys(("BACKENDS", "choose", "device_files", "open_backend", "report"), "backends.registry"),
 }
-"""What knows devices from inside, by module: imported when it is asked for, as what answers has no torch."""
+"""Names that need torch, by module: imported when first used, as the server has no torch."""
 
 
 def __getattr__(name: str) -> Any:

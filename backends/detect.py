@@ -1,4 +1,4 @@
-"""Which accelerators are here: asks child processes, and tells apart the vendors that all answer to torch.cuda.
+"""Detection of accelerators through child processes; tells apart the vendors that all answer to torch.cuda.
 
 Owns: the child processes and their time limit, the answers (kept for the life of this process), and the evidence of a
 vendor (PCI numbers, device files). Must not import a vendor's package: a driver that hangs or aborts takes a child.
@@ -33,18 +33,18 @@ from anychip_base.interpreter import python_command
 from backends.vendors import table as vendors
 
 TIME_LIMIT_S = 60.0
-CARD_LIMIT_S = 15.0  # Of a card after the first, with which the driver starts.
+CARD_LIMIT_S = 15.0  # Limit of a card after the first, with which the driver starts.
 _CHILD = Path(__file__).with_name("detect_child.py")
-_UNCLAIMED = "privateuseone"  # What PyTorch calls the out-of-tree device type while no package has renamed it.
+_UNCLAIMED = "privateuseone"  # PyTorch's name of the out-of-tree device type while no package has renamed it.
 # Hygon's architectures that AMD has not; gfx906 is both AMD's MI50 and Hygon's Z100.
 _HYGON_ARCHES = ("gfx926", "gfx928", "gfx92a", "gfx936", "gfx938")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a device type answered: the devices, or the `error` (one line).
+    """Answer of a device type: its devices, or the `error` (one line).
 
-    `devices`: name, memory_bytes, arch of each; with `error` of one that does not answer.
+    `devices`: name, memory_bytes, arch of each; with `error` for one that does not answer.
     """
 
     error: str = ""
@@ -57,7 +57,7 @@ class Found:
 
 @dataclass(frozen=True)
 class SystemEvidence:
-    """What the operating system shows of vendors: PCI vendor numbers, Hygon's software, Kunlun's package."""
+    """Evidence of vendors in the operating system: PCI vendor numbers, Hygon's software, Kunlun's package."""
 
     pci: frozenset[str] = frozenset()
     hygon_software: bool = False
@@ -66,10 +66,10 @@ class SystemEvidence:
 
 @functools.cache
 def found(package: str, device_type: str, time_limit_s: float = TIME_LIMIT_S) -> Found:
-    """What `device_type` says in a child that has imported `package`; asked once a process. Does not raise.
+    """Return the answer of `device_type` in a child that imports `package`; asked once a process. Does not raise.
 
-    `package` may be `module:function`, which makes what speaks for torch's module of the device, as it is asked there
-    (detect_child.py: is_available, device_count, get_device_properties).
+    `package` may be `module:function`: the function makes a stand-in for torch's module of the device, for the same
+    questions (detect_child.py: is_available, device_count, get_device_properties).
     """
     try:
         return _asked(package, device_type, time_limit_s)
@@ -78,7 +78,7 @@ def found(package: str, device_type: str, time_limit_s: float = TIME_LIMIT_S) ->
 
 
 def system_evidence() -> SystemEvidence:
-    """Read now from /sys and the search paths."""
+    """Read the evidence from /sys and the search paths."""
     pci = set()
     for path in glob.glob("/sys/bus/pci/devices/*/vendor"):
         with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ def system_evidence() -> SystemEvidence:
 
 
 def installed(package: str) -> bool:
-    """Whether Python would find `package`, without importing it."""
+    """Return True if Python would find `package`, without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):
@@ -96,7 +96,7 @@ def installed(package: str) -> bool:
 
 
 def vendor_of_cuda(answer: Found, here: SystemEvidence) -> str:
-    """Who is behind torch.cuda: nvidia, amd, hygon, metax, iluvatar, kunlun, or `shim:NAME` for another's disguise.
+    """Return the vendor behind torch.cuda: nvidia, amd, hygon, metax, iluvatar, kunlun, or `shim:NAME` for a shim.
 
     The order of the tests is that of the vendors' own documents: gfx906 and `torch.version.cuda` alone prove nothing.
     Unverified on AMD's, Hygon's and the clones' hardware.
@@ -123,16 +123,16 @@ def vendor_of_cuda(answer: Found, here: SystemEvidence) -> str:
 
 
 def _order(device_type: str) -> dict[str, str]:
-    """The variables by which workers will number the devices, so that a number means the same card here."""
+    """Return the variables that fix the order of devices in workers, so that a number means the same card here."""
     wanted = {name: text for row in vendors.of_type(device_type) for name, text in row.environment.items()}
     return {name: text for name, text in wanted.items() if name.endswith("_DEVICE_ORDER") and name not in os.environ}
 
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
-    """Of all devices in one child. Where one of them is silent or fails, it and each after it that did not answer is
-    asked again by a child of its own: the first one may have failed for all.
+    """Ask all devices in one child. Ask devices that failed or were not reached again, each by a child of its own: the
+    first child may have failed for all. The device at which it hung or ended is not asked again.
 
-    All at once: neither how many are sick nor which can take longer than the time limit once more.
+    These children run at once: in any case they take no longer than the time limit once more.
     """
     said = _Said(package, device_type, time_limit_s)
     head, devices = said.head, list(said.devices)
@@ -141,7 +141,7 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     count = head.pop("count")
     if said.end:
         devices.append(_silent(said.end))
-    silent = len(devices) - 1 if said.end else -1  # Which has ended a child, or let it hang, is not asked again.
+    silent = len(devices) - 1 if said.end else -1  # The device at which a child ended or hung is not asked again.
     devices += [_silent("")] * (count - len(devices))
     missing = [index for index, each in enumerate(devices) if "error" in each and index != silent]
     if missing:
@@ -153,8 +153,8 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
 
 
 def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _Said:
-    """What a child says that sees this card and no other: a runtime may open card 0 first, whichever it is asked about
-    (torch_npu: NpuSysCtrl::Initialize). Where the vendor's variable is not known, the child sees all of them.
+    """Ask a child that sees only this card: a runtime may open card 0 first, even for another one (torch_npu:
+    NpuSysCtrl::Initialize). If the vendor's variable is unknown, the child sees all of them.
     """
     rows = vendors.of_type(device_type)
     name = next((row for row in rows if package in row.packages), rows[0]).visibility_variable if rows else None
@@ -170,10 +170,10 @@ def _silent(end: str) -> Mapping[str, Any]:
 
 
 class _Said:
-    """What a child has said of all devices, or of the `only` one, till its end.
+    """Answers of a child about all devices, or the `only` one, until its end.
 
-    `head`: what is true of all, None where it said nothing; `devices`: each as it answered; `end`: why there are not
-    more of them, empty where all have answered.
+    `head`: common facts, None without an answer; `devices`: each one's answer; `end`: the reason for missing answers,
+    empty if all have answered.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _Said:
         only: int | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Returns when the child has ended, or was ended. `variables`: of its own. Raises OSError, ValueError."""
+        """Run a child until it has ended, or was ended. `variables`: of its own. Raises OSError, ValueError."""
         self.head: dict[str, Any] | None = None
         self.devices: list[Mapping[str, Any]] = []
         self.end = ""
@@ -219,7 +219,7 @@ class _Said:
 
     @staticmethod
     def _wait(child: subprocess.Popen[bytes], output: IO[bytes], time_limit_s: float) -> float:
-        """Till it ends, or an answer takes too long: then it is ended. How long that was, in seconds; else 0."""
+        """Wait for its end, or end it if an answer takes too long. Return that time limit in seconds, else 0."""
         heard_bytes, heard_s = 0, time.monotonic()
         while True:
             # The first two are what all devices share, and the first one, with which the driver starts.

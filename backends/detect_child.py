@@ -1,9 +1,9 @@
-"""The child process of detection: imports torch, and one vendor's package at most, and prints what answers as JSON.
+"""Child process of detection: imports torch and at most one vendor's package, and prints the devices as JSON.
 
-Each answer is a line, written as soon as it is there: where the next card hangs, those before it are known.
+Each answer is a line, written as soon as it is there: if the next card hangs, those before it are known.
 
-Owns: asking PyTorch. It runs as a file and imports nothing of anychip. It never imports a CUDA shim
-(transfer_to_npu, gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
+Owns: asking PyTorch. It runs as a file and imports nothing of anychip. It never imports a CUDA shim (transfer_to_npu,
+gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def pci_address(properties: Any) -> str:
-    """The address in `lspci -D`'s form; empty where PyTorch has none (torch.cuda has pci_bus_id from 2.8 on)."""
+    """Return the address in `lspci -D`'s form; "" if PyTorch has none (torch.cuda has pci_bus_id from 2.8 on)."""
     numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
     domain, bus, device = numbers
     if domain is None or bus is None or device is None:
@@ -27,10 +27,10 @@ def pci_address(properties: Any) -> str:
 
 
 def ask(package: str, device_type: str, only: int | None, say: Callable[[dict[str, Any]], None]) -> None:
-    """Say what `device_type` offers after `package` (empty: none) is imported, then each device, or the `only` one.
+    """Import `package` (empty: none), and say the facts of `device_type`, then each device, or the `only` one.
 
-    `module:function` in place of a package: what the function makes speaks for torch's module of the device.
-    Memory in bytes. Raises anything.
+    `module:function` in place of a package: the function makes a stand-in for torch's module of the device. Memory in
+    bytes. Raises anything.
     """
     import torch
 
@@ -52,7 +52,7 @@ def ask(package: str, device_type: str, only: int | None, say: Callable[[dict[st
 
 
 def described(module: Any, index: int) -> dict[str, Any]:
-    """What is known of one device; `error` where it does not answer: the others must not suffer from it."""
+    """Return the facts of one device; `error` if it does not answer: the others must not suffer from it."""
     try:
         properties = module.get_device_properties(index)
         return {
@@ -69,10 +69,10 @@ def described(module: Any, index: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """`detect_child.py PACKAGE TYPE [INDEX]`: JSON objects on standard output, one a line.
+    """Print JSON objects, one a line: `detect_child.py PACKAGE TYPE [INDEX]`.
 
-    First what is true of all devices, then each of them; in their place an `error`. Vendors' own prints go to standard
-    error.
+    The first has the common facts, the others a device each; or there is one `error`. Vendors' own prints go to
+    standard error.
     """
     answers = os.dup(1)
     os.dup2(2, 1)

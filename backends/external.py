@@ -1,6 +1,6 @@
-"""Backends that other packages bring: entry points of the group `anychip.backends` (docs/new-backend.md).
+"""Backends of other packages: entry points of the group `anychip.backends` (docs/new-backend.md).
 
-Owns: finding and making them, and what becomes of one that cannot be made. Must not import a vendor's own package:
+Owns: finding and making them, and a substitute for one that cannot be made. Must not import a vendor's own package:
 neither must they, until a network is loaded.
 """
 
@@ -18,9 +18,9 @@ GROUP = "anychip.backends"
 
 
 def external_backends() -> tuple[Backend, ...]:
-    """The backends of other packages, by name; cannot raise. One may have the name of ours if it is for that vendor.
+    """Return the backends of other packages, by name; cannot raise. One may have our name for its vendor.
 
-    One that cannot be made stands in the list all the same, unavailable, and says why.
+    One that cannot be made is in the list, too, unavailable, with the reason.
     """
     taken = {row.name: row.vendor for row in vendors.ACCELERATORS} | {vendors.CPU.name: ""}
     found = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}

@@ -1,7 +1,7 @@
-"""What a site adds to a vendor's own release of memory.
+"""Hooks of a site that extend a vendor's own release of memory.
 
-Owns: the registry of release hooks of this process. Must not decide when memory is released. A module that calls
-`register_release_hook` when it is imported is named in the setting `plugins`; workers import it before they load.
+Owns: the registry of release hooks of this process. Must not decide when memory is released. The setting `plugins`
+names modules that call `register_release_hook` at import; workers import them before they load.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _HOOKS: dict[str, list[ReleaseHook]] = {}
 def register_release_hook(backend: str, hook: ReleaseHook) -> None:
     """Call `hook(device id)` whenever memory of a device of `backend` (its name, e.g. `npu`) is released.
 
-    After the vendor's own release, between batches, in the thread that owns the device. The hook returns the bytes it
-    gave back, None when it does not know. What it raises is logged and counts as 0.
+    It runs after the vendor's own release, between batches, in the thread that owns the device. The hook returns the
+    bytes it gave back, None if unknown. Its errors are logged and count as 0.
     """
     hooks = _HOOKS.setdefault(backend, [])
     if hook not in hooks:
@@ -28,7 +28,7 @@ def register_release_hook(backend: str, hook: ReleaseHook) -> None:
 
 
 def run_release_hooks(backend: str, device: str) -> int:
-    """Run the backend's hooks in the order they were registered; the bytes they returned. Cannot raise."""
+    """Run the backend's hooks in the order of registration; return the sum of their bytes. Cannot raise."""
     returned = 0
     for hook in tuple(_HOOKS.get(backend, ())):
         try:

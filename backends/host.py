@@ -1,7 +1,7 @@
-"""What the machine gives this process: cores, memory, load, energy.
+"""Resources of the machine for this process: cores, memory, load, energy.
 
-Owns: reading /proc, /sys and control groups. Must not know torch, engines or networks. `root` is where the file system
-starts, so that tests can bring their own.
+Owns: reading /proc, /sys and control groups. Must not know torch, engines or networks. `root` is the root of the file
+system, so that tests can bring their own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ARM_PARTS = {
 
 
 def core_count(root: Path = _ROOT) -> int:
-    """Cores this process may keep busy: its affinity, within the quota of its control groups (whole cores)."""
+    """Return the number of cores this process may use: its affinity, within its control groups' quota (whole cores)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in _control_groups("cpu", root):
         version_2, version_1 = ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")
@@ -70,7 +70,7 @@ def core_count(root: Path = _ROOT) -> int:
 
 
 def memory_bytes(root: Path = _ROOT) -> tuple[int, int]:
-    """(used by everybody, total) of the tightest control group with a limit, else of the machine."""
+    """Return (used by all, total) of the tightest control group with a limit, else of the machine."""
     memory = psutil.virtual_memory()
     used, total = int(memory.total - memory.available), int(memory.total)
     for group in _control_groups("memory", root):
@@ -88,7 +88,7 @@ def memory_bytes(root: Path = _ROOT) -> tuple[int, int]:
 
 
 def release_free_memory() -> None:
-    """Let the C library give back the pages that nothing lies in any more; nothing where it cannot (only glibc can)."""
+    """Let the C library give free pages back to the system, if it can (only glibc can)."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
@@ -96,11 +96,11 @@ def release_free_memory() -> None:
 
 
 def return_large_blocks(least_bytes: int) -> None:
-    """From now on the C library gives this process's blocks of at least so many bytes back as soon as they are freed.
+    """Let the C library give this process's blocks of at least so many bytes back as soon as they are freed.
 
-    By itself glibc learns from what is freed that such blocks are wanted again (mallopt(3), "dynamic mmap threshold"),
-    and up to 64 MiB of them stay at the end of the memory of every thread, which even `malloc_trim` leaves alone.
-    Nothing where it cannot be told so (only glibc can).
+    By itself glibc learns from freed blocks that such blocks are wanted again (mallopt(3), "dynamic mmap threshold"),
+    and up to 64 MiB of them stay at the end of the memory of every thread, which even `malloc_trim` leaves alone. Other
+    C libraries are left alone.
     """
     if sys.platform == "linux":
         tell = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -113,15 +113,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # In malloc.h.
 
 
 def cpu_name(root: Path = _ROOT) -> str:
-    """The processor's own name, else its architecture."""
+    """Return the processor's own name, else its architecture."""
     arm = _ARM_PARTS.get((_cpu_field("CPU implementer", root), _cpu_field("CPU part", root)), "")
     return _cpu_field("model name", root) or arm or platform.processor() or platform.machine()
 
 
 def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
-    """Instruction set extensions as Linux names them (`avx512_bf16`; on ARM `bf16`, `i8mm`, …); empty where unknown.
+    """Return instruction set extensions by Linux's names (`avx512_bf16`; on ARM `bf16`, `i8mm`, …); empty if unknown.
 
-    Without those that ONEDNN_MAX_CPU_ISA forbids oneDNN, and with it PyTorch.
+    Extensions that ONEDNN_MAX_CPU_ISA forbids to oneDNN, and so to PyTorch, are left out.
     """
     flags = frozenset((_cpu_field("flags", root) or _cpu_field("Features", root)).split())
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
@@ -132,7 +132,7 @@ def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
 
 
 class EnergyCounter:
-    """Joules the processor packages have used since the counter was made; RAPL, which usually only root may read."""
+    """Counter of the processor packages' joules since it was made; RAPL, which usually only root may read."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         domains = sorted((root / "sys/class/powercap").glob("intel-rapl:*"))  # AMD's are called so, too
@@ -141,7 +141,7 @@ class EnergyCounter:
         self._total_uj = 0
 
     def joules(self) -> float:
-        """NaN where there is no counter or it may not be read."""
+        """Return the joules; NaN if there is no counter or it may not be read."""
         if not all(last.isdigit() for last in self._last_uj) or not self._packages:
             return nan
         for index, package in enumerate(self._packages):
@@ -155,7 +155,7 @@ class EnergyCounter:
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:
-    """Directories of the process's group and all above it, versions 1 and 2.
+    """Yield the directories of the process's group and all above it, versions 1 and 2.
 
     A container may see its own group mounted as the root while /proc still names the path outside, so every prefix is
     tried.
@@ -197,8 +197,8 @@ def _first(file: Path) -> str:
 
 
 def sums_overflow() -> bool:
-    """Whether this is an x86 processor that adds two products of int8 in 16 bits, as those do that lack VNNI: weights
-    of 7 bits then keep the sums from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
+    """Return True for x86 without VNNI, which adds two products of int8 in 16 bits: weights of 7 bits keep these sums
+    from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
     """
     flags = cpu_flags()
     return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})

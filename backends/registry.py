@@ -1,4 +1,4 @@
-"""Which backends there are, in what order, and which one serves.
+"""Registry of backends: their order, and the choice of the one that serves.
 
 Owns: the order, the choice, and the report of what works here. Must not know what a vendor's software is called.
 """
@@ -26,14 +26,14 @@ from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_
 
 
 def _adapter(row: vendors.Facts) -> Backend:
-    """Making one is cheap and imports nothing of the vendor's."""
+    """Make a vendor's backend, cheaply, without importing anything of the vendor's."""
     if row.name == "cuda":
         return CudaBackend()
     return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
 
 
 def _all() -> tuple[Backend, ...]:
-    """In the order of the rows; what another package brings for a vendor of ours stands in the place of ours."""
+    """Return the backends in the order of the rows; another package's backend for a vendor replaces ours."""
     others = external_backends()
     theirs = {each.name: each for each in others if each.facts in vendors.known()}
     placed = [theirs.get(row.name) or _adapter(row) for row in vendors.ACCELERATORS]
@@ -45,8 +45,8 @@ BACKENDS = _all()
 
 @dataclass(frozen=True)
 class Row:
-    """One device, or a backend that has none, as `anychip devices` shows it. `vendor`: as people call it; `here`:
-    whether there is any trace of it.
+    """Row of `anychip devices`: one device, or a backend that has none. `vendor`: its title for people; `here`: True if
+    there is any trace of it.
     """
 
     device: str
@@ -57,10 +57,10 @@ class Row:
 
 
 def choose(device: str = "auto") -> Choice:
-    """What `device` means here: `auto` or `all` (all devices of the first backend that can be used), a backend (`npu`:
-    all its devices), one device (`npu:0`), or several of one backend (`cuda:0,cuda:1`).
+    """Choose the devices for `device`: `auto` or `all` (all devices of the first backend that can be used), a backend
+    (`npu`: all its devices), one device (`npu:0`), or several of one backend (`cuda:0,cuda:1`).
 
-    Raises BackendUnavailableError: an explicit choice that fails says why, `auto` says so for every backend.
+    Raises BackendUnavailableError: with the reason for an explicit choice, with every backend's for `auto`.
     """
     if device in ("auto", "all"):
         return _first_available()
@@ -73,7 +73,7 @@ def choose(device: str = "auto") -> Choice:
 
 
 def open_backend(device: Device) -> Backend:
-    """The backend of a device that another process has found; nothing is detected again.
+    """Return the backend of a device that another process has found; nothing is detected again.
 
     The backend then has this device and no other in this process. Raises BackendUnavailableError for a device of a
     backend that is not known here.
@@ -111,7 +111,7 @@ def _named(device: str) -> Choice:
 
 
 def report() -> list[Row]:
-    """The devices of every backend that computes: ok only where a small computation came out right."""
+    """Return the devices of every backend that computes: ok only if a small computation came out right."""
     rows: list[Row] = []
     for backend in _automatic():
         try:
@@ -125,7 +125,7 @@ def report() -> list[Row]:
 
 
 def device_files() -> list[str]:
-    """The device files of any vendor's driver that are here, whether or not they may be opened."""
+    """Return the device files of any vendor's driver that exist, whether or not they may be opened."""
     return sorted({path for backend in BACKENDS if isinstance(backend, TorchBackend) for path in driver_files(backend)})
 
 
@@ -160,10 +160,10 @@ def _joined(refusals: Mapping[str, str]) -> str:
 
 
 class _KnownComputation(nn.Module):
-    """The computation of the report: a convolution and a matrix product of small whole numbers, whose answer is known.
+    """Computation of the report: a convolution and a matrix product of small whole numbers, whose answer is known.
 
-    These are the two operations of which the networks are made; a card on which one of them is wrong serves nothing.
-    Every number in between is exact in float16, too.
+    The networks consist of these two operations; a card on which one of them is wrong serves nothing. Every number in
+    between is exact in float16, too.
     """
 
     input_shape = (8, 8, 3)
@@ -191,7 +191,7 @@ _TOLERANCE = 1e-3  # Of the largest number: algorithms of convolutions round in 
 
 
 def _known_answer(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """By whole numbers, without PyTorch."""
+    """Compute the answer by whole numbers, without PyTorch."""
     windows = np.lib.stride_tricks.sliding_window_view(pixels.astype(np.int64), (3, 3), axis=(1, 2))
     features = np.einsum("nhwcij,kcij->nkhw", windows, _KERNEL)
     answer: npt.NDArray[np.float64] = features.reshape(len(pixels), -1) @ _MATRIX / _SCALE

@@ -1,7 +1,7 @@
-"""Accelerators that are not there: whether this process has any (docs/simulation.md).
+"""Simulated accelerators: whether this process has any (docs/simulation.md).
 
-Owns: `ANYCHIP_SIMULATE`, which processes started from here inherit, and finding the package that has them, an entry
-point of the group `anychip.simulation`. Must not import it where nothing is simulated.
+Owns: `ANYCHIP_SIMULATE`, which child processes inherit, and finding the package that has them, an entry point of the
+group `anychip.simulation`. Must not import it if nothing is simulated.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ VARIABLE = "ANYCHIP_SIMULATE"
 
 
 def missing() -> BackendUnavailableError:
-    """Says what is not installed."""
+    """Return the error for tools that are not installed."""
     return BackendUnavailableError(
         f"Simulated devices, and the one called null, are part of the tools: {how_to_install('tools')}."
     )
 
 
 def simulates(device_type: str) -> bool:
-    """Whether this torch device type is simulated here."""
+    """Return True if this torch device type is simulated here."""
     return os.environ.get(VARIABLE, "").partition(",")[0].partition(":")[0].strip() == device_type
 
 
 def configure(simulate: str, null: str, cache_dir: Path) -> None:
-    """Let the devices of these two settings be here and in processes started from here; "" changes nothing.
+    """Provide the devices of these two settings here and in child processes; "" changes nothing.
 
-    Raises BackendUnavailableError: a text, no such package, or what that one lacks.
+    Raises BackendUnavailableError for a wrong text, a missing package, or its missing requirements.
     """
     if null:
         package().configure_null(null)
@@ -41,8 +41,8 @@ def configure(simulate: str, null: str, cache_dir: Path) -> None:
 
 
 def package() -> Any:
-    """The module with `configure`, `configure_null`, `weigh` and `image_decoder`. Raises BackendUnavailableError where
-    there is none.
+    """Return the module with `configure`, `configure_null`, `weigh` and `image_decoder`. Raises BackendUnavailableError
+    if it is not installed.
     """
     for entry in entry_points(group="anychip.simulation"):
         return entry.load()

@@ -31,8 +31,8 @@ _OF_OTHERS = re.compile(
     "KEY|TORCH|TORCH_INDEX|EXTRAS|HASHES|IMAGE|MODEL_DIR|ADDRESS|PUBLISHED_PORT|MEMORY|ENVIRONMENTS_CACHE|TIMELINE_FILE"
     "|TEST_.*|SERVICE_.*|PORT_.*"
 )
-"""Variables that no setting is: of clients, of the set-up, of Compose, of tests and measurements; and what Kubernetes
-tells every pod of a service that is called anychip."""
+"""Variables that are no settings: of clients, the set-up, Compose, tests and measurements, and those that Kubernetes
+gives every pod of a service called anychip."""
 SECTIONS = (
     ModelSettings,
     DeviceSettings,
@@ -59,7 +59,7 @@ class Settings(
     ModelSettings,
     BaseSettings,
 ):
-    """What the service can be told. Frozen: read once, at the start."""
+    """Settings of the service. Frozen: read once, at the start."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), toml_file=CONFIG_FILE
@@ -74,12 +74,12 @@ class Settings(
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line, environment, file: the first that says something wins."""
+        """Return the sources in order: command line, environment, file. The first that has a value wins."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
-    """Return those of the environment's variables that would be settings and are none: misspelt, or gone by now."""
+    """Return the environment's variables that look like settings and are none: misspelt, or removed."""
     written = {name: name.upper().removeprefix(_PREFIX) for name in names if name.upper().startswith(_PREFIX)}
     return sorted(
         name

@@ -1,4 +1,4 @@
-"""What the networks run on, in which batches, and how much of the device's memory."""
+"""Settings of devices, batches and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.config.values import BatchSizes, CommaSeparated, DeviceMemory, GuardPol
 
 
 class DeviceSettings(BaseModel):
-    """DeviceSettings, engines, precisions."""
+    """Devices, engines, precisions"""
 
     device: str = Field("auto", description="Device to run on, e.g. auto, cpu, cpu:0")
     workers_per_device: int = Field(1, ge=1, le=64, description="Worker processes that share a device")
@@ -29,7 +29,7 @@ class DeviceSettings(BaseModel):
 
 
 class BatchSettings(BaseModel):
-    """BatchSettings, and what is ready for them."""
+    """Batches and decoding"""
 
     batch_sizes: BatchSizes = Field(
         "auto",
@@ -50,12 +50,12 @@ class BatchSettings(BaseModel):
 
     @property
     def ladder(self) -> tuple[int, ...]:
-        """The entries of `batch_sizes`; of `auto` those to begin with."""
+        """Return the entries of `batch_sizes`; for `auto` the first ones."""
         return sizes_of(self.batch_sizes)
 
 
 class MemorySettings(BaseModel):
-    """The memory guard, and what models may take."""
+    """Memory"""
 
     device_memory: DeviceMemory = Field(
         "auto",

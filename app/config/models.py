@@ -1,4 +1,4 @@
-"""Which models are served, and where their files come from."""
+"""Settings of models and their files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pydantic import BaseModel, Field, field_validator
 from app.config.values import CommaSeparated, ModelList, is_cascade, split, written_in
 
 _FILES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", ".om", ".pt", ".pth", ".safetensors")
-"""How the names of models' files end (models.exports.exported, models.weights.checkpoint, which load PyTorch)."""
+"""Endings of models' files (models.exports.exported, models.weights.checkpoint, which load PyTorch)."""
 _FOREIGN = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
 _LIBRARIES = ("timm/", "transformers/")
 _BEHIND = re.compile(r"(\?.*)?(@sha256:[0-9A-Fa-f]{64})?$", re.DOTALL)
 
 
 def _parts(entry: str) -> tuple[str, str, Path]:
-    """Return the name in an entry of `models`, what stands behind it, and that as a path: maybe of nothing.
+    """Return the name in an entry of `models`, the text after it, and that text as a path, which may not exist.
 
-    Only looks: what an entry means is models.catalog's business, and to load that takes seconds.
+    This only reads text: models.catalog interprets entries, and takes seconds to load.
     """
     name, equals, text = _BEHIND.sub("", entry.strip(), count=1).partition("=")
     name, text = (name, text) if equals else ("", name)
@@ -30,13 +30,13 @@ def _parts(entry: str) -> tuple[str, str, Path]:
 
 
 def looks_foreign(entry: str) -> bool:
-    """Say whether an entry of `models` looks like what libraries of others read (`is_foreign` of a model)."""
+    """Return True if an entry of `models` looks like a file for libraries of others (`is_foreign` of a model)."""
     _, text, path = _parts(entry)
     return text.startswith(_LIBRARIES) or path.name.endswith(_FOREIGN) or path.is_dir()
 
 
 def absent(entry: str) -> str:
-    """The sentence that says of an entry of `models` that its file is not here; "" where it is, or names no file."""
+    """Return the sentence for an entry of `models` whose file is missing; "" if it exists, or if it names no file."""
     name, _, path = _parts(entry)
     is_path = path.name.endswith(_FILES) or str(path).startswith(("/", "./", "../"))
     if not is_path or path.exists():
@@ -48,7 +48,7 @@ def absent(entry: str) -> str:
 
 
 class ModelSettings(BaseModel):
-    """Models and their files."""
+    """Models and their files"""
 
     models: ModelList = Field(
         "resnet50,yolov8n",
@@ -99,13 +99,13 @@ class ModelSettings(BaseModel):
     @field_validator("cache_dir")
     @classmethod
     def _where_the_user_has_caches(cls, path: Path) -> Path:
-        """As the XDG Base Directory Specification 0.8 says; what is not absolute there is to be ignored."""
+        """Follow the XDG Base Directory Specification 0.8: a path there that is not absolute is ignored."""
         caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
         return caches / "anychip" if path == Path("~/.cache/anychip") and caches.is_absolute() else path
 
     @property
     def model_specs(self) -> tuple[str, ...]:
-        """The entries of `models`; of cascades, each model that is not named elsewhere."""
+        """Return the entries of `models`, and each model of a cascade that has no entry of its own."""
         found = [entry for entry in split(self.models) if not is_cascade(entry)]
         for entry in self.stage_specs:
             for text in written_in(entry):
@@ -115,15 +115,15 @@ class ModelSettings(BaseModel):
 
     @property
     def stage_specs(self) -> tuple[str, ...]:
-        """The entries of `models` that are cascades: `name=detector?options > classifier`, `name=KIND:REST`."""
+        """Return the cascades of `models`: `name=detector?options > classifier`, `name=KIND:REST`."""
         return tuple(entry for entry in split(self.models) if is_cascade(entry))
 
     def is_on_demand(self, model: str) -> bool:
-        """Whether a model of this name is loaded when it is asked for."""
+        """Return True if a model of this name is loaded on demand."""
         named = split(self.models_on_demand)
         return model in named or ("all" in named and f"-{model}" not in named)
 
     @property
     def weights_dir(self) -> Path:
-        """Where downloaded weights are kept."""
+        """Return the folder of downloaded weights."""
         return self.cache_dir.expanduser() / "weights"

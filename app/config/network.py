@@ -1,4 +1,4 @@
-"""Where the service listens and for whose clients, who may ask for what, and how it ends."""
+"""Settings of the network, of access, and of the service's end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from app.config.values import Clients, CommaSeparated, IngressCount, split
 
 LOOPBACK = "127.0.0.1"
 ADMIN_PORT_DISTANCE = 2
-"""Ports between a public one and the administration's, where that is not named: 8002 beside 8000, 8003 beside 8001."""
+"""Distance from a public port to the administration's default one: 8002 for 8000, 8003 for 8001."""
 
 
 class NetworkSettings(BaseModel):
-    """Addresses, and what is offered there."""
+    """Addresses and protocols"""
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one")
@@ -42,12 +42,12 @@ class NetworkSettings(BaseModel):
 
     @property
     def takes_floats(self) -> bool:
-        """Whether image models take normalised tensors, as the clients in `compat` send them."""
+        """Return True if image models take normalised tensors, as the clients in `compat` send them."""
         return not {"triton", "ultralytics"}.isdisjoint(split(self.compat))
 
 
 class SecuritySettings(BaseModel):
-    """Who may ask for what."""
+    """Security"""
 
     admin: Literal["off", "loopback", "port"] = Field(
         "loopback",
@@ -83,17 +83,17 @@ class SecuritySettings(BaseModel):
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """The entries of `allowed_hosts`."""
+        """Return the entries of `allowed_hosts`."""
         return split(self.allowed_hosts)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """The entries of `cors_origins`."""
+        """Return the entries of `cors_origins`."""
         return split(self.cors_origins)
 
 
 class LimitSettings(BaseModel):
-    """What requests may cost."""
+    """Limits of requests"""
 
     queue_size: int = Field(
         256, ge=1, le=100_000, description="Images a model may have waiting (decoding included) before 429 is answered"
@@ -116,7 +116,7 @@ class LimitSettings(BaseModel):
 
 
 class LifetimeSettings(BaseModel):
-    """How long workers and the service may take."""
+    """Time limits of workers and the service"""
 
     start_timeout_s: float = Field(600, gt=0, description="Time a worker may take to load its models, in seconds")
     batch_timeout_s: float = Field(

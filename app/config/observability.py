@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class ObservabilitySettings(BaseModel):
-    """Metrics, traces and the log."""
+    """Metrics, traces and the log"""
 
     trace_endpoint: str = Field(
         "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs OpenTelemetry"

@@ -1,4 +1,4 @@
-"""Values of settings that are lists in one line of text, and what such a line may hold."""
+"""Values of settings that are lists in one line of text, and their checks."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pydantic import AfterValidator, BeforeValidator
 from anychip_base.extras import how_to_install
 
 CLIENTS = ("image-client", "triton", "ultralytics")
-"""Clients of other servers that are answered where `compat` names them."""
+"""Clients of other servers that are answered if `compat` names them."""
 PACKAGED = ("deepstack", "triton-metrics", "x-anylabeling")
-"""The clients of anychip-compat (plugins/compat)."""
+"""Clients of anychip-compat (plugins/compat)."""
 CLIENT_GROUP = "anychip.clients"
-"""The entry-point group of clients that other packages answer (app.compat.client)."""
+"""Entry-point group of clients that other packages answer (app.compat.client)."""
 CASCADE_GROUP = "anychip.cascades"
-"""The entry-point group of cascades that other packages bring (models.contract.cascade)."""
+"""Entry-point group of cascades that other packages bring (models.contract.cascade)."""
 STAGES = ">"
-"""Between a detector and the classifier of what it finds."""
+"""Sign between a detector and the classifier of its detections."""
 _FIRST_SIZES = "1,2,4,8"
 
 
 def split(value: str) -> tuple[str, ...]:
-    """The parts of a comma-separated setting, without blanks."""
+    """Return the parts of a comma-separated setting, without blanks."""
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
 def is_cascade(entry: str) -> bool:
-    """Whether an entry of `models` is written with stages, or names a kind of cascade that a package brings."""
+    """Return True if an entry of `models` is a cascade: it has stages, or names a kind that a package brings."""
     kind = entry.partition("=")[2].partition(":")[0].strip()
     return STAGES in entry or any(kind == each.name for each in entry_points(group=CASCADE_GROUP))
 
 
 def written_in(entry: str) -> Sequence[str]:
-    """How the models of a cascade are written. Raises ModelError."""
+    """Return the text of each model of a cascade. Raises ModelError."""
     if STAGES in entry:
         return [stage.partition("?")[0].strip() for stage in entry.partition("=")[2].split(STAGES)]
     from models.contract.cascade import made  # Here, as it imports torch.
@@ -45,7 +45,7 @@ def written_in(entry: str) -> Sequence[str]:
 
 
 def sizes_of(batch_sizes: str) -> tuple[int, ...]:
-    """The entries of the setting `batch_sizes`; of `auto` those to begin with."""
+    """Return the entries of the setting `batch_sizes`; for `auto` the first ones."""
     return tuple(int(size) for size in split(_FIRST_SIZES if batch_sizes == "auto" else batch_sizes))
 
 
@@ -82,7 +82,7 @@ _UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 
 
 def memory_of(device_memory: str, total_bytes: int) -> int | None:
-    """The bytes of a device of so many that the setting `device_memory` names; None: auto. Raises ValueError."""
+    """Return the setting `device_memory` in bytes, for a device of `total_bytes`; None: auto. Raises ValueError."""
     if device_memory == "auto":
         return None
     number = device_memory.rstrip("BGMi")
@@ -93,7 +93,7 @@ def memory_of(device_memory: str, total_bytes: int) -> int | None:
 
 
 def by_version(value: str) -> dict[str, dict[str, str]]:
-    """What `name=version:value,version:value,name=version` says, by name and version. Raises ValueError."""
+    """Return the values of `name=version:value,version:value,name=version`, by name and version. Raises ValueError."""
     found: dict[str, dict[str, str]] = {}
     name = ""
     for part in split(value):

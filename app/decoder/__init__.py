@@ -1,4 +1,4 @@
-"""The process that decodes images, from inside: its loop, its jobs, its inbox.
+"""Decoder process, from inside: its loop, its jobs, its inbox.
 
 Must not know requests, queues or a transport. Bytes of clients are parsed here and nowhere else.
 """

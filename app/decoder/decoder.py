@@ -1,6 +1,6 @@
-"""One image after the other: from its bytes in the inbox to its pixels in the arena.
+"""Decoding of one image after the other: from its bytes in the inbox to its pixels in the arena.
 
-Owns: what a job means, and turning everything that can go wrong into an answer. Must not know sockets or processes.
+Owns: the meaning of a job, and an answer for every failure. Must not know sockets or processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Decoder:
-    """Answers jobs over an inbox and an arena. Used by one thread."""
+    """Decoder that answers jobs over an inbox and an arena. Used by one thread."""
 
     def __init__(self, plan: DecodePlan, inbox: Inbox, arena: Arena) -> None:
         self._models = plan.models
@@ -30,7 +30,7 @@ class Decoder:
         self._arena = arena
 
     def answer(self, job: Job) -> Decoded:
-        """What became of the job. Cannot raise for what a client has sent."""
+        """Do a job, and return its result. Cannot raise for a client's bytes."""
         self._inbox.begin(job.token)
         try:
             return self._placed(job)
@@ -71,7 +71,7 @@ class Decoder:
         return Decoded(job.token, Status.PLACED, placement.width, placement.height, *where)
 
     def _place(self, model: PixelModel, index: int, image: torch.Tensor, regions: Sequence[tuple[int, Region]]) -> None:
-        """Each region of an image as if it were an image itself. Raises InvalidImageError for one that lies outside."""
+        """Place each region of an image as if it were an image itself. Raises InvalidImageError for one outside."""
         for slot, region in regions:
             out = torch.from_numpy(self._arena.slot(index, slot)).view(model.input_shape)
             part = part_of(image, region)

@@ -1,9 +1,9 @@
-"""The processes that decode, from inside.
+"""Decoder processes, from inside.
 
-Owns: what their fork server loads before it forks them (app/processes/forking.py), and the main loop of a decoder.
-Must not import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena
-and /dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It has no part in the
-streams of the service: what it has to say it says to the server, which writes it down as a decoder's words.
+Owns: the imports of their fork server before it forks (app/processes/forking.py), and the main loop of a decoder. Must
+not import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena and
+/dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It does not write to the
+streams of the service: it sends its log lines to the server, which logs them as a decoder's words.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("anychip.decoders")
 
 
 def main(control: socket.socket, server: int) -> None:
-    """The fork server. The first packet brings the descriptors of the plan and the arena. `server`: its process id."""
+    """Run the fork server. The first packet brings the descriptors of plan and arena. `server`: its process id."""
     settle(server, "fork-decoders")
     import_libraries()
     prepare_to_decode()
@@ -46,7 +46,7 @@ def main(control: socket.socket, server: int) -> None:
 
 
 def warm_up(plan: DecodePlan) -> None:
-    """Decode an image of each format for each model: what libraries load when they are first used is there then.
+    """Decode an image of each format for each model, so that libraries load now what they need at first use.
 
     A decoder can open no file, so it could not load it itself.
     """
@@ -68,7 +68,7 @@ def import_libraries() -> None:
 
 
 def prepare_to_decode() -> None:
-    """Compute without threads from now on, and find out once, for all decoders, what reads JPEG.
+    """Compute without threads from now on, and choose the JPEG library once for all decoders.
 
     Decoders are the parallelism, and a thread would not survive a fork.
     """
@@ -83,7 +83,7 @@ def prepare_to_decode() -> None:
 
 
 class _ToServer(logging.Handler):
-    """Lines of the log, to the server, beside the answers."""
+    """Log handler that sends lines to the server, among the answers."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -91,20 +91,20 @@ class _ToServer(logging.Handler):
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As `logging.Handler.emit`."""
+        """Send a record, as `logging.Handler.emit`."""
         with contextlib.suppress(OSError):  # The server is gone.
             self._connection.send(pack_answer(Decoded(0, Status.SAID, text=self.format(record))))
 
 
 def _close_all_but(*kept: int) -> None:
-    """And the streams: who started the service may have left others open."""
+    """Close all descriptors but the streams and those kept: the starter of the service may have left others open."""
     for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
         with contextlib.suppress(OSError):  # The one that listed them is closed already.
             os.close(descriptor)
 
 
 def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
-    """What libjpeg and others write to stderr for a strange image, in no form and with no request, is dropped."""
+    """Drop the output of libraries: libjpeg and others write to stderr for strange images, without form or request."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
@@ -114,7 +114,7 @@ def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
 
 
 def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int) -> None:
-    """The process of one decoder."""
+    """Run one decoder."""
     name_process("anychip-decoder")
     import torch
 

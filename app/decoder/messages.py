@@ -1,9 +1,9 @@
-"""What the server and its decoders say to each other: fixed layouts, no pickles.
+"""Messages between the server and its decoders: fixed layouts, no pickles.
 
 Owns: the layout of a job, of its answer, and of the memory in which a decoder finds its images: a page of state, and
-buffers of bytes. The server writes into a free buffer and names it in a job; the decoder says in the first page which
-job it works on, so that the server knows the culprit should it die. Many jobs, or answers, travel in one packet of a
-SOCK_SEQPACKET socket, which keeps packets whole. Must not know processes. A decoder is not trusted: its answers are
+buffers of bytes. The server writes into a free buffer and names it in a job. The decoder writes its current job into
+the first page, so that the server knows the culprit if the decoder dies. Many jobs, or answers, travel in one packet of
+a SOCK_SEQPACKET socket, which keeps packets whole. Must not know processes. A decoder is not trusted: its answers are
 numbers with bounds and a sentence.
 """
 
@@ -26,45 +26,45 @@ if TYPE_CHECKING:
     from models import PixelModel
 
 PACKET_BYTES = 1 << 16
-"""More than all answers that a decoder can owe."""
+"""Size of a packet: more than all answers that a decoder can owe."""
 
 MAX_TEXT_BYTES = 300
 _MAX_LINE_BYTES = 4096
 
 
 class Kind(IntEnum):
-    """What lies in the buffer."""
+    """Kind of content in a buffer."""
 
     ENCODED = 0
-    """An image file."""
+    """Image file."""
     PIXELS = 1
-    """uint8 [height, width, 3], to be placed as a decoded image would be."""
+    """Pixels: uint8 [height, width, 3], to be placed as a decoded image would be."""
 
     REGIONS = 2
-    """An image file, and after it the regions that are to be placed, each into a slot of its own."""
+    """Image file followed by its regions, each to be placed into a slot of its own."""
 
 
 class Status(IntEnum):
-    """What became of an image."""
+    """Outcome of a job."""
 
     PLACED = 0
     INVALID = 1
-    """Not an image, broken, or of a kind that is not read; the text says so to the client."""
+    """Not an image, broken, or of a kind that is not read; the text is for the client."""
     TOO_LARGE = 2
-    """More pixels than an image may have."""
+    """More pixels than the limit."""
     LARGE = 3
-    """Not decoded, as it is a large one and the job did not allow that; `width` and `height` are its size."""
+    """Not decoded: a large image, which the job did not allow; `width` and `height` are its size."""
     FAILED = 4
-    """The decoder's own fault; the text is for the log."""
+    """Decoder's own fault; the text is for the log."""
     SAID = 5
-    """No answer: the text is for the log."""
+    """Log line, not an answer: the text is for the log."""
 
 
 class Job(NamedTuple):
-    """One image. `buffer`: which part of the inbox holds its `size` bytes; `model`, `slot`: where its pixels go.
+    """One image. `buffer`: the part of the inbox with its `size` bytes; `model`, `slot`: the target of its pixels.
 
-    `max_pixels`: beyond it the image is refused; `large_pixels`: from it on the image is large. `width` and `height`
-    are those of PIXELS.
+    `max_pixels`: above it the image is refused; `large_pixels`: from it on the image is large. `width` and `height` are
+    the size of PIXELS, or `width` the number of REGIONS.
     """
 
     token: int
@@ -82,12 +82,12 @@ class Job(NamedTuple):
 _REGION = struct.Struct("<IIIIIB8f")
 _UPRIGHT = (0.0,) * 8
 MAX_REGIONS = 4096
-"""Of an image in one job."""
+"""Most regions of an image in one job."""
 REGIONS_BYTES = MAX_REGIONS * _REGION.size
 
 
 def pack_regions(slots: Iterable[int], regions: Iterable[Region]) -> bytes:
-    """What follows an image of which several regions are placed; the job's `width` is their number."""
+    """Return the bytes that follow an image with regions; the job's `width` is their number."""
     packed = []
     for slot, region in zip(slots, regions, strict=True):
         *place, corners = region
@@ -96,7 +96,7 @@ def pack_regions(slots: Iterable[int], regions: Iterable[Region]) -> bytes:
 
 
 def split_regions(data: memoryview, count: int) -> tuple[memoryview, list[tuple[int, Region]]]:
-    """The image, and its regions with their slots."""
+    """Return the image, and its regions with their slots."""
     end = len(data) - count * _REGION.size
     found = []
     for slot, x, y, width, height, quarters, *corners in _REGION.iter_unpack(data[end:]):
@@ -109,18 +109,18 @@ _ANSWER = struct.Struct("<IBIIdddH")
 
 
 def pack_job(job: Job) -> bytes:
-    """A job as bytes; joined with others they make a packet."""
+    """Return a job as bytes; joined with others they make a packet."""
     return _JOB.pack(*job)
 
 
 def jobs_in(packet: bytes) -> Iterator[Job]:
-    """The jobs of a packet."""
+    """Return the jobs of a packet."""
     return map(Job._make, _JOB.iter_unpack(packet))
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What became of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
+    """Result of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
 
     token: int
     status: Status
@@ -133,7 +133,7 @@ class Decoded:
 
 
 def pack_answer(answer: Decoded) -> bytes:
-    """An answer as bytes; joined with others they make a packet."""
+    """Return an answer as bytes; joined with others they make a packet."""
     text = answer.text.encode()[: _most_bytes(answer.status)]
     numbers = answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y
     return _ANSWER.pack(answer.token, answer.status, *numbers, len(text)) + text
@@ -144,7 +144,7 @@ def _most_bytes(status: int) -> int:
 
 
 def answers_in(packet: bytes) -> Iterator[Decoded]:
-    """The answers of a packet. Raises ValueError for one that no decoder of ours writes."""
+    """Yield the answers of a packet. Raises ValueError for one that no decoder of ours writes."""
     at = 0
     while at < len(packet):
         try:
@@ -161,10 +161,10 @@ def answers_in(packet: bytes) -> Iterator[Decoded]:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """What every decoder needs to know: written by the server (app.processes.packing).
+    """Plan for every decoder, written by the server (app.processes.packing).
 
-    `models`: the geometry of each model by its number, None where it takes no images; `pools`: the arena's layout;
-    `memory_bytes`: how much one image may take to decode.
+    `models`: the geometry of each model by its number, None if it takes no images; `pools`: the arena's layout;
+    `memory_bytes`: memory that one image may take to decode.
     """
 
     models: tuple[PixelModel | None, ...]
@@ -176,14 +176,14 @@ class DecodePlan:
 
 
 _STATE_BYTES = 4096
-_KEPT_BYTES = 1 << 20  # Of a buffer; the rest goes back to the system once it is not used.
+_KEPT_BYTES = 1 << 20  # Kept of a buffer; the rest goes back to the system after use.
 
 
 class Inbox:
     """Shared memory (memfd) of one decoder. The system gives memory when a buffer is first used."""
 
     def __init__(self, buffers: int, buffer_bytes: int, descriptor: int | None = None) -> None:
-        """`descriptor`: of an inbox that another process has made; it stays the caller's."""
+        """Make an inbox, or map the one of `descriptor`, made by another process; that stays the caller's."""
         self.buffer_bytes = -(-buffer_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._own = descriptor is None
         size = _STATE_BYTES + buffers * self.buffer_bytes
@@ -194,16 +194,16 @@ class Inbox:
 
     @property
     def working_on(self) -> int | None:
-        """The job that the decoder has begun and not ended."""
+        """Return the job that the decoder has begun and not ended."""
         number = self._working_on[0]
         return number - 1 if number else None
 
     def begin(self, token: int) -> None:
-        """In the decoder: work on this job begins."""
+        """Note, in the decoder, that work on this job begins."""
         self._working_on[0] = token + 1
 
     def end(self) -> None:
-        """In the decoder: no job is worked on."""
+        """Note, in the decoder, that it works on no job."""
         self._working_on[0] = 0
 
     def write(self, buffer: int, data: bytes | bytearray | memoryview, tail: bytes = b"") -> None:
@@ -214,12 +214,12 @@ class Inbox:
         self._view[end : end + len(tail)] = tail
 
     def buffer(self, buffer: int, size: int) -> memoryview:
-        """The first `size` bytes of a buffer."""
+        """Return the first `size` bytes of a buffer."""
         start = _STATE_BYTES + buffer * self.buffer_bytes
         return self._view[start : start + min(size, self.buffer_bytes)]
 
     def trim(self, buffer: int, used: int) -> None:
-        """Give back what a large image took of a buffer; `used`: its size in bytes."""
+        """Give the memory of a large image in a buffer back; `used`: its size in bytes."""
         if used > _KEPT_BYTES:
             start = _STATE_BYTES + buffer * self.buffer_bytes + _KEPT_BYTES
             length = -(-(used - _KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The server's side of the decoders: what waits for them, and what starts, watches and replaces them.
+"""Server's side of the decoders: the queue in front of them, and their start, watch and replacement.
 
 Must not parse bytes of clients, and must not know a transport.
 """

@@ -1,11 +1,11 @@
-"""Images to decoders and their pixels into the arena: what is sent where, and what becomes of it.
+"""Pool of decoders: dispatch of images, and their outcomes.
 
     decode ─► wait (heap) ─► a decoder with a credit ─► answer ─► Placement
                  ▲                 ├─ too many pixels for now: waits again, among the large ones
                  └──── alone ◄─────┴─ it died or hung: its image is rejected, the others it had are tried again
 
-Owns: the decoders, their credits, and every image until it has ended. Must not know requests or bodies' forms, nor
-whose a slot is afterwards. All of it runs in the event loop's thread; nothing in it costs more than a copy of an
+Owns: the decoders, their credits, and every image until it has ended. Must not know requests or the forms of bodies,
+nor the later owner of a slot. All of it runs in the event loop's thread; nothing in it costs more than a copy of an
 image's bytes.
 """
 
@@ -36,24 +36,23 @@ from models import Placement
 log = logging.getLogger("anychip.decoders")
 
 CREDITS = 8
-"""Images with a decoder at most."""
+"""Most images in flight with a decoder."""
 _LEAST_CREDITS = 2
-"""One that it works on, one in front of it."""
+"""Least credits: one image being decoded, one in front of the decoder."""
 _AHEAD_S = 0.008
-"""A decoder has as many images as it is expected to decode in this time, by their bytes, within these bounds. It
-answers several small ones at once: to be woken up for each costs this process more than what it then does for one.
-"""
+"""Work that a decoder holds, in seconds estimated by bytes, within the bounds of the credits. It answers several small
+images at once: a wake-up of this process for each would cost more than the work for one."""
 _MOST_DEATHS = 3
-"""Decoders that may be killed from outside under one image, before the image is taken for the cause: the system's
-out-of-memory killer comes from outside, too."""
+"""Most decoders killed from outside under one image before the image is taken for the cause: the system's out-of-memory
+killer comes from outside, too."""
 _CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
-"""So many times the mean, or so long, an image may take. In the rest of it something stood still (a paused container, a
-stopped process), and that is held against no model."""
+"""Longest credible time of an image, as a factor of the mean and as a floor. In the rest of the time something stood
+still (a paused container, a stopped process), which is charged to no model."""
 _ALWAYS = (1 << 64) - 1
 
 
 class Decoders:
-    """Made, started and stopped inside one running event loop."""
+    """Pool of decoders. Made, started and stopped inside one running event loop."""
 
     def __init__(
         self,
@@ -64,8 +63,8 @@ class Decoders:
         *,
         restarted: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`count`: processes; at least two run, as one must stay free of large images. `restarted`: hears "died" or
-        "hung" for each decoder that is replaced.
+        """Make a pool of `count` processes; at least two run, as one must stay free of large images. `restarted`: hears
+        "died" or "hung" for each decoder that is replaced.
         """
         self._loop = asyncio.get_running_loop()
         self._limits = limits
@@ -90,26 +89,26 @@ class Decoders:
 
     @property
     def waiting(self) -> int:
-        """Images that no decoder has yet."""
+        """Return the number of images that no decoder has yet."""
         return self._queue.waiting
 
     @property
     def held(self) -> int:
-        """Images that are being decoded or wait for it."""
+        """Return the number of images in decoding or waiting for it."""
         return self._queue.held
 
     @property
     def seconds_an_image(self) -> float:
-        """What an image takes of all decoders together, of late."""
+        """Return the recent seconds of all decoders together for an image."""
         return self._image_s.value / self._replicas.count
 
     def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
-        """Seconds until a decoder is expected to begin the last of `images` that a client may send now.
+        """Return the seconds until a decoder should begin the last of `images` that a client may send now.
 
-        None before it is known how long an image of the model takes.
+        None until it is known how long an image of the model takes.
 
-        `priority_s`: how much earlier than now they stand. What decoders have in hand, but for one image each, is
-        before them in any case. Where nothing waits it is 0 for one image: what that takes itself is not in it.
+        `priority_s`: the images rank so much earlier than now. The images with decoders, except one for each, are ahead
+        in any case. If nothing waits, this is 0 for one image: its own decoding is not included.
         """
         queue, count = self._queue, self._replicas.count
         if not queue.image_s(model):
@@ -121,15 +120,15 @@ class Decoders:
 
     @property
     def up(self) -> int:
-        """Decoders that are ready."""
+        """Return the number of decoders that are ready."""
         return len(self._replicas.ready)
 
     async def start(self) -> None:
-        """Returns when every decoder is ready. Raises DecoderStartError."""
+        """Start; return when every decoder is ready. Raises DecoderStartError."""
         await self._replicas.start()
 
     async def stop(self) -> None:
-        """End every process; what is still under way fails. Idempotent."""
+        """End every process; images in flight fail. Idempotent."""
         left = await self._replicas.stop()
         await asyncio.gather(*self._rejecting)
         while (waiting := self._queue.pop()) is not None:
@@ -140,9 +139,9 @@ class Decoders:
     def decode(self, image: PendingImage, *, client: str = "", again: bool = False) -> None:
         """Decode an image; its `ended` is called once, perhaps before this returns.
 
-        Images of one `client` stand behind each other. `again`: it was here before, and no limit on what waits counts.
-        What `ended` hears if not the placement: DecodeQueueFullError, DecodeTooLateError, InvalidImageError,
-        ImageTooLargeError, DecodeFailedError.
+        Images of one `client` queue behind each other. `again`: it was admitted before, so the queue's limit does not
+        count. Without a placement `ended` hears DecodeQueueFullError, DecodeTooLateError, InvalidImageError,
+        ImageTooLargeError or DecodeFailedError.
         """
         if image.kind is Kind.PIXELS:
             image.pixels = image.width * image.height
@@ -164,18 +163,18 @@ class Decoders:
         self._flush_soon()
 
     def drop(self, image: PendingImage) -> None:
-        """One who waited for the image does so no longer. What no one waits for is not decoded, if that can be."""
+        """Note that a waiter has left. An image without waiters leaves the queue, if it is still there."""
         image.wanted -= 1
         if not image.wanted and self._queue.discard(image):
             self._end(image, DecodeFailedError("it is not wanted any more"))
 
     def _end(self, image: PendingImage, outcome: Outcome) -> None:
-        """No decoder has the image, and none will."""
+        """End an image that no decoder has any more."""
         self._queue.leave(image)
         image.ended(image, outcome)
 
     def _flush_soon(self) -> None:
-        """Send what can be sent, once a turn of the loop: what comes in one turn goes in one packet."""
+        """Send the jobs once a turn of the loop: those that come in one turn go in one packet."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -205,20 +204,20 @@ class Decoders:
             decoder.flush()
 
     def _is_hopeless(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> bool:
-        """Whether its pixels would come too late: it makes room for others, where there are any."""
+        """Return True if its pixels would come too late; the caller drops it if others wait."""
         ahead_s = len(decoder.sent) * self._image_s.value
         return now_s + ahead_s + self._queue.image_s(image.model) > image.needed_s
 
     def _has_room(self, image: PendingImage) -> bool:
-        """Whether a large image may be decoded now: one decoder stays free of them, and their memory is bounded. One
-        that takes more than the bound is decoded while no other large one is.
+        """Return True if a large image may be decoded now: one decoder stays free of them, and their memory is bounded.
+        One above the bound is decoded while no other large one is.
         """
         count = self._replicas.count
         within = self._large_pixels + image.pixels <= count * self._limits.large_pixels
         return not self._large or (self._large < count - 1 and within)
 
     def _next_decoder(self) -> DecoderProcess | None:
-        """The decoder with the fewest bytes ahead of it among those that may have another image."""
+        """Return the decoder with the fewest bytes ahead among those with a credit, or None."""
         best = None
         image_s = self._image_s.value
         ahead_bytes = self._image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
@@ -256,7 +255,7 @@ class Decoders:
         decoder.out += pack_job(job)
 
     def _answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
-        """Raises KeyError for a job that this decoder does not have."""
+        """Handle an answer. Raises KeyError for a job that this decoder does not have."""
         image = decoder.answered(answer.token)
         now_s = clock.monotonic()
         credible_s = max(_CREDIBLE * self._image_s.value, _ALWAYS_CREDIBLE_S)
@@ -271,7 +270,7 @@ class Decoders:
             self._flush_soon()
 
     def _returned(self, image: PendingImage) -> None:
-        """A decoder has the image no longer."""
+        """Count out a large image that left its decoder."""
         if image.large:
             self._large -= 1
             self._large_pixels -= image.pixels
@@ -298,7 +297,7 @@ class Decoders:
                 self._end(image, DecodeFailedError(answer.text))
 
     def _lost(self, loss: Loss) -> None:
-        """Reject the image that ended its decoder; the others that it had are tried again."""
+        """Reject the image that ended its decoder; try its other images again."""
         self._restarted("hung" if loss.hung else "died")
         for image in loss.images:
             self._returned(image)

@@ -1,9 +1,9 @@
-"""The fork server and the decoders as the event loop sees them, and the places that always have a decoder.
+"""Decoder processes and their fork server, as the event loop sees them; each place always has a decoder.
 
-Owns: their processes and sockets, which images a decoder has, and starting, watching and replacing decoders. Must not
-know what waits, nor images' outcomes: of a decoder that has ended it only says which images it had, and which of them
-ended it. No send or receive blocks: a decoder is owed at most a few small jobs, and owes at most as many answers, so
-that neither socket ever fills.
+Owns: their processes and sockets, the images of each decoder, and starting, watching and replacing decoders. Must not
+know the queue, nor images' outcomes: for a decoder that has ended it reports its images, and the one that ended it. No
+send or receive blocks: a decoder is owed at most a few small jobs, and owes at most as many answers, so that neither
+socket ever fills.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from app.processes.forking import is_stopped
 from app.processes.packing import write_packed
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
-"""In the log, of one decoder: one that writes more was taken over."""
+"""Most log lines of one decoder, per minute and at once: a decoder that writes more was taken over."""
 
 log = logging.getLogger("anychip.decoders")
 
 FORK_SERVER = "app.decoder.main:main"
-"""What the fork server of decoders runs."""
+"""Entry point of the fork server of decoders."""
 _STATUS_TIMEOUT_S = 2.0
 _WATCH_INTERVAL_S = 0.25
 _STOOD_STILL_S = 1.0
 
 
 class DecoderStartError(Exception):
-    """The processes that decode could not be started; the message is one sentence."""
+    """The decoder processes could not be started; the message is one sentence."""
 
 
 def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
@@ -62,14 +62,14 @@ def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
 
 
 class DecoderProcess:
-    """One process that decodes, from its fork to its end.
+    """One decoder process, from its fork to its end.
 
-    `sent`: the images that it has, by token, in the order sent, with the buffer of each, and `bytes` of them; `out`:
-    jobs that leave at the end of this turn of the loop. Seconds are of `time.monotonic()`.
+    `sent`: its images, by token, in the order of dispatch, with the buffer of each, and `bytes` of them; `out`: jobs to
+    send at the end of this turn of the loop. Seconds are of `time.monotonic()`.
     """
 
     def __init__(self, number: int, plan: DecodePlan, answered: Callable[[DecoderProcess, Decoded], None]) -> None:
-        """`answered`: hears each answer. Nothing runs before `start`."""
+        """Prepare a decoder; nothing runs before `start`. `answered`: hears each answer."""
         self.number = number
         self.free_buffers = list(range(plan.buffers - 1, -1, -1))
         self.inbox = Inbox(plan.buffers, plan.buffer_bytes)
@@ -78,9 +78,9 @@ class DecoderProcess:
         self.out = bytearray()
         self.heard_s = 0.0
         self.is_reserved = False
-        """Whether it has an image that must be its only one."""
+        """True if it has an image that must be its only one."""
         self.is_retiring = False
-        """Whether it ends after the jobs that it has."""
+        """True if it ends after its jobs."""
         self.has_answered = False
         self._answered = answered
         self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
@@ -88,34 +88,34 @@ class DecoderProcess:
         self._child: Child | None = None
         self._connection: socket.socket | None = None
         self.parent: int | None = None
-        """The process id of the fork server that has forked it."""
+        """Process id of the fork server that has forked it."""
         self.ended: asyncio.Future[str] = self._loop.create_future()
-        """The reason, once its socket has closed or what it says cannot be read."""
+        """Reason of its end, once its socket has closed or sent unreadable bytes."""
 
     @property
     def pid(self) -> int | None:
-        """The process's id, None before its start and once it has ended."""
+        """Return the process's id, None before its start and after its end."""
         return None if self._child is None or self.ended.done() else self._child.pid
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes jobs."""
+        """Return True if it takes jobs."""
         return self.pid is not None and not self.is_retiring
 
     @property
     def working_on(self) -> PendingImage | None:
-        """The image that it has begun and not ended, by what it says itself."""
+        """Return the image that it says it has begun and not ended."""
         token = self.inbox.working_on
         return None if token is None or token not in self.sent else self.sent[token][0]
 
     def add(self, token: int, image: PendingImage, buffer: int) -> None:
-        """It has this image from now on."""
+        """Give it an image."""
         self.sent[token] = image, buffer
         self.bytes += len(image.body)
         self.is_reserved = image.deaths > 0
 
     def answered(self, token: int) -> PendingImage:
-        """It has answered for this image, and has it no longer. Raises KeyError."""
+        """Take back an image that it has answered. Raises KeyError."""
         image, buffer = self.sent.pop(token)
         self.bytes -= len(image.body)
         self.inbox.trim(buffer, len(image.body) + len(image.tail))
@@ -124,7 +124,7 @@ class DecoderProcess:
         return image
 
     def clear(self) -> list[PendingImage]:
-        """It has no image any more; returns those that it had."""
+        """Take back all images; return them."""
         images = [image for image, _ in self.sent.values()]
         self.sent.clear()
         return images
@@ -160,8 +160,8 @@ class DecoderProcess:
             self._child.kill()
 
     async def status(self) -> int | None:
-        """How the process has ended, whose socket is closed: its exit status, minus the signal that ended it; None when
-        that is not to be had. It is killed should it go on.
+        """Return the exit status of the process, whose socket is closed: minus the signal that ended it, None if
+        unknown. Kill the process if it does not end.
         """
         if self._child is None:
             return None
@@ -171,7 +171,7 @@ class DecoderProcess:
         return None
 
     def close(self) -> None:
-        """Give its socket and its inbox back; the process ends by itself. Idempotent."""
+        """Close its socket and its inbox; the process ends by itself. Idempotent."""
         self._end("it was stopped")
         self.inbox.close()
 
@@ -197,7 +197,7 @@ class DecoderProcess:
             self.kill(f"unreadable answer: {error}")
 
     def _log(self, text: str) -> None:
-        """Write what the decoder says, as its own words. Raises ValueError when it says too much."""
+        """Log a decoder's line, as its own words. Raises ValueError if it says too much."""
         if self._lines.wait_s(clock.monotonic()):
             raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
         self._lines.take()
@@ -214,8 +214,8 @@ class DecoderProcess:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A decoder has ended. `images`: what it had; `culprit`: which of these is known to have ended it; `hung`: by
-    never coming to an end.
+    """End of a decoder. `images`: its images; `culprit`: the image known to have ended it; `hung`: True if it did not
+    finish that image.
     """
 
     images: tuple[PendingImage, ...]
@@ -224,7 +224,7 @@ class Loss:
 
 
 class Replicas:
-    """Made, started and stopped inside one running event loop."""
+    """Decoders of a service. Made, started and stopped inside one running event loop."""
 
     def __init__(
         self,
@@ -237,12 +237,12 @@ class Replicas:
         lost: Callable[[Loss], None],
         ready: Callable[[], None],
     ) -> None:
-        """`timeout_s`: after it a decoder that works on an image counts as hung. `answered` may raise: the decoder is
-        then killed. `ready`: a decoder takes jobs.
+        """Prepare `count` places. `timeout_s`: time after which a decoder at work counts as hung. If `answered` raises,
+        the decoder is killed. `ready`: called when a decoder takes jobs.
         """
         self.count = count
         self.decoders: dict[int, DecoderProcess] = {}
-        """The processes that there are, by their places."""
+        """Running processes, by their places."""
         self.fork_server: ForkServer | None = None
         self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
         self._answered, self._lost, self._ready = answered, lost, ready
@@ -251,11 +251,11 @@ class Replicas:
 
     @property
     def ready(self) -> list[DecoderProcess]:
-        """Those that take jobs."""
+        """Return the decoders that take jobs."""
         return [decoder for decoder in self.decoders.values() if decoder.is_ready]
 
     async def start(self) -> None:
-        """Returns when every decoder is ready. Raises DecoderStartError."""
+        """Start; return when every decoder is ready. Raises DecoderStartError."""
         fork_server = self.fork_server = ForkServer(lambda: begin_fork_server(self._plan, self._arena))
         first = [asyncio.get_running_loop().create_future() for _ in range(self.count)]
         self._tasks = [
@@ -266,7 +266,7 @@ class Replicas:
         await asyncio.gather(*first)
 
     async def stop(self) -> list[PendingImage]:
-        """End every process; returns what they had. Idempotent."""
+        """End every process; return their images. Idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -281,7 +281,7 @@ class Replicas:
         return left
 
     async def _keep(self, place: int, fork_server: ForkServer, first: asyncio.Future[None]) -> None:
-        """A decoder in this place, and another whenever it ends."""
+        """Keep a decoder in this place, and start another whenever it ends."""
         deaths = 0  # In a row, of decoders that had answered nothing.
         while True:
             started = True
@@ -315,7 +315,7 @@ class Replicas:
                 await asyncio.sleep(BACKOFF_S[min(max(deaths, 1), len(BACKOFF_S) - 1)])
 
     async def _died(self, decoder: DecoderProcess, reason: str) -> None:
-        """What a decoder had is given back, with the image that is to blame."""
+        """Report a decoder's images, and the one to blame."""
         try:
             status = await decoder.status()
             begun = decoder.working_on
@@ -329,7 +329,7 @@ class Replicas:
         self._lost(Loss(tuple(had), None if outside else begun, hung))
 
     def _retire_one(self, fork_server: ForkServer) -> None:
-        """Replace a decoder that an earlier fork server has forked, once it has no job and all others take jobs.
+        """Replace a decoder of an earlier fork server, once it has no job and all others take jobs.
 
         Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
         """
@@ -344,7 +344,7 @@ class Replicas:
                 decoder.close()
 
     async def _watch(self, fork_server: ForkServer) -> None:
-        """Kill a decoder that hangs. Time in which this process itself stood still is held against no decoder."""
+        """Kill decoders that hang. Time in which this process itself stood still counts against no decoder."""
         looked_s = clock.monotonic()
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)

@@ -1,15 +1,14 @@
-"""Images that wait to be decoded, in the order in which they are decoded, and what can become of one.
+"""Queue of images that wait to be decoded, in order, and the errors of decoding.
 
-Owns: an image's record, one line a model, what images take and how long they would wait, the bound on what waits, and
-the turns between models and between clients.
-Pure logic: no processes, no asyncio, no clock. Must not know what is in an image.
+Owns: an image's record, one line a model, the seconds that images take and wait, the bound on the queue, and the turns
+between models and between clients. Pure logic: no processes, no asyncio, no clock. Must not know what is in an image.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
 furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
-its client's turn, earlier by its priority. Clients share the decoders, too: an image's turn is when it comes, or as
-much later as its client, served in turns with all others, would wait for what it has there already. So one that sends
-little goes before what waits of one that sends much, and what comes later overtakes no image whose turn has passed.
-Large images wait apart, so that they never stand before small ones when no decoder may take a large one.
+its client's turn, earlier by its priority. Clients share the decoders, too. An image's turn is its arrival, or later:
+by the time that its client's earlier images would wait if all clients were served in turns. So an image of a client
+that sends little goes before those of one that sends much, and no image overtakes another whose turn has passed. Large
+images wait apart, so that they never stand before small ones when no decoder may take a large one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MEAN_RATE = 0.05
 
 
 class MeanOfLate:
-    """A mean in which what came of late counts most; of the first ones it is the plain mean."""
+    """Mean with more weight for recent values; a plain mean of the first ones."""
 
     __slots__ = ("_rate", "value")
 
@@ -45,21 +44,21 @@ class MeanOfLate:
 
 
 class DecodeFailedError(Exception):
-    """The image could not be decoded for a reason that lies here; the message is for the log."""
+    """The image could not be decoded because of an internal fault; the message is for the log."""
 
 
 class DecodeTooLateError(Exception):
-    """The image was not decoded, as its pixels would have come too late."""
+    """The image was not decoded: its pixels would have come too late."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """`queue`: images that may wait or be decoded; `max_pixels`: of one image. From `large_pixels` on an image is a
-    large one. These leave a decoder free, and have together no more pixels than every decoder with one of that size:
-    256 MB a decoder, at the 16 bytes a pixel that the hungriest format (WebP) takes while it is decoded. `timeout_s`:
-    after it a decoder that works on an image counts as hung.
+    """Limits of decoding. `queue`: images that may wait or be decoded; `max_pixels`: of one image. Images from
+    `large_pixels` on are large. They leave one decoder free, and together have no more pixels than one of that size for
+    each decoder: 256 MB a decoder, at the 16 bytes a pixel that the hungriest format (WebP) takes in decoding.
+    `timeout_s`: time after which a decoder that works on an image counts as hung.
 
-    The default lies above what phones and cameras commonly send (12 million): of those every decoder may take one.
+    The default is above the common size of phones and cameras (12 million): every decoder may take one of those.
     """
 
     queue: int
@@ -69,18 +68,18 @@ class ImageLimits:
 
 
 Outcome = Placement | Exception
-"""Where the pixels of an image lie in its slot, or why they are not there."""
+"""Placement of an image's pixels in its slot, or the error."""
 
 
 @dataclass(eq=False, slots=True)
 class PendingImage:
-    """An image on its way through the decoders. The least `rank_s` goes first (`clock.monotonic()`); `turn_s` is what
-    comes of its `client` in it.
+    """Image on its way through the decoders. The least `rank_s` goes first (`clock.monotonic()`); `turn_s` is its
+    `client`'s part of it.
 
     Its slot belongs to the decoders until `ended` is called, exactly once: then no decoder can write to it any more.
-    Of REGIONS, `tail` names them with their slots (`messages.pack_regions`), and these are filled; of these `width` is
-    the number, of PIXELS (uint8 [height, width, 3]) `width` and `height` are the size. `needed_s`: pixels that come
-    after it are of no use.
+    For REGIONS, `tail` lists them with their slots to fill (`messages.pack_regions`), and `width` is their number. For
+    PIXELS (uint8 [height, width, 3]) `width` and `height` are the size. `needed_s`: pixels that come later are of no
+    use.
     """
 
     model: int
@@ -96,27 +95,27 @@ class PendingImage:
     client: str = ""
     turn_s: float = 0.0
     wanted: int = 1
-    """How many still wait for it."""
+    """Number of waiters."""
     pixels: int = 0
     large: bool = False
-    """It may run only where a large one may."""
+    """True if it may run only when a large one may."""
     queued: bool = False
-    """It waits for a decoder."""
+    """True if it waits for a decoder."""
     order: int = 0
-    """Decides between equal ranks."""
+    """Order among equal ranks."""
     deaths: int = 0
-    """Of decoders that had it; from the first on it is its decoder's only image."""
+    """Number of decoders that died with it; from the first on it is its decoder's only image."""
     sent_s: float = 0.0
 
 
 class DecodeQueueFullError(Exception):
-    """As many images wait to be decoded, or are being decoded, as may be."""
+    """The decoders and their queue hold as many images as they may."""
 
 
 class _Waiting:
-    """What waits of one model, small and large images apart, and what an image of it takes of a decoder.
+    """Waiting images of one model, small and large ones apart, and the mean time of an image on a decoder.
 
-    Sorted, not heaps: how many images go before another one is then known at once.
+    Lists are sorted, not heaps, so that the number of images ahead of another one is known at once.
     """
 
     def __init__(self) -> None:
@@ -130,10 +129,10 @@ class _Waiting:
 
 
 class DecodeQueue:
-    """Not thread-safe: one thread (the event loop) calls it."""
+    """Queue of the decoders. Not thread-safe: one thread (the event loop) calls it."""
 
     def __init__(self, models: int, limit: int) -> None:
-        """`limit`: images that may wait or be with a decoder; an eighth of them may be large."""
+        """Hold at most `limit` images, waiting or with a decoder; an eighth of them may be large."""
         self._models: list[_Waiting] = [_Waiting() for _ in range(models)]
         self._limit = limit
         self._large_limit = max(1, limit // 8)
@@ -141,33 +140,33 @@ class DecodeQueue:
         self._clients: dict[str, tuple[int, float]] = {}  # Images that wait, and the turn of the last one.
         self._clock_s = 0.0
         self.waiting = 0
-        """Images that no decoder has."""
+        """Number of images that no decoder has."""
         self.held = 0
-        """Images waiting or with a decoder."""
+        """Number of images waiting or with a decoder."""
         self.held_large = 0
 
     def admit(self, *, again: bool = False) -> None:
-        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError, but not for one that is here
-        `again`: it was accepted.
+        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError, except for an image that is here
+        `again`: it was admitted.
         """
         if self.held >= self._limit and not again:
             raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
         self.held += 1
 
     def leave(self, image: PendingImage) -> None:
-        """The image is decoded, refused or given up."""
+        """Count out an image that is decoded, refused or given up."""
         self.held -= 1
         self.held_large -= image.large
 
     def enlarge(self, image: PendingImage) -> None:
-        """The image has turned out to be a large one. Raises DecodeQueueFullError when too many of these are here."""
+        """Mark an image as large. Raises DecodeQueueFullError if too many large ones are here."""
         if self.held_large >= self._large_limit:
             raise DecodeQueueFullError(f"{self.held_large} large images are waiting to be decoded")
         self.held_large += 1
         image.large = True
 
     def push(self, image: PendingImage) -> None:
-        """Let an admitted image wait: for the first time, or again after its decoder was lost."""
+        """Put an admitted image into the queue: for the first time, or again after its decoder was lost."""
         waiting = self._models[image.model]
         if not self._waits(waiting):
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
@@ -178,7 +177,7 @@ class DecodeQueue:
         insort(waiting.lines[image.large], (image.rank_s, image.order, image))
 
     def discard(self, image: PendingImage) -> bool:
-        """Take a waiting image out; False when it does not wait (any more)."""
+        """Take a waiting image out; return False if it does not wait (any more)."""
         if not image.queued:
             return False
         image.queued = False
@@ -191,7 +190,7 @@ class DecodeQueue:
         return True
 
     def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
-        """The image whose turn it is; `fits`: whether a large one may run now. None when there is none."""
+        """Return the next image, None without one; `fits`: returns True if a large one may run now."""
         best: tuple[float, PendingImage] | None = None
         for waiting in self._models:
             first = waiting.first(large=False)
@@ -208,25 +207,25 @@ class DecodeQueue:
         return image
 
     def took(self, model: int, seconds: float) -> None:
-        """Decoding an image of the model has taken so long."""
+        """Learn the decoding time of an image of the model."""
         waiting = self._models[model]
         waiting.served_s += seconds
         waiting.image_s.learn(seconds)
 
     def turn_s(self, client: str, now_s: float, image_s: float) -> float:
-        """When it would be the turn of an image that comes now, were all clients that wait served in turns.
+        """Return the turn of an image that comes now, if all clients that wait were served in turns.
 
-        `image_s`: what an image takes of all decoders. Never later than all that waits takes.
+        `image_s`: seconds of all decoders for an image. Never later than the time of all that waits.
         """
         own, last_s = self._clients.get(client, _NOTHING_WAITS)
         return max(now_s + min(own * len(self._clients), self.waiting) * image_s, last_s) if own else now_s
 
     def image_s(self, model: int) -> float:
-        """What an image of the model takes of a decoder, of late."""
+        """Return the recent seconds of a decoder for an image of the model."""
         return self._models[model].image_s.value
 
     def work_before_s(self, model: int, rank_s: float, images: int) -> float:
-        """What decoders have to do before the last of `images` more, the first of which has this rank, is begun.
+        """Return the seconds of work ahead of the last of `images` more, the first of which has this rank.
 
         Large images are left out: they wait for each other, and small ones do not wait for them.
         """

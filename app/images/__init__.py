@@ -1,4 +1,4 @@
-"""From bytes to pixels: headers, decoding, and the threads that do it.
+"""Images: headers, decoding to pixels, parts, and files passed to a device.
 
 Must not know requests or networks.
 """

@@ -1,16 +1,16 @@
-"""Encoded images to RGB pixels.
+"""Decoding of images to RGB pixels.
 
-Owns: decoding, by which library, and EXIF orientation. Must not know models, threads or HTTP.
+Owns: decoding, the choice of library, and EXIF orientation. Must not know models, threads or HTTP.
 
     bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3]
 
 The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
-JPEG is decoded by the fastest library that is here and works, what that leaves and everything else by Pillow, opened by
-format so that nothing is guessed and no metadata is read. torchvision decodes only JPEG here: its PNG decoder (0.29.2)
-ends the process at a wrong checksum, its WebP decoder knows no animations.
+The fastest library that is installed and works decodes JPEG. Pillow decodes the rest, opened by format so that nothing
+is guessed and no metadata is read. torchvision decodes only JPEG here: its PNG decoder (0.29.2) ends the process at a
+wrong checksum, its WebP decoder knows no animations.
 
-All libraries of JPEG end in libjpeg-turbo with its exact transform, so their pixels are the same to the bit; one counts
-only if it decodes a sample as Pillow does, at each scale it offers, and says that a file cut short is one. simplejpeg
+All libraries of JPEG end in libjpeg-turbo with its exact transform, so their pixels are the same to the bit. A library
+is used only if it decodes a sample as Pillow does, at each scale it offers, and reports a file cut short. simplejpeg
 brings a libjpeg-turbo of its own and is the fastest (docs/decoding.md); there are no builds of it for some processors.
 torchvision's operator is called directly: since 0.29 its Python wrapper warns at every call, as image decoding is
 announced to leave torchvision; OpenCV then takes its place. torchcodec wants FFmpeg and a newer torch than vendors'.
@@ -43,15 +43,15 @@ from models.vision import torchvision
 Encoded = bytes | bytearray | memoryview
 Pixels = npt.NDArray[np.uint8]
 Read = Callable[[Encoded, int], Pixels | None]
-"""Decodes at a whole, half, quarter or eighth (1, 2, 4, 8), sides rounded up: uint8 [height, width, 3] as stored. None
-where it cannot or will not. May raise anything at a broken file."""
+"""Function that decodes at a whole, half, quarter or eighth (1, 2, 4, 8), sides rounded up: uint8 [height, width, 3] as
+stored, None if it cannot or will not. May raise anything at a broken file."""
 
 _MAX_SCANS = 100
-"""Scans of a JPEG: a progressive one has about ten, and each makes the decoder pass over every pixel, so that a few
-bytes a scan could keep a thread busy for minutes."""
+"""Most scans of a JPEG: a progressive one has about ten. The decoder passes over every pixel for each, so a few bytes a
+scan could keep a thread busy for minutes."""
 
 _MAX_SEGMENTS = 5_000
-"""Of a JPEG: real files have tens, and every one takes microseconds."""
+"""Most segments of a JPEG: real files have tens, and each takes microseconds."""
 _SCAN, _END = 0xDA, 0xD9
 _LEAST_WINDOW, _MOST_WINDOW = 1 << 12, 1 << 20
 """Bytes that are searched at once for a marker."""
@@ -59,16 +59,15 @@ _MAX_CHUNKS = 100_000
 _BAND_PIXELS = 1 << 18
 _PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 STEPS = {1: (1, 1), 2: (1, -1), 3: (-1, -1), 4: (-1, 1), 5: (1, 1), 6: (1, -1), 7: (-1, -1), 8: (-1, 1)}
-"""Down and across the stored image (its transpose from 5 on) for each EXIF orientation."""
+"""Steps down and across the stored image (its transpose from 5 on) for each EXIF orientation."""
 
 
 def decode(encoded: Encoded, header: Header, size: tuple[int, int] | None = None) -> Tensor:
-    """RGB pixels as displayed: uint8 [height, width, 3], contiguous.
+    """Return RGB pixels as displayed: uint8 [height, width, 3], contiguous.
 
-    `size`: the smallest (width, height), as displayed, that will do; a JPEG of at least twice that is decoded at a
-    half, quarter or eighth, its sides rounded up. Memory is bounded by the header's pixels: `check_pixels` first.
-    A JPEG damaged in its middle is decoded as every decoder does; one that ends early is an error.
-    Raises InvalidImageError.
+    `size`: the smallest sufficient (width, height), as displayed; a JPEG of at least twice that is decoded at a half,
+    quarter or eighth, its sides rounded up. Memory is bounded by the header's pixels: `check_pixels` first. A JPEG
+    damaged in its middle is decoded as every decoder does; one that ends early is an error. Raises InvalidImageError.
     """
     try:
         if header.format == "JPEG":
@@ -103,8 +102,8 @@ def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None)
 def check_scans(data: Encoded) -> None:
     """Raise InvalidImageError for a JPEG of more scans than any needs.
 
-    From segment to segment, as a decoder goes, up to the image's end: what a phone appends (a film, a second image) is
-    none of its scans, nor is what lies within a segment (a small image). A scan ends where a marker comes.
+    This goes from segment to segment up to the image's end, as a decoder does: bytes that a phone appends (a film, a
+    second image) or that lie within a segment (a small image) do not count. A scan ends at the next marker.
     """
     view = memoryview(data)
     at, scans = _marker(view, 2), 0
@@ -120,10 +119,10 @@ def check_scans(data: Encoded) -> None:
 
 
 def _marker(view: memoryview, at: int) -> int:
-    """Where the next marker is that has a length or is the end, from here on; the length of all where there is none.
+    """Return the offset of the next marker that has a length or is the end; the length of the data without one.
 
-    Passed over, as by a decoder: what is no marker (a byte of 255 within a scan is followed by 0), fill bytes, and
-    markers without a length, those of restarts above all.
+    It passes over the same bytes as a decoder: no markers (a byte of 255 within a scan is followed by 0), fill bytes,
+    and markers without a length, above all those of restarts.
     """
     window = _LEAST_WINDOW
     while at + 1 < len(view):
@@ -140,7 +139,7 @@ def _marker(view: memoryview, at: int) -> int:
 
 class _JpegFile(JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Not read: it is not needed, and damaged EXIF data would warn."""
+        """Skip this: it is not needed, and damaged EXIF data would warn."""
 
 
 _FILES: dict[Format, type[ImageFile.ImageFile]] = {
@@ -152,7 +151,7 @@ _FILES: dict[Format, type[ImageFile.ImageFile]] = {
 
 
 def sample_images() -> list[bytes]:
-    """A small image of each format that this build of Pillow writes, and a JPEG large enough to be decoded smaller."""
+    """Return a small image of each format that this Pillow writes, and a JPEG large enough for a smaller scale."""
     images = []
     for kind, side, options in (("JPEG", 8, {}), ("JPEG", 64, {"progressive": True}), *((k, 8, {}) for k in _FILES)):
         stream = io.BytesIO()
@@ -163,7 +162,7 @@ def sample_images() -> list[bytes]:
 
 
 def _pixel_chunks(encoded: Encoded) -> bytes:
-    """A PNG of only those chunks that make its pixels, their checksums verified.
+    """Return a PNG of only those chunks that make its pixels, their checksums verified.
 
     Pillow checks no checksum of image data, and would read (and inflate) all text on the way to it.
     """
@@ -186,7 +185,7 @@ def _pixel_chunks(encoded: Encoded) -> bytes:
 
 
 def _rgb(image: ImageFile.ImageFile, header: Header, least: tuple[int, int] | None = None) -> Pixels:
-    """The first frame as stored; of a JPEG at the smallest scale that is not under `least`."""
+    """Return the first frame as stored; a JPEG at the smallest scale that is not under `least`."""
     if image.size != header.stored_size:  # Pixels were counted by our header, memory is taken by Pillow's.
         raise InvalidImageError(f"the {header.format} contradicts its header")
     if least:
@@ -214,7 +213,7 @@ def _oriented(stored: Pixels, orientation: int) -> Pixels:
 
 
 def by_simplejpeg(data: Encoded, reduction: int) -> Pixels | None:
-    """simplejpeg; what it finds wrong it does not read, as it cannot tell damage from an early end."""
+    """Decode with simplejpeg; return None for damage, which it cannot tell from an early end."""
     import simplejpeg
 
     try:
@@ -228,7 +227,7 @@ def by_simplejpeg(data: Encoded, reduction: int) -> Pixels | None:
 
 
 def by_torchvision(data: Encoded, reduction: int) -> Pixels | None:
-    """The operator behind torchvision.io.decode_jpeg; some builds come without libjpeg."""
+    """Decode with the operator behind torchvision.io.decode_jpeg; some builds come without libjpeg."""
     if reduction > 1:
         return None
     writable = data if isinstance(data, bytearray) or not memoryview(data).readonly else bytearray(data)
@@ -238,7 +237,7 @@ def by_torchvision(data: Encoded, reduction: int) -> Pixels | None:
 
 
 def by_opencv(data: Encoded, reduction: int) -> Pixels | None:
-    """OpenCV; four colours it turns into three in a way of its own, so they are not read."""
+    """Decode with OpenCV; return None for four colours, which it converts in a way of its own."""
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         if image.mode == "CMYK":
             return None
@@ -254,17 +253,17 @@ _OPENCV = {
 }
 
 READERS: dict[str, Read] = {"simplejpeg": by_simplejpeg, "torchvision": by_torchvision, "OpenCV": by_opencv}
-"""In the order in which they are tried; then comes Pillow, which reads everything."""
+"""Readers in the order of trial; after them comes Pillow, which reads everything."""
 
 
 @cache
 def library() -> str:
-    """The name of the first reader that works, "Pillow" where none does."""
+    """Return the name of the first reader that works, "Pillow" if none does."""
     return next((name for name, read in READERS.items() if _works(read)), "Pillow")
 
 
 def reader() -> Read | None:
-    """The first reader that works; None: Pillow."""
+    """Return the first reader that works; None: Pillow."""
     return READERS.get(library())
 
 
@@ -288,7 +287,7 @@ def _works(read: Read) -> bool:
 
 
 def by_pillow(data: Encoded, reduction: int) -> Pixels:
-    """What all of them are compared with. Raises what Pillow raises."""
+    """Decode with Pillow, as the reference for all others. Raises what Pillow raises."""
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         if reduction > 1:
             image.draft(None, (image.width // reduction, image.height // reduction))

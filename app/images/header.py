@@ -1,8 +1,8 @@
-"""What an encoded image says of itself: format, size, orientation.
+"""Headers of encoded images: format, size, orientation.
 
-Owns: which formats are read, how they are told apart (by their first bytes, never by name or content type), the limit
-of pixels, and the errors of encoded images. Must not know decoders, models or HTTP: nothing is decompressed here, so
-that an image too large is refused at the price of its header.
+Owns: the formats that are read, their detection (by their first bytes, never by name or content type), the limit of
+pixels, and the errors of encoded images. Must not know decoders, models or HTTP: nothing is decompressed here, so that
+the refusal of an image too large costs only its header.
 
 Errors: ImageError
           ├─ InvalidImageError   not an image, damaged, cut short, or of a kind that is not read
@@ -20,22 +20,22 @@ from typing import Literal
 Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
 
 _MAX_SEGMENTS = 2_000
-"""Segments, chunks or directory entries passed on the way to a size or an orientation. Real files have tens; a bound,
-because this runs in the event loop and a hostile file of 20 MB holds millions."""
+"""Most segments, chunks or directory entries before a size or an orientation. Real files have tens. It is bounded
+because this runs in the event loop, and a hostile file of 20 MB holds millions."""
 
 _MAX_BLOCKS = 20_000
-"""The same for a GIF's blocks, of which a few hundred bytes of text each can make thousands."""
+"""Most blocks of a GIF, of which a few hundred bytes of text each can make thousands."""
 
 _BMP_COMPRESSIONS = (0, 3, 6)
-"""None, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
+"""Compressions: none, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
 
 _INTEGERS = {1: "B", 3: "H", 4: "I"}
-"""Types of TIFF that an orientation is stored as: BYTE, SHORT, which EXIF says, and LONG, which some cameras write."""
+"""TIFF types of an orientation: BYTE, SHORT, which EXIF says, and LONG, which some cameras write."""
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
-# What people send by mistake, by its first bytes (lower case, after white space); ISO media carry a brand at byte 8.
+# Files sent by mistake, by their first bytes (lower case, after white space); ISO media carry a brand at byte 8.
 _OTHERS = (
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
@@ -67,20 +67,20 @@ _BRANDS = {
 
 
 class ImageError(Exception):
-    """An encoded image cannot be used; the message is one plain sentence for the client."""
+    """The encoded image cannot be used; the message is one plain sentence for the client."""
 
 
 class InvalidImageError(ImageError):
-    """Not an image, damaged, cut short, or of a kind that is not read."""
+    """The data is not an image, damaged, cut short, or of a kind that is not read."""
 
 
 class ImageTooLargeError(ImageError):
-    """More pixels than the limit."""
+    """The image has more pixels than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """An image before it is decoded. `width` and `height` are in pixels as displayed: `orientation` is applied.
+    """Header of an image. `width` and `height` are in pixels as displayed: `orientation` is applied.
 
     `orientation` is EXIF's, 1 to 8.
     """
@@ -92,11 +92,11 @@ class Header:
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """(width, height) as the file stores its pixels."""
+        """Return (width, height) as the file stores its pixels."""
         return self.turn(self.width, self.height)
 
     def turn(self, width: int, height: int) -> tuple[int, int]:
-        """A displayed (width, height) as the file's pixels lie; the other way round it is the same."""
+        """Convert a displayed (width, height) to the stored one, or the other way round."""
         return (height, width) if self.orientation >= 5 else (width, height)
 
 
@@ -104,7 +104,7 @@ _Stored = tuple[int, int, int]  # Width and height as stored, orientation.
 
 
 def read_header(data: bytes | bytearray | memoryview) -> Header:
-    """The header of an encoded image; costs microseconds. Raises InvalidImageError.
+    """Return the header of an encoded image; costs microseconds. Raises InvalidImageError.
 
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
@@ -122,7 +122,7 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
 
 
 def check_pixels(header: Header, limit: int) -> None:
-    """Raises ImageTooLargeError when the image has more than `limit` pixels."""
+    """Raise ImageTooLargeError if the image has more than `limit` pixels."""
     pixels = header.width * header.height
     if pixels > limit:
         size = f"{header.width} x {header.height} = {pixels}"
@@ -130,7 +130,7 @@ def check_pixels(header: Header, limit: int) -> None:
 
 
 def _read_jpeg(view: memoryview) -> _Stored:
-    """ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment."""
+    """Read ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment."""
     at, orientation = 2, 0
     for _ in range(_MAX_SEGMENTS):
         marker = view[at + 1]
@@ -157,7 +157,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
 
 
 def _read_png(view: memoryview) -> _Stored:
-    """PNG, third edition, section 5: chunks up to the image data; an eXIf chunk after it is not looked for."""
+    """Read PNG, third edition, section 5: chunks up to the image data; a later eXIf chunk is ignored."""
     length, kind, width, height = unpack_from(">I4sII", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise InvalidImageError("the PNG does not start with its header chunk")
@@ -173,7 +173,7 @@ def _read_png(view: memoryview) -> _Stored:
 
 
 def _read_webp(view: memoryview) -> _Stored:
-    """RFC 9649: a lossy (VP8), lossless (VP8L) or extended (VP8X) image in a RIFF container."""
+    """Read RFC 9649: a lossy (VP8), lossless (VP8L) or extended (VP8X) image in a RIFF container."""
     (riff_size,) = unpack_from("<I", view, 4)
     if len(view) < 8 + riff_size:
         raise InvalidImageError("the WebP is cut short")
@@ -205,7 +205,7 @@ def _webp_orientation(view: memoryview) -> int:
 
 
 def _read_bmp(view: memoryview) -> _Stored:
-    """BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first.
+    """Read BITMAPCOREHEADER (12 bytes) or one of BITMAPINFOHEADER's line; a negative height means top row first.
 
     Run-length coding is refused: Pillow decodes it in Python, so that a file of 1 KB occupies a decoder for seconds.
     """
@@ -218,7 +218,7 @@ def _read_bmp(view: memoryview) -> _Stored:
 
 
 def _read_gif(view: memoryview) -> _Stored:
-    """GIF89a: the canvas, and the first frame, which some files let reach beyond it."""
+    """Read GIF89a: the canvas, and the first frame, which reaches beyond it in some files."""
     width, height, flags = unpack_from("<HHB", view, 6)
     at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
     within_extension = False
@@ -241,7 +241,7 @@ def _read_gif(view: memoryview) -> _Stored:
 
 
 def exif_orientation(exif: memoryview) -> int:
-    """The orientation tag of EXIF data (a TIFF directory), 1 when it is absent or makes no sense."""
+    """Return the orientation tag of EXIF data (a TIFF directory), 1 if it is absent or makes no sense."""
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
     if order is None:
         return 1
@@ -271,7 +271,7 @@ _READERS: tuple[tuple[bytes, Format, _Reader], ...] = (
 
 
 def _reader(start: bytes) -> tuple[Format, _Reader]:
-    """Who reads a file that starts so. Raises InvalidImageError, naming what it looks like."""
+    """Return the format and reader for these first bytes. Raises InvalidImageError, naming what it looks like."""
     for magic, format_, read in _READERS:
         if start.startswith(magic) and (format_ != "WebP" or start[8:12] == b"WEBP"):
             return format_, read

@@ -1,6 +1,6 @@
-"""Parts of an image: cut out, straightened where they are turned.
+"""Parts of an image: cut out, and straightened if they are turned.
 
-Owns: this geometry. Must not know why these parts.
+Owns: this geometry. Must not know the purpose of the parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.contract.cascade import Region
 
 
 def part_of(image: Tensor, region: Region) -> Tensor:
-    """The pixels of a region, contiguous. Raises InvalidImageError for one that lies outside."""
+    """Return the pixels of a region, contiguous. Raises InvalidImageError for one that lies outside."""
     height, width = image.shape[:2]
     x, y, columns, rows, quarters, corners = region
     if corners and np.isfinite(corners).all() and min(columns, rows) > 0 and max(columns, rows) <= width + height:

@@ -1,11 +1,10 @@
-"""JPEG files that a device may decode, and how such a file lies in a slot in place of pixels.
+"""JPEG files that a device may decode, and their layout in a slot in place of pixels.
 
     slot: │ size, width, height, where the first scan begins, orientation │ the file, as it came │
 
-Owns: which files these are, and the layout. Must not know devices. The event loop reads what stands before the first
-scan, which is what a decoder process may see of a file. What follows is looked through by the reader of the slot, which
-is another process: it takes as long as the file is large. That reader gets bytes that were never decoded, and figures
-that they may contradict.
+Owns: the choice of these files, and the layout. Must not know devices. The event loop reads the bytes before the first
+scan, as a decoder process may. The slot's reader, another process, searches the rest, in time proportional to the file.
+That reader gets bytes that were never decoded, and figures that they may contradict.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import numpy.typing as npt
 from app.images.header import Header, InvalidImageError, exif_orientation
 
 MOST_PIXELS = 1920 * 1088
-"""Of an image that a device decodes: in full, whatever the network sees of it. Up to here it was measured."""
+"""Most pixels of an image that a device decodes, always at full size. Measured up to here."""
 _MOST_SCANS = 16
-"""Progressive files have about ten, and a device passes over every pixel for each, while others wait for it."""
+"""Most scans: progressive files have about ten. A device passes over every pixel for each, while others wait."""
 _MAX_SEGMENTS = 200
 _HEAD = struct.Struct("<IIIIB3x")
 _SEGMENT = struct.Struct(">BBH")
@@ -29,23 +28,23 @@ _FRAME = struct.Struct(">BHHB")
 _BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE, _EXIF = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE, 0xE1
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
-"""Tables, restart interval, comment, applications' own."""
+"""Markers of tables, restart interval, comment, and application data."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class PassedFile:
-    """A file that lay in a slot. `header`: what who passed it has read of it."""
+    """File from a slot. `header`: as read by the process that passed it."""
 
     header: Header
     data: Bytes
 
 
 def plain_header(view: memoryview, room_bytes: int) -> tuple[Header, int] | None:
-    """The header of a file that fits into a slot of so many bytes and is, as far as its first scan, of the kind that
-    every device's decoder takes: baseline or progressive, 8 bits, grey or YCbCr, one frame; and where that scan begins.
-    None of another one, which is decoded on the host.
+    """Return the header of a file that fits into a slot of so many bytes, and the offset of its first scan. Up to that
+    scan the file must be of the kind that every device's decoder takes: baseline or progressive, 8 bits, grey or YCbCr,
+    one frame. Return None for others; the host decodes them.
     """
     if _HEAD.size + len(view) > room_bytes or bytes(view[:2]) != b"\xff\xd8":
         return None
@@ -61,7 +60,7 @@ def plain_header(view: memoryview, room_bytes: int) -> tuple[Header, int] | None
 
 
 def _plain(view: memoryview) -> tuple[int, int, int, int]:
-    """Width, height, orientation, and where the first scan begins; no pixels for a file that is not as most are."""
+    """Return width, height, orientation, and the offset of the first scan; zeros for an unusual file."""
     at, width, height, orientation, is_ycbcr = 2, 0, 0, 0, True
     for _ in range(_MAX_SEGMENTS):
         mark, marker, length = _SEGMENT.unpack_from(view, at)
@@ -78,7 +77,7 @@ def _plain(view: memoryview) -> tuple[int, int, int, int]:
         elif marker not in _PLAIN:
             break
         elif marker == _EXIF:
-            # Of a tag behind the frame a decoder knows nothing.
+            # A decoder ignores a tag behind the frame.
             if not (orientation or width) and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
                 orientation = exif_orientation(view[at + 10 : at + 2 + length])
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
@@ -96,16 +95,16 @@ def write_file(slot: Bytes, data: memoryview, header: Header, first_scan: int) -
 
 
 def read_file(slot: Bytes) -> PassedFile:
-    """A copy of the file in a slot: who may write to the slot may do so at any time.
+    """Return a copy of the file in a slot: the writer of the slot may change it at any time.
 
-    Raises InvalidImageError where there is none, and for one that is not as most are behind the first scan's beginning:
-    with a second frame, without an end, of very many scans.
+    Raises InvalidImageError if there is none, or if the file is unusual after the first scan: a second frame, no end,
+    or very many scans.
     """
     size, width, height, first_scan, orientation = _HEAD.unpack_from(slot.data, 0)
     if not 0 < size <= len(slot) - _HEAD.size or not 0 < width * height <= MOST_PIXELS or not 1 <= orientation <= 8:
         raise InvalidImageError("the slot holds no file")
     data = slot[_HEAD.size : _HEAD.size + size].copy()
-    # What is marked: within a scan a byte of 0xFF is followed by 0, which is no mark.
+    # Markers: within a scan a byte of 0xFF is followed by 0, which is no marker.
     rest = data[first_scan:]
     is_marked = rest[:-1] == 0xFF
     is_marked &= rest[1:] != 0

@@ -1,4 +1,4 @@
-"""What all clients may hold together, and how much of it one of them: bytes, connections, calls, listeners.
+"""Budgets for all clients together, and each client's part: bytes, connections, calls, listeners.
 
 Owns: the rule that divides it. Must not know transports: HTTP and gRPC draw on one budget.
 """
@@ -13,25 +13,25 @@ from app.access.limits import ClientLease
 from app.errors import ServiceError
 
 _SHARE = 3
-"""A client may hold this many times what is still free: alone three quarters of everything, so that a quarter is left
-for others, however much one client sends (dynamic thresholds, Choudhury and Hahne, 1998)."""
+"""Factor of the free rest that a client may hold: alone three quarters of everything, so that a quarter is left for
+others, however much one client sends (dynamic thresholds, Choudhury and Hahne, 1998)."""
 
 
 class Budget:
-    """So much of something, `what` in a sentence, over all clients."""
+    """Budget over all clients of the resource that `what` names in messages."""
 
     def __init__(self, limit: int, what: str, *, least: int | None = None, spare: int = 0) -> None:
-        """`least`: what a client may hold however little is free, as long as it is there; a quarter by default.
+        """Make a budget of `limit`. `least`: a client's least share, if it is free; a quarter by default.
 
-        `spare`: of the limit, for clients that hold no more than `least`: a few greedy ones never take it.
+        `spare`: part of the limit for clients that hold no more than `least`: a few greedy ones never take it.
         """
         self.limit, self.held = limit, 0
         self._least = limit // 4 if least is None else least
         self._spare = spare
         self.total = 0
-        """What requests held that are over, added up."""
+        """Sum of what ended requests held."""
         self.on_empty: Callable[[], None] | None = None
-        """Called when nothing is held any more."""
+        """Callback for when nothing is held any more."""
         self._what = what
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
         self._by_client: dict[str, int] = {}
@@ -40,12 +40,12 @@ class Budget:
 
     @property
     def most_for_one(self) -> int:
-        """What one client can hold when it is alone."""
+        """Return the most that one client can hold when it is alone."""
         return max(self._least, (self.limit - self._spare) * _SHARE // (_SHARE + 1))
 
     def promise(self, client: str, size: int) -> bool:
-        """Return whether so much, which comes later, would fit beside what is held and promised; then it is promised,
-        until `fulfil`. What is promised is not taken: who is promised nothing may take it.
+        """Promise `size` that comes later, and return True, if it would fit beside all that is held and promised. It
+        ends with `fulfil`. A promise reserves nothing: a client without a promise may take it.
         """
         own, all_promised = self._promised.get(client, 0), self._all_promised
         free = self.limit - max(self.held, all_promised) - size
@@ -69,18 +69,18 @@ class Budget:
             del self._promised[client]
 
     def lease(self, client: str, client_lease: ClientLease | None = None) -> Lease:
-        """What a request of this client holds; a context manager that gives it back. `client_lease`: counts it, too."""
+        """Return a client's lease, a context manager that gives all back at its end. `client_lease` counts it, too."""
         return Lease(self, client, client_lease)
 
     def take(self, client: str, size: int) -> None:
-        """Raises QUEUE_FULL."""
+        """Take `size` for a client. Raises QUEUE_FULL."""
         if not self._fits(client, size):
             whose = "" if self.held + size > self.limit else " from one client"
             raise ServiceError("QUEUE_FULL", f"too many {self._what}{whose} at once; try again", retry_after_s=1)
         self._hold(client, size)
 
     async def wait(self, client: str, size: int) -> None:
-        """Take so much as soon as it is there; who came first is asked first."""
+        """Take `size` as soon as it is free; first come, first served."""
         if not self._waiting and self._fits(client, size):
             self._hold(client, size)
             return
@@ -101,7 +101,7 @@ class Budget:
         return free >= 0 and self._by_client.get(client, 0) + size <= self._most(free)
 
     def _most(self, free: int) -> int:
-        """Return what one client may hold while so much is free."""
+        """Return the most that one client may hold while so much is free."""
         return max(self._least, _SHARE * (free - self._spare))
 
     def _hold(self, client: str, size: int) -> None:
@@ -109,7 +109,7 @@ class Budget:
         self._by_client[client] = self._by_client.get(client, 0) + size
 
     def give(self, client: str, size: int) -> None:
-        """Give back what was taken."""
+        """Give back a part that was taken."""
         self.held -= size
         left = self._by_client[client] - size
         if left:
@@ -129,7 +129,7 @@ class Budget:
 
 
 class Lease:
-    """What one request holds of a budget, until its context ends."""
+    """Part of a budget that one request holds until its context ends."""
 
     __slots__ = ("_budget", "_client", "_client_lease", "held_bytes")
 
@@ -139,7 +139,7 @@ class Lease:
 
     @property
     def most(self) -> int:
-        """What its client can hold when it is alone."""
+        """Return the most that its client can hold when it is alone."""
         return self._budget.most_for_one
 
     def take(self, size: int) -> None:
@@ -151,12 +151,12 @@ class Lease:
             self.held_bytes += size
 
     async def wait(self, size: int) -> None:
-        """Hold so many bytes more, as soon as they are there."""
+        """Hold so many bytes more, as soon as they are free."""
         await self._budget.wait(self._client, size)
         self.held_bytes += size
 
     def give(self, size: int) -> None:
-        """Give back some of what is held."""
+        """Give back a part."""
         if size:
             self.held_bytes -= size
             self._budget.give(self._client, size)

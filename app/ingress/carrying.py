@@ -1,8 +1,8 @@
-"""Bytes between a client's connection and the end of a socket that something else of ours answers on.
+"""Bytes between a client's connection and the socket of another server of ours.
 
     client ◄──► its transport ◄──► Carried ◄──► socket ◄──► gRPC's core, or the owner's server
 
-Owns: their way, in which each side waits for the other. Must not know what they are.
+Owns: their transfer, with back-pressure both ways. Must not know their meaning.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 
 class Client(Protocol):
-    """A client's connection. `end`: sends what is left, and closes."""
+    """Client's connection. `end`: sends the rest, and closes."""
 
     transport: asyncio.Transport
 
@@ -20,7 +20,7 @@ class Client(Protocol):
 
 
 class Carried(asyncio.Protocol):
-    """Our end of what a client's connection has with what answers. `transport`: None until it is there."""
+    """End of the socket towards the server that answers. `transport`: None until it is connected."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -28,7 +28,7 @@ class Carried(asyncio.Protocol):
         self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Begin to carry; send the early bytes."""
         self.transport = cast(asyncio.Transport, transport)
         if self._client.transport.is_closing():
             self.abort()
@@ -38,16 +38,16 @@ class Carried(asyncio.Protocol):
             self._client.transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End."""
+        """End the client's connection."""
         self._client.end()
 
     def data_received(self, data: bytes) -> None:
-        """What answers says something."""
+        """Pass the server's bytes to the client."""
         if not self._client.transport.is_closing():
             self._client.transport.write(data)
 
     def send(self, data: bytes) -> None:
-        """The client says something."""
+        """Pass the client's bytes to the server."""
         if self.transport is None:  # One piece is kept until it is.
             self._early += data
             self._client.transport.pause_reading()
@@ -55,15 +55,15 @@ class Carried(asyncio.Protocol):
             self.transport.write(data)
 
     def pause_writing(self) -> None:
-        """What answers does not read as fast as the client says something."""
+        """Pause the client: the server does not read fast enough."""
         paused(self._client.transport, on=True)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Let the client go on."""
         paused(self._client.transport, on=False)
 
     def pause(self, *, on: bool) -> None:
-        """The client does not read as fast as it is answered, or does again."""
+        """Pause the server while the client does not read fast enough, or let it go on."""
         if self.transport is not None:
             paused(self.transport, on=on)
 
@@ -74,6 +74,6 @@ class Carried(asyncio.Protocol):
 
 
 def paused(transport: asyncio.Transport, *, on: bool) -> None:
-    """Whether a transport reads."""
+    """Pause or resume the reading of a transport."""
     if not transport.is_closing():
         (transport.pause_reading if on else transport.resume_reading)()

@@ -1,11 +1,11 @@
-"""The flow of a request for a cascade: what it asks of its models about the images of one request.
+"""Cascades: the flow of a request that asks several models about its images.
 
     images ─► first model ─► parts of the original image ─► later models' queues ─► one entry an image
 
-Owns: this flow; what is asked, the cascade decides (models.contract.cascade). Parts are ordinary items of a later
-model: batched across requests, with the request's own deadline and priority. They come in portions, two of which are
-no more than a request may hold, so that any number of parts fits into a queue. An image is decoded once for each model
-that sees parts of it, and once more for each further portion.
+Owns: this flow; the cascade decides the questions (models.contract.cascade). Parts are ordinary items of a later model:
+batched across requests, with the request's own deadline and priority. They come in portions, two of which are no more
+than a request may hold, so that any number of parts fits into a queue. An image is decoded once for each model that
+sees parts of it, and once more for each further portion.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from models import Options
 from models.contract.cascade import Cascade, Region
 
 Part = tuple[int, Region]
-"""The number of an image, and a region of it."""
+"""Number of an image, and a region of it."""
 
 
 async def predict_cascade(
     ingress: Ingress, cascade: Cascade, images: Sequence[Encoded | Frame], terms: Terms, *, options: Options
 ) -> Answer:
-    """Predict for images, all or nothing: the entries that the cascade makes of them. Raises ServiceError."""
+    """Predict for images, all or nothing; return the cascade's entries. Raises ServiceError."""
     encoded = [image for image in images if not isinstance(image, Frame)]
     if len(encoded) < len(images):
         raise invalid_request(f"{cascade.name} takes encoded images: later models see parts of the original")
@@ -43,12 +43,12 @@ async def predict_cascade(
 
 
 class _Request:
-    """The images of one request, as a cascade sees them (models.contract.cascade.CascadeRequest)."""
+    """Images of one request, as a cascade sees them (models.contract.cascade.CascadeRequest)."""
 
     def __init__(self, ingress: Ingress, images: Sequence[Encoded], terms: Terms, options: Options) -> None:
         self._ingress, self._images, self._terms, self._options = ingress, images, terms, options
         self.computed_by: ComputedBy | None = None
-        """Who computed what was asked first."""
+        """Origin of the first answer: weights, device, engine, precision."""
 
     def sizes(self) -> list[tuple[int, int]]:
         return [self._ingress.link.measure(image, self._terms) for image in self._images]

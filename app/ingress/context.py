@@ -1,7 +1,7 @@
-"""A request from its first byte to its end: its id, its trace, who asks, what is answered, and what is counted of it.
+"""Context of a request from its first byte to its end: its id, its trace, its caller, its result, and its metrics.
 
-Owns: what HTTP (app.http.edge, app.http.hot) and gRPC have in common around an answer, which is the same for each.
-Must not know what a request asks for.
+Owns: the steps around an answer that HTTP (app.http.edge, app.http.hot) and gRPC have in common. Must not know what a
+request asks for.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from app.observability.tracing import TRACEPARENT, RequestTrace
 log = logging.getLogger("anychip")
 
 Scope = MutableMapping[str, Any]
-"""Of ASGI's scope `method`, `path`, `headers` and `client` matter here: a gRPC call has them, too."""
+"""ASGI's scope, of which `method`, `path`, `headers` and `client` are read: a gRPC call has them, too."""
 
 _RANDOM = random.Random()  # An id need not be hard to guess, and the system's randomness costs ten times as much.
 UNKNOWN = Caller("", CallerLimits())
-"""Who asks, before it is known."""
+"""Caller before it is known."""
 
 _NOTHING: Mapping[str, str] = {}
 
 UNCOUNTED_BYTES = 64 * 1024
-"""An answer of so many bytes is not counted: each connection may have as much on its way."""
+"""Most bytes of an answer that is not counted: each connection may have as much in flight."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -48,13 +48,13 @@ _Context = TypeVar("_Context", bound="RequestContext")
 
 
 class RequestContext:
-    """A request, begun when this is made and ended with the context: then it is counted, traced, logged and audited.
+    """Context of a request; at its end the request is counted, traced, logged and audited.
 
-    `started_s`: `time.monotonic()` at its first byte; `address`: where it came from; `caller`: set once it has been
-    admitted; `model`: once it is known to exist; `route`: the path with names for its parts; `status`: HTTP's, once an
-    answer begins, 0 where none does; `code`: "OK" or an error's; `traceparent`: what goes on from here; `subject` and
-    `weights_sha256`: what the audit says of it; `unsent`: what a large answer holds; `task`: answers it, where that is
-    known.
+    `started_s`: `time.monotonic()` at its first byte; `address`: the client's; `caller`: set after admission; `model`:
+    set once it is known to exist; `route`: the path with names for its parts; `status`: HTTP's, set when an answer
+    begins, 0 without one; `code`: "OK" or an error's; `traceparent`: the header for the answer and later calls;
+    `subject` and `weights_sha256`: for the audit; `unsent`: the lease of a large answer; `task`: the task that answers
+    it, if known.
     """
 
     __slots__ = (
@@ -78,7 +78,7 @@ class RequestContext:
     )
 
     def __init__(self, link: Link, scope: Scope) -> None:
-        """From here on the log lines of this task name the request."""
+        """Begin a request: from here on the log lines of this task name it."""
         self.started_s = clock.monotonic()
         self._link, self.scope = link, scope
         headers, client = scope["headers"], scope.get("client")
@@ -109,7 +109,7 @@ class RequestContext:
         logs.trace_id.set(exemplar["trace_id"] if exemplar else "")
 
     def admit(self, access: Access, need: Need, bind: Bind) -> None:
-        """Find who asks, and whether it may. Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
+        """Identify the caller, and check its rights. Raises NOT_FOUND, FORBIDDEN, UNAUTHORIZED."""
         self._need = need
         if raw_path := self.scope.get("raw_path"):
             check_spelling(raw_path)
@@ -121,7 +121,7 @@ class RequestContext:
             raise
 
     def hold(self, size: int, bodies: Budget) -> None:
-        """Count an answer of so many bytes, what was counted of it before included, until the end.
+        """Count an answer of so many bytes in total until the end of the request.
 
         Raises QUEUE_FULL.
         """
@@ -131,9 +131,9 @@ class RequestContext:
             self.unsent.take(max(0, size - self.unsent.held_bytes))
 
     def failure(self, error: Exception) -> ServiceError:
-        """What the client is told of an error; the log has the detail of one that is ours.
+        """Return the error for the client; log the detail of an internal one.
 
-        Raises ClientLeftError where there is no client any more.
+        Raises ClientLeftError if the client has left.
         """
         if isinstance(error, ClientLeftError):
             raise error
@@ -144,7 +144,7 @@ class RequestContext:
         return without_frames(error)
 
     def attributes(self) -> dict[str, str]:
-        """What a trace says of the request; only what is known."""
+        """Return the request's known attributes for a trace."""
         known = {"anychip.request_id": self.request_id, "http.route": self.route, "anychip.model": self.model}
         return {name: value for name, value in known.items() if value} | {"anychip.code": self.code}
 
@@ -190,7 +190,7 @@ class RequestContext:
             )
 
     def _follow(self, given: bytes, trace: RequestTrace | None) -> None:
-        """Go on with our own trace, else with the client's: its id still finds the request in its own traces."""
+        """Follow our own trace, else the client's: its id still finds the request in the client's traces."""
         self.recorder.trace = trace
         if trace is not None:
             self.traceparent = trace.traceparent.encode()

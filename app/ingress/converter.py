@@ -1,10 +1,10 @@
-"""Child processes that turn large JSON and protobuf requests into bytes, and large answers into JSON.
+"""Converter processes: large JSON and protobuf requests into bytes, and large answers into JSON.
 
     loop ─► function, argument, payload ─► child (app.converter_main) ─► converted bytes, or the client's mistake
 
-Owns: these processes, at most `_PROCESSES` of them, started when first needed. Must not know what is converted. A
-thread would not do: making Python objects holds the interpreter, and the event loop with it. A child that dies takes
-the one request that it was converting with it.
+Owns: these processes, at most `_PROCESSES` of them, started when first needed. Must not know what is converted. Threads
+do not suffice: making Python objects holds the interpreter, and so the event loop. If a child dies, its one request
+fails with it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from app.processes.forking import is_stopped
 from app.protocols import wire
 
 Conversion = Callable[[wire.Buffer, int], wire.Buffer]
-"""A function of a module that imports nothing large, of a payload and an argument. Raises ServiceError."""
+"""Function of a payload and an argument, in a module that imports nothing large. Raises ServiceError."""
 REQUEST = struct.Struct("<IIQ")
-"""Bytes of the function's name, argument, bytes of the payload; name and payload follow."""
+"""Header of a request: bytes of the function's name, argument, bytes of the payload; name and payload follow."""
 ANSWER = struct.Struct("<BxxxxxxxQ")
-"""Flags, bytes that follow; of an error they are JSON."""
+"""Header of an answer: flags, and the number of bytes that follow; an error's are JSON."""
 FAILED, LEAVING = 1, 2
 
 _PROCESSES = 2
 _SOCKET_BYTES = 1 << 20
 _LOOK_INTERVAL_S = 1.0
 _STOPPED_LOOKS = 4
-"""How often in a row a child may be found stopped before it is killed."""
+"""Most checks in a row that find a child stopped before it is killed."""
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -46,16 +46,16 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 _KILLED = 2
-"""So many children killed one after the other are the request's doing."""
+"""Number of children killed one after the other for which the request is to blame."""
 _MAIN = "from app.converter_main import main; main()"
 
 
 class _KilledError(Exception):
-    """The child was killed from outside, or for having been stopped."""
+    """The child was killed from outside, or because it was stopped."""
 
 
 class Converter:
-    """Made inside a running event loop."""
+    """Converter with its child processes; made inside a running event loop."""
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_PROCESSES)
@@ -64,7 +64,7 @@ class Converter:
         self._closed = False
 
     async def convert(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> memoryview:
-        """The converted payload. Raises what the conversion raises: INVALID_REQUEST; cancelled, it ends the child."""
+        """Return the converted payload. Raises the conversion's ServiceError; cancelled, it ends the child."""
         async with self._free:
             child, killed = await self._one(), 0
             while True:
@@ -72,7 +72,7 @@ class Converter:
                     flags, answer = await self._asked(child, conversion, argument, payload)
                     break
                 except _KilledError:
-                    # By a person, or for want of memory. The request may well be innocent: once more. Who stopped a
+                    # A person or a lack of memory killed it. The request may be innocent: try again. Whoever stopped a
                     # child may have stopped those that wait as well, so the next one is new.
                     killed += not child.was_stopped
                     if killed == _KILLED:
@@ -86,7 +86,7 @@ class Converter:
     async def _asked(
         self, child: _Child, conversion: Conversion, argument: int, payload: wire.Buffer
     ) -> tuple[int, memoryview]:
-        """Flags and answer of a child. Raises _KilledError, ServiceError."""
+        """Return flags and answer of a child. Raises _KilledError, ServiceError."""
         try:
             flags, answer = await child.ask(conversion, argument, payload)
         except (OSError, EOFError):
@@ -135,11 +135,11 @@ def _too_complex() -> ServiceError:
 
 
 class _Child:
-    """A process and our end of the socket that is its standard input."""
+    """Child process, and our end of the socket that is its standard input."""
 
     def __init__(self) -> None:
         self.was_stopped = False
-        """Whether it was found stopped, and killed for that."""
+        """True if it was found stopped, and killed for that."""
         self._connection, theirs = socket.socketpair()
         self._connection.setblocking(False)
         for end in (self._connection, theirs):
@@ -154,16 +154,16 @@ class _Child:
             )
 
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """Return True if it can be asked."""
         return self.process.poll() is None
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal from outside has ended it, and not what it read."""
+        """Return True if a signal from outside has ended it, and not the payload."""
         return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
     async def ask(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> tuple[int, memoryview]:
-        """Flags and the answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""
+        """Return flags and answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""
         answer = asyncio.ensure_future(self._ask(conversion, argument, payload))
         try:
             looks = 0

@@ -1,10 +1,10 @@
-"""The flow of an inference request: of tensors, arrays in, arrays out; of images, their outputs by name.
+"""Inference requests: of tensors, arrays in, arrays out; of images, their outputs by name.
 
     check ─► room ─► each row computed (app.ingress.items) ─► collect ─► TensorAnswer
     Work (app.protocols.open_inference) ─► run ─► InferenceResponse
 
-Owns: what tensors of a request become items, and their answer. Must not know a transport. An item is one row of the
-batch dimension: rows of several requests run together. Networks without a batch dimension take a request as one item.
+Owns: the split of a request's tensors into items, and their answer. Must not know a transport. An item is one row of
+the batch dimension: rows of several requests run together. Without a batch dimension a request is one item.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from models import InputError, PixelModel, TensorModel
 
 @dataclass(frozen=True, slots=True)
 class TensorAnswer:
-    """Outputs by name, in the order asked for ([n, …] where the model has a batch dimension), and who computed them."""
+    """Outputs by name, in the order of the request ([n, …] if the model has a batch dimension), and their origin."""
 
     outputs: dict[str, Array]
     computed_by: ComputedBy
@@ -79,7 +79,7 @@ async def _as_it_is(result: Result) -> Result:
 
 
 async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceResponse:
-    """Have it computed. Raises ServiceError; cancelled, it gives up its room."""
+    """Compute the work. Raises ServiceError; cancelled, it gives up its room."""
     names = [output.name for output in work.outputs]
     if work.cascade is not None:
         found = await predict_cascade(ingress, work.cascade, work.images, work.terms, options=work.options)

@@ -1,9 +1,9 @@
-"""The one way from a transport to an answer.
+"""Order of the steps from any transport to an answer.
 
     find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
 
-Owns: this order, and what all transports share: the link to the owner, who may ask, and the budget of bodies. A
-transport brings a `Call`: how its terms, its body and its request are read. Must not know what is asked.
+Owns: this order, and the parts that all transports share: the link to the owner, access, and the budget of bodies. A
+transport brings a `Call`, which reads terms, body and request. Must not know what is asked.
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ _OFFLOAD_THREADS = 2
 
 
 def connections(limit: int) -> Budget:
-    """Of all public ports together, HTTP's, TLS's and gRPC's.
+    """Return the budget of connections of all public ports together, HTTP's, TLS's and gRPC's.
 
-    One is taken under `client_of` its address when it is accepted, before a handshake (QUEUE_FULL: it is closed at
-    once), and given back when its descriptor is closed. A sixteenth is for addresses that have few: health checks and
-    modest clients come through while others take what they can.
+    A connection is taken under `client_of` its address when it is accepted, before a handshake (QUEUE_FULL: it is
+    closed at once), and given back when its descriptor is closed. A sixteenth is for addresses that have few: health
+    checks and modest clients come through while others take what they can.
     """
     return Budget(limit, "connections", least=min(_FEW_CONNECTIONS, limit // 4), spare=limit // 16)
 
 
 class Call(ABC, Generic[Answer]):
-    """A request for a model, as a transport sees it."""
+    """Request for a model, as a transport sees it."""
 
     def __init__(self, context: RequestContext, model: str, version: str = "") -> None:
         self.context, self.model, self.version = context, model, version
 
     @abstractmethod
     def terms(self, settings: Settings) -> Terms:
-        """What is said before the body. Raises INVALID_REQUEST."""
+        """Return the terms that precede the body. Raises INVALID_REQUEST."""
 
     @abstractmethod
     async def read(self, lease: Lease, limit: interrupted_at) -> None:
-        """Receive the body, its bytes taken of `lease`, within `limit`. Raises ServiceError, ClientLeftError."""
+        """Receive the body within `limit`, and take its bytes from `lease`. Raises ServiceError, ClientLeftError."""
 
     @abstractmethod
     async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """What the body asks of the model. Raises INVALID_REQUEST; may change the terms."""
+        """Read the body, and return the function that computes the answer. Raises INVALID_REQUEST; may change the
+        terms.
+        """
 
     @abstractmethod
     async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
-        """The answer; when the client leaves first, `on_leave` is called and `running` cancelled."""
+        """Return the answer. If the client leaves first, call `on_leave` and cancel `running`."""
 
 
 def _nothing() -> None:
@@ -76,25 +78,25 @@ Run = Callable[[], Awaitable[Answer]]
 
 
 class Ingress:
-    """Into the service behind one link. Made inside a running event loop."""
+    """Ingress to the service behind one link. Made inside a running event loop."""
 
     def __init__(self, link: Link, access: Access, share: float = 1.0) -> None:
-        """`share`: of the bytes that requests may hold; the rest is for other ingresses."""
+        """Make the shared parts. `share`: part of the bytes that requests may hold; the rest is for other ingresses."""
         self.link, self.access = link, access
         self.replies = Replies(link)
         self._threads = Threads(_OFFLOAD_THREADS)
         self.converter = Converter()
         self.bodies = Budget(int(share * link.settings.max_buffered_bytes), "bytes of requests and answers")
-        """Of requests until they are computed, of large answers until their client has read them."""
+        """Bytes of requests until they are computed, and of large answers until their client has read them."""
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
         self.connections = connections(link.settings.max_connections)
         self._under_way: set[Ending] = set()
 
     def promised(self, headers: Sequence[tuple[bytes, bytes]], address: str, size: int) -> Callable[[], None] | None:
-        """Promise a request the bytes of its body, which come later: None where they would be refused by then.
+        """Promise a request the bytes of its body, which come later; return None if there will be no room for them.
 
-        What is returned ends the promise.
+        Else return a function that ends the promise.
         """
         try:
             client = self.access.admit("infer", "public", headers, address).name
@@ -103,13 +105,13 @@ class Ingress:
         return partial(self.bodies.fulfil, client, size) if self.bodies.promise(client, size) else None
 
     async def close(self) -> None:
-        """End what the ingress has started. Idempotent."""
+        """End all that the ingress has started. Idempotent."""
         await self._trim.close()
         await self.converter.close()
         await self._threads.close()
 
     def made_by(self, computed_by: ComputedBy) -> dict[str, str | bool]:
-        """What every answer says of itself: weights, device, engine, precision, and whether that is a simulation."""
+        """Return an answer's origin: weights, device, engine, precision, and "simulated" for a simulated device."""
         weights, device, engine, precision = computed_by
         made_by: dict[str, str | bool]
         made_by = {"weights": weights, "device": device, "engine": engine, "precision": precision}
@@ -118,14 +120,15 @@ class Ingress:
         return made_by
 
     def refuse_what_is_under_way(self) -> None:
-        """Each call that has no answer yet gets DRAINING now: it was waited for long enough."""
+        """Answer DRAINING to every call in flight: the service has waited long enough."""
         for each in list(self._under_way):
             each.interrupt(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
-        """What `function` returns, run in a thread: for what would hold up the event loop and releases the GIL.
+        """Run `function` in a thread, and return its result. It must release the GIL, and be too long for the event
+        loop.
 
-        While the service ends it is run here: what is left then are answers that somebody waits for.
+        After the threads have ended it runs here: only answers that somebody waits for are left then.
         """
         try:
             return await self._threads.run(function, *arguments)

@@ -1,6 +1,6 @@
-"""What ends a request from outside: its deadline, or that it comes too slowly; that its client leaves; a shutdown.
+"""Interruptions of a request: its deadline, a slow body, a client that leaves, a shutdown.
 
-Owns: cancelling the request's task for one of these reasons, and saying afterwards which it was. Must not know what the
+Owns: cancelling the request's task for one of these reasons, and the error for it afterwards. Must not know what the
 request is about.
 """
 
@@ -16,19 +16,19 @@ from app.errors import ServiceError
 
 _FREE_S = 5.0  # An upload may take this long at any rate.
 _STOOD_STILL_S = 0.25
-"""How late a timer is after a time in which this process was stopped: what has arrived meanwhile is read first."""
+"""Lateness of a timer that shows that this process was stopped: bytes that arrived meanwhile are read first."""
 
 
 _Interruption = TypeVar("_Interruption", bound="Interruption")
 
 
 class Interruption:
-    """Within the context its task may be interrupted, with a reason."""
+    """Context within which its task may be interrupted, with a reason."""
 
     __slots__ = ("_reason", "task")
 
     def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
-        """`task`: the one that runs, by who knows it: to ask for it costs a call of the system before Python 3.12."""
+        """Take `task`, the running one, from the caller: before Python 3.12 finding it costs a system call."""
         self.task = task or _running()
         self._reason: Exception | None = None
 
@@ -36,7 +36,7 @@ class Interruption:
         return self
 
     def interrupt(self, reason: Exception) -> None:
-        """Cancel what runs inside; the context then raises `reason`."""
+        """Cancel the task inside; the context then raises `reason`."""
         self._reason = reason
         self.task.cancel()
 
@@ -49,7 +49,7 @@ class Interruption:
 
 
 def taken_back(task: asyncio.Task[Any]) -> None:
-    """A task's cancellation was heard, and said something else: it goes on."""
+    """Take back the cancellation of a task that was only an interruption: the task goes on."""
     if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
         task.uncancel()
 
@@ -61,10 +61,10 @@ def _running() -> asyncio.Task[Any]:
 
 
 class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
-    """Cancel what runs inside at `deadline_s` (`time.monotonic()`). Raises DEADLINE_EXCEEDED then.
+    """Context that cancels its task at `deadline_s` (`time.monotonic()`), and then raises DEADLINE_EXCEEDED.
 
-    Raises REQUEST_TIMEOUT before that, when a body that has begun to arrive comes slower than `least_bytes_per_s`, if
-    that is set. (Of one that does not begin nothing is held.)
+    It raises REQUEST_TIMEOUT earlier if a body that has begun to arrive is slower than `least_bytes_per_s`, if that is
+    set. (Nothing is held for a body that has not begun.)
     """
 
     __slots__ = ("_began_s", "_deadline_s", "_due_s", "_timer", "least_bytes_per_s")
@@ -81,13 +81,13 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         return self
 
     def arrived(self, size: int) -> None:
-        """So much of the body is there, and there is more to come."""
+        """Note that so many bytes of the body have arrived, and more will come."""
         if self.least_bytes_per_s:
             self._timer.cancel()
             self._arm_rate(self._began_s + _FREE_S + size / self.least_bytes_per_s)
 
     def arrived_wholly(self) -> None:
-        """All of the body is there."""
+        """Note that the whole body has arrived."""
         self._timer.cancel()
         self._arm_deadline()
 
@@ -95,7 +95,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:
-        self._due_s = max(due_s, clock.monotonic())  # What is too slow already is not late.
+        self._due_s = max(due_s, clock.monotonic())  # A body that is too slow already is not late.
         self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:
@@ -120,7 +120,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
 
 
 class Ending(Interruption):
-    """A request that a shutdown may end while the context lasts; as long, it is one of `under_way`."""
+    """Request in `under_way` that a shutdown may end while the context lasts."""
 
     __slots__ = ("_under_way",)
 
@@ -141,7 +141,7 @@ class Ending(Interruption):
 
 
 async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:
-    """Wait for a task to end, until there is a hurry; returns whether it has ended. It is not cancelled."""
+    """Wait for a task to end, until there is a hurry; return True if it has ended. It is not cancelled."""
     hurried = asyncio.ensure_future(hurry.wait())
     try:
         await asyncio.wait((task, hurried), return_when=asyncio.FIRST_COMPLETED)

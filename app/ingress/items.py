@@ -1,9 +1,9 @@
-"""The way of the items of a request: images, or rows of tensors.
+"""Items of a request: images, or rows of tensors.
 
     submit over the link ─► its one reply ─► answer, all of a request's or none
 
-Owns: this order, and what is recorded of each item. What fills a slot is the owner's business, what is made of a result
-the caller's. Must not know images or tensors.
+Owns: this order, and the metrics of each item. The owner fills slots; the caller makes answers from results. Must not
+know images or tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Token = tuple[int, asyncio.Future[Result]]
 
 
 class Replies:
-    """What was submitted over a link and has no reply yet."""
+    """Items submitted over a link that have no reply yet."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -33,7 +33,7 @@ class Replies:
         link.connect(self._replied)
 
     def submit(self, room: Room, content: Content, options: Options | TensorOptions, position: int) -> list[Token]:
-        """Have items computed; each of the futures is to be awaited. It gets a result, or a ServiceError."""
+        """Submit items; return tokens with futures, all to be awaited. Each gets a result, or a ServiceError."""
         items = len(content.regions) if isinstance(content, Regions) else 1
         tokens, submitted = [], []
         for token in islice(self._tokens, items):
@@ -44,7 +44,7 @@ class Replies:
         return submitted
 
     def cancel(self, token: int) -> None:
-        """The item is wanted no longer: it leaves its queue at once."""
+        """Cancel an item that is not wanted any more: it leaves its queue at once."""
         self._link.cancel(token)
 
     def _replied(self, token: int, reply: Reply) -> None:
@@ -60,9 +60,9 @@ class Replies:
 
 @dataclass(slots=True)
 class Items(Generic[T]):
-    """The items of one request that has its room.
+    """Items of one request that has its room.
 
-    `answer`: what is made of a result; `has_answers`: whether that is the item's own answer, and not a part of the
+    `answer`: makes an answer from a result; `has_answers`: True if that is the item's own answer, not a part of the
     request's.
     """
 
@@ -73,7 +73,7 @@ class Items(Generic[T]):
     has_answers: bool = True
 
     async def run(self, contents: Sequence[Content]) -> list[T]:
-        """All of them, at the same time, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
+        """Compute all items concurrently, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
         submitted: list[Token] = []
         for content in contents:
             submitted += self.replies.submit(self.room, content, self.options, len(submitted))
@@ -104,7 +104,7 @@ class Items(Generic[T]):
             raise
         finally:
             now_s = clock.monotonic()
-            # What the device did not take was waiting, in the queue or in front of the worker.
+            # The time that the device did not take was a wait, in the queue or in front of the worker.
             infer_s = max(result.queued_s, computed_s - result.infer_s)
             if recorder.trace is not None:
                 begun = [("decode", result.begun_s), ("queue", result.queued_s), ("infer", infer_s)]
@@ -123,14 +123,14 @@ class Items(Generic[T]):
         return answer
 
     def _check_deadline(self, now_s: float) -> None:
-        """Raises DEADLINE_EXCEEDED when it has passed."""
+        """Raise DEADLINE_EXCEEDED if the deadline has passed."""
         if now_s >= self.room.terms.deadline_s:
             self.room.served.metrics.expired["postprocess"].inc()
             raise too_late()
 
 
 async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gather; the first failure cancels the rest and waits for them, so that nothing is left under way."""
+    """Gather; the first failure cancels the rest and waits for them, so that nothing is left in flight."""
     tasks = [asyncio.ensure_future(answer) for answer in answers]
     try:
         return await asyncio.gather(*tasks)

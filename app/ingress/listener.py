@@ -1,10 +1,10 @@
-"""Sockets that listen: what they accept is counted before anything is read of it, TLS's handshake included.
+"""Listening sockets: each connection is counted before anything is read of it, TLS's handshake included.
 
-Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. What
-counts is one budget for all public ports (app.ingress.ingress.connections), gRPC's as well.
+Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. One
+budget counts connections of all public ports (app.ingress.ingress.connections), gRPC's as well.
 
-A server of asyncio's accepts all that comes, and makes a connection known after its handshake: by then silent ones have
-taken every descriptor.
+A server of asyncio's accepts all connections, and reports each after its handshake: by then silent ones have taken
+every descriptor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ log = logging.getLogger("anychip.listener")
 HANDSHAKE_S = 10.0
 _BACKLOG = 2048
 _AT_ONCE = 32
-"""Connections accepted in one turn of the event loop."""
+"""Most connections accepted in one turn of the event loop."""
 _PAUSE_S = 0.1
-"""Without a descriptor nothing is accepted for so long."""
+"""Pause of accepting when there is no descriptor."""
 _SAY_AGAIN_S = 60.0
 
 
 class Listener:
-    """Of one server; looks like asyncio's `Server` to uvicorn."""
+    """Listener of one server; looks like asyncio's `Server` to uvicorn."""
 
     def __init__(
         self,
@@ -43,9 +43,8 @@ class Listener:
         tls: ssl.SSLContext | None = None,
         refusal: bytes = b"",
     ) -> None:
-        """`connection`: makes a protocol, which calls `on_lost` with itself at its end; `connections`: counts them.
-
-        `refusal`: what a refused client is told where there is no TLS.
+        """Prepare to accept. `connection`: makes a protocol, which calls `on_lost` with itself at its end;
+        `connections`: counts them; `refusal`: the bytes for a refused client without TLS.
         """
         self.sockets: list[socket.socket] = []
         self._connection, self._connections = connection, connections
@@ -53,14 +52,14 @@ class Listener:
         self._refusal = b"" if tls else refusal
         self._loop = asyncio.get_running_loop()
         self._clients: dict[Any, str] = {}
-        """Of the connections that are counted."""
+        """Client of each counted connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._said_s = float("-inf")
         self.passing: Callable[[socket.socket, Callable[[], None]], bool] | None = None
-        """Asked of each connection: whether another process has it now. What it is given ends its count."""
+        """Hook for each connection: True if another process takes it; then its second argument ends the count."""
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
-        """Accept what comes to a port, at all addresses of a host. Raises OSError."""
+        """Accept connections to a port, at all addresses of a host. Raises OSError."""
         found = await self._loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
             made = socket.create_server(address, family=family, backlog=_BACKLOG, reuse_port=reuse_port)
@@ -77,7 +76,7 @@ class Listener:
         self.sockets.clear()
 
     async def wait_closed(self) -> None:
-        """End what is still at its beginning: handshakes."""
+        """End handshakes that have not finished."""
         for task in self._beginning:
             task.cancel()
         await asyncio.gather(*self._beginning, return_exceptions=True)
@@ -111,14 +110,14 @@ class Listener:
 
     def _refuse(self, accepted: socket.socket, client: str) -> None:
         self._say("connections from %s are refused: it has all it may have of them (--max-connections)", client)
-        with accepted, contextlib.suppress(OSError):  # Whether the client hears why is its own luck.
+        with accepted, contextlib.suppress(OSError):  # The client may not hear the reason.
             if self._refusal:
                 accepted.send(self._refusal)
                 accepted.shutdown(socket.SHUT_WR)
-                accepted.recv(1 << 16)  # What is unread when a socket is closed resets the connection.
+                accepted.recv(1 << 16)  # Unread bytes at the close of a socket reset the connection.
 
     def begin(self, accepted: socket.socket, client: str) -> None:
-        """Serve a connection that is counted, and that this owns from now on."""
+        """Serve a counted connection, owned from now on."""
         made = self._connection()
         self._clients[made] = client
         made.on_lost = self._lost  # A function that knew `made` were a circle, left to the collection of garbage.
@@ -142,7 +141,7 @@ class Listener:
             self._connections.give(client, 1)
 
     def _say(self, message: str, *about: object) -> None:
-        """In the log, now and then."""
+        """Log a warning, at most once a minute."""
         if self._loop.time() - self._said_s > _SAY_AGAIN_S:
             self._said_s = self._loop.time()
             log.warning(message, *about)

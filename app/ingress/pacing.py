@@ -1,7 +1,7 @@
-"""Requests that begin in turns: so many in one turn of the event loop, the others in the next ones, in their order.
+"""Pacing: so many requests begin in one turn of the event loop, the others in the next ones, in their order.
 
-Owns: who begins when. Must not know what is asked. A flood of requests, each of which takes a few milliseconds, would
-otherwise be worked off in one turn, and all other requests would wait for it.
+Owns: the order of begin. Must not know what is asked. Without it a flood of requests of a few milliseconds each would
+run in one turn, and all other requests would wait for it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections import deque
 
 
 class Pacing:
-    """Of one event loop."""
+    """Pacing of one event loop."""
 
     def __init__(self, most: int) -> None:
-        """`most`: how many may begin in one turn of the loop."""
+        """Let at most `most` requests begin in one turn of the loop."""
         self._most = self._left = most
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._renewing = False
 
     async def take(self) -> None:
-        """Until it is the caller's turn; at once where fewer came before it in this turn of the loop."""
+        """Wait for the caller's turn; return at once if fewer came before it in this turn of the loop."""
         if self._left and not self._waiting:
             self._left -= 1
             self._renew_soon()

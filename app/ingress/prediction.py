@@ -1,8 +1,8 @@
-"""The flow of a request of images: encoded images or pixels in, predictions out.
+"""Image requests: encoded images or pixels in, predictions out.
 
     room ─► each image computed (app.ingress.items) ─► postprocess ─► Answer
 
-Owns: what is made of what a worker sent for an image. Must not know a transport.
+Owns: the answer for each image from a worker's result. Must not know a transport.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
 log = logging.getLogger("anychip.service")
 
 _INLINE_BYTES = 16 * 1024
-"""Results up to this size are postprocessed in the event loop: a hop to a thread would cost more than the work."""
+"""Most bytes of a result that the event loop postprocesses: a thread would cost more than the work."""
 _MOST_DETECTIONS = 30_000
-"""Detections that the images of one request may have together: each is an object, and text in the event loop."""
+"""Most detections of the images of one request: each is an object, and text in the event loop."""
 
 Finish = Callable[[PixelModel, Sequence[npt.NDArray[Any]], Placement, Options], Any]
-"""What is made of what the worker sent for an image; pure, and may run in a thread."""
+"""Function that makes an image's answer from a worker's result; pure, and may run in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `Finish` made of each image, in the order of the images, and who computed the last of them. `is_large`: to
-    write all of it as JSON takes long.
+    """Results of `Finish` in the order of the images, and the origin of the last. `is_large`: writing them as JSON
+    takes long.
     """
 
     predictions: list[Any]
@@ -43,7 +43,7 @@ class Answer:
 
 
 def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
-    """One entry of "predictions"."""
+    """Return one entry of "predictions"."""
     return model.postprocess(outputs, placement, options)
 
 
@@ -78,7 +78,7 @@ async def computed(
     options: Options,
     finish: Finish = prediction,
 ) -> Answer:
-    """What `finish` makes of images and of parts of images, all or nothing. Raises ServiceError."""
+    """Return the results of `finish` for images and parts of images, all or nothing. Raises ServiceError."""
 
     async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.

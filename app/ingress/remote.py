@@ -1,7 +1,7 @@
-"""The ingress's end of the link to an owner in another process (app.link_messages).
+"""Ingress's end of the link to an owner in another process (app.link_messages).
 
-Owns: what was sent and has no reply yet, and the memory that holds it. Must not know a transport, nor how the process
-around it lives (app.ingress_main).
+Owns: items that were sent and have no reply yet, and their memory. Must not know a transport, nor the life of its
+process (app.ingress_main).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from app.processes.talk import Talk
 from models import Model, Options, TensorOptions
 
 _CALM_S = 1.0
-"""A request that has so long may come without a question where little waits."""
+"""Time left with which a request may come without a question if the model is calm."""
 _TOLD_EVERY_S = 0.1
 
 
 class RemoteLink(Link):
-    """Made once IngressBegin is there. `on_counted`: is called now and then after requests have ended."""
+    """Link to the owner, made after IngressBegin. `on_counted`: called periodically after requests have ended."""
 
     def __init__(self, tables: Tables, forms: Sequence[ServedModel], talk: Talk, blocks: Blocks) -> None:
-        """`forms`: all served models by index, those included that others hold as `floats`."""
+        """Make the link. `forms`: all served models by index, also those that others hold as `floats`."""
         super().__init__(tables)
         self._forms, self._talk, self._blocks = forms, talk, blocks
         self._loop = asyncio.get_running_loop()
@@ -56,7 +56,7 @@ class RemoteLink(Link):
         self._numbers = count()
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._under_way: dict[int, tuple[_RemoteRoom, bool]] = {}
-        """By token; whether its reply was given here already."""
+        """Items by token; True if the reply was already given here."""
         self._calm: tuple[int, ...] = ()
         self._telling: asyncio.TimerHandle | None = None
         self.on_counted: Callable[[], None] = lambda: None
@@ -130,19 +130,19 @@ class RemoteLink(Link):
             self._on_reply(token, ServiceError("INTERNAL", "the request was cancelled"))
 
     def leave(self, room: _RemoteRoom) -> None:
-        """The request of a room has ended."""
+        """Tell the owner that the request of a room has ended."""
         self._talk.say(Leave(room.number))
 
     def write(self, data: memoryview) -> int:
-        """Put something where the owner can read it. Raises MemoryError."""
+        """Write data where the owner can read it; return its start. Raises MemoryError."""
         return self._blocks.write(data)
 
     def give(self, start: int, size: int) -> None:
-        """The owner looks at it no longer."""
+        """Free memory that the owner no longer reads."""
         self._blocks.give(start, size)
 
     def heard(self, message: ToIngress) -> None:
-        """Take what the owner says; what is not the link's is left alone."""
+        """Handle a message of the owner; ignore those that are not for the link."""
         match message:
             case ItemComputed():
                 self._reply(message.token, self._result(message))
@@ -196,11 +196,11 @@ class RemoteLink(Link):
         objects = read_packed(self._talk.take_descriptor())
         for number, model in zip(numbers.values(), objects, strict=True):
             self._models[number] = model
-            self._models.pop(number - 2 * len(self._forms), None)  # Of the one before it results may still come.
+            self._models.pop(number - 2 * len(self._forms), None)  # Results of the one before it may still come.
 
 
 class _RemoteRoom(Room):
-    """`missing`: how many of its tokens have no reply of the owner's yet."""
+    """Room at the owner. `missing`: number of its tokens without a reply from the owner."""
 
     def __init__(self, link: RemoteLink, served: ServedModel, terms: Terms, number: int) -> None:
         self.served, self.terms = served, terms
@@ -210,7 +210,7 @@ class _RemoteRoom(Room):
         self._placed: tuple[Content, At] | None = None
 
     def placed(self, content: Content) -> At:
-        """Where it lies for the owner; all rows of a request lie there once. Raises MemoryError."""
+        """Return where the content lies for the owner; the rows of a request share one copy. Raises MemoryError."""
         before = self._placed
         if before is not None and getattr(before[0], "inputs", before) is getattr(content, "inputs", None):
             return before[1]
@@ -229,7 +229,7 @@ class _RemoteRoom(Room):
         self.rest()
 
     def rest(self) -> None:
-        """Give the memory back once nobody looks at it."""
+        """Free the memory once nobody reads it."""
         if self._left and not self.missing:
             for start, size in self._blocks:
                 self._link.give(start, size)

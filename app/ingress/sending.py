@@ -1,6 +1,6 @@
-"""Answers that their client does not read: how long they are kept.
+"""Sending of answers to slow clients: the time for which unread answers are kept.
 
-Owns: the least rate at which a client takes what it is sent. How many bytes may wait for clients is the budget's
+Owns: the least rate at which a client must read its answer. The budget bounds the bytes that wait
 (app.ingress.ingress). Must not know what is sent.
 """
 
@@ -15,22 +15,22 @@ import struct
 log = logging.getLogger("anychip.http")
 
 PIECE_BYTES = 64 * 1024
-"""Large answers are given to TLS in such pieces: it would encrypt, and keep, all of one in a turn of the event loop."""
+"""Piece of a large answer given to TLS: it would encrypt, and keep, a whole answer in one turn of the event loop."""
 PLAIN_PIECE_BYTES = 1024 * 1024
-"""And to the system in such ones: one call sends all to a client that takes it as fast, and 100 MB take 100 ms."""
+"""Piece given to the system without TLS: a fast client would take 100 MB in one call, for 100 ms."""
 LEAST_BYTES_PER_S = 4096
 PERIOD_S = 10.0
-"""The rate is looked at over so long: a system tells of what it has taken in pieces, on loopback of 64 KiB."""
+"""Period over which the rate is measured: a system reports progress in pieces, on loopback of 64 KiB."""
 _STOOD_STILL_S = 0.25
-"""How late a timer is after a time in which this process was stopped: then the client is not to blame."""
+"""Lateness of a timer that shows that this process was stopped: then the client is not to blame."""
 _AT_ONCE = struct.pack("ii", 1, 0)
-"""With it a closed socket is reset, and what it had not yet sent is dropped."""
+"""Option of a socket: at close it is reset, and unsent bytes are dropped."""
 _ACKED_AT = 120
-"""Where Linux's `struct tcp_info` has `tcpi_bytes_acked`."""
+"""Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`."""
 
 
 class SendWatch:
-    """Of one connection: ends it when its client takes less than the least rate of what waits for it."""
+    """Watch of one connection: ends it when its client reads a waiting answer at less than the least rate."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -39,12 +39,12 @@ class SendWatch:
         self._taken = self._unsent = 0
 
     def begin(self) -> None:
-        """Bytes wait for the client."""
+        """Begin to watch: bytes wait for the client."""
         if self._timer is None:
             self._arm()
 
     def end(self) -> None:
-        """None do any more."""
+        """Stop watching: no bytes wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -55,7 +55,7 @@ class SendWatch:
         self._timer = self._loop.call_later(PERIOD_S, self._look)
 
     def _look(self) -> None:
-        # Where the system does not say what the client has, what has left this process stands for it.
+        # If the system does not report the client's bytes, those that left this process count.
         taken = max(
             _acknowledged_bytes(self._transport) - self._taken, self._unsent - self._transport.get_write_buffer_size()
         )
@@ -70,10 +70,10 @@ class SendWatch:
 
 
 def _acknowledged_bytes(transport: asyncio.Transport) -> int:
-    """What the client's system has taken since the connection began; 0 where ours does not say.
+    """Return the bytes acknowledged by the client's system since the connection began; 0 if our system does not say.
 
-    The transport knows only what it has handed to the system, which keeps megabytes of it, and asks for more when a
-    third of them has gone: that may take a slow client minutes.
+    The transport knows only the bytes handed to the system. The system keeps megabytes, and asks for more when a third
+    of them has gone: for a slow client that may take minutes.
     """
     with contextlib.suppress(OSError, AttributeError, struct.error):
         told = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)

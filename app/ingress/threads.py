@@ -1,4 +1,4 @@
-"""The threads for what would hold up the event loop and releases the interpreter lock, such as large copies.
+"""Threads for work that would block the event loop and releases the interpreter lock, such as large copies.
 
 Owns: the threads. Must not know what the work is. Images are not decoded here: app.decoding has processes for that.
 """
@@ -22,12 +22,12 @@ class ThreadsEndedError(RuntimeError):
 
 
 def begun(count: int, name: str) -> ThreadPoolExecutor:
-    """A pool whose threads all run, before there is work.
+    """Return a pool whose threads all run, before there is work.
 
-    By itself a pool begins a thread for work that finds none idle, and who hands the work in waits until it runs: an
-    event loop stood still for 0.1 to 0.4 s for that, where other processes kept the processors busy.
+    An ordinary pool starts a thread for work that finds none idle, and the caller waits until it runs: an event loop
+    was blocked for 0.1 to 0.4 s by that, while other processes kept the processors busy.
 
-    Raises OSError where there may be no such thread; none is left then.
+    Raises OSError if the threads are not permitted; none is left then.
     """
     executor, together = ThreadPoolExecutor(count, thread_name_prefix=name), threading.Barrier(count)
     try:
@@ -42,7 +42,7 @@ def begun(count: int, name: str) -> ThreadPoolExecutor:
 
 
 class Threads:
-    """Owned by one event loop. Work is taken in order."""
+    """Thread pool of one event loop. Work is taken in order."""
 
     def __init__(self, count: int) -> None:
         self._executor = begun(count, "offload")
@@ -50,9 +50,9 @@ class Threads:
     async def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Run `function` in a thread.
 
-        When this ends, however it ends, no thread runs `function` and none will: what the caller lent it (a slot) is
-        the caller's again. So work cancelled before it begins never begins, and work cancelled later is waited for.
-        Raises ThreadsEndedError once the pool is closed, and what `function` raises.
+        When this ends, in any way, no thread runs `function` and none will: the caller has back what it lent (a slot).
+        So work cancelled before it begins never begins, and work cancelled later is waited for. Raises
+        ThreadsEndedError once the pool is closed, and what `function` raises.
         """
         try:
             work = self._executor.submit(function, *args)
@@ -72,12 +72,12 @@ class Threads:
             raise ThreadsEndedError("the threads have ended") from None
 
     async def close(self) -> None:
-        """End the threads; work that has not begun is dropped, work that has is waited for."""
+        """End the threads; drop work that has not begun, and wait for work that has."""
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
 
 
 async def _ended(work: Future[Any]) -> None:
-    """Wait for work to end; unlike asyncio.wrap_future, to be cancelled oneself says nothing to the work."""
+    """Wait for work to end; unlike asyncio.wrap_future, a cancelled wait does not cancel the work."""
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 

@@ -1,8 +1,8 @@
-"""The flow of a request whose images are looked at in tiles.
+"""Tiles: the flow of a request whose images are also computed in tiles.
 
     header ─► the whole image and its tiles are items of one request ─► answers merged across seams
 
-Owns: how many tiles a request may have. Where they lie and how answers are merged is models.tasks.tiles'.
+Owns: the limit of tiles of a request. models.tasks.tiles owns their places and the merge of answers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ async def predict_tiled(
     options: Options,
     tiling: Tiling,
 ) -> Answer:
-    """Predict for images, all or nothing. Besides its tiles, each image is looked at as a whole: that finds objects
-    larger than a tile. Raises ServiceError.
+    """Predict for images in tiles, all or nothing. The whole image is computed, too: that finds objects larger than a
+    tile. Raises ServiceError.
     """
     model, most = served.model, ingress.link.settings.max_images
     if not isinstance(model, PixelModel) or not model.adapter.tiled:

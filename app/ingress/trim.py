@@ -1,10 +1,10 @@
-"""Memory that bodies leave behind in the C library goes back to the system once none is held, and garbage is collected.
+"""Return of the C library's free memory to the system after bodies, and garbage collection.
 
-Owns: when that is done. Must not know bodies: the budget tells how many bytes there were, and when all are gone.
+Owns: the time of both. Must not know bodies: the budget tells how many bytes there were, and when all are gone.
 
-Large messages arrive in many pieces, which lie between what stays. The C library keeps the free pages between them for
-later, and never gives them back by itself: a flood of 20 MB messages would leave the server a hundred megabytes larger
-for ever.
+Large messages arrive in many pieces, which lie between lasting objects. The C library keeps the free pages between them
+for later, and never gives them back by itself: a flood of 20 MB messages would leave the server a hundred megabytes
+larger for ever.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from app.ingress.budget import Budget
 from backends.host import release_free_memory, return_large_blocks
 
 _WORTH_BYTES = 16 << 20
-"""Held in bodies, one after the other, until it is worth while."""
+"""Sum of bytes of bodies after which a release is worth while."""
 _QUIET_S = 1.0
 _LARGE_BYTES = 4 << 20
-"""Bodies and answers of this size go back at once: the pages of a new one cost less than it takes to fill them."""
+"""Size from which bodies and answers go back at once: the pages of a new one cost less than filling them."""
 _NEW_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 4
-"""So many more than before are there when a collection of garbage begins, and so many begin until one looks at what is
-older. Python's 700 are but a few requests under way: a collection then finds nothing, again and again, and that took a
-twentieth of what a request takes. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
+"""Thresholds of the collector: so many new objects start a collection, and so many collections start one of older
+objects. With Python's 700, a few requests in flight start collections that find nothing, for a twentieth of a request's
+time. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
 
 
 def freeze() -> None:
-    """Collect garbage; what was imported and made until now stays, and is not looked at again.
+    """Collect garbage, and exempt all present objects from later collections.
 
-    A collection that walks over it would stop every request for a tenth of a second: torch alone is hundreds of
-    thousands of objects.
+    A collection over them would stop every request for a tenth of a second: torch alone has hundreds of thousands of
+    objects.
     """
     gc.collect()
     gc.freeze()
@@ -47,7 +47,7 @@ def _release() -> None:
 
 
 class Trim:
-    """Of this process. `release` gives free memory back, in a thread, once no body was held for `quiet_s` seconds."""
+    """Trimmer of this process. `release` frees memory, in a thread, once no body was held for `quiet_s` seconds."""
 
     def __init__(self, bodies: Budget, release: Callable[[], None] = _release, quiet_s: float = _QUIET_S) -> None:
         self._bodies, self._release, self._quiet_s = bodies, release, quiet_s
@@ -58,7 +58,7 @@ class Trim:
         bodies.on_empty = self._emptied
 
     async def close(self) -> None:
-        """End what is under way. Idempotent."""
+        """End a release in progress. Idempotent."""
         self._bodies.on_empty = None
         if self._timer is not None:
             self._timer.cancel()
@@ -71,7 +71,7 @@ class Trim:
             self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._quiet)
 
     def _quiet(self) -> None:
-        # When bodies are held again, the next moment without one is waited for.
+        # If bodies are held again, this waits for the next moment without one.
         self._timer = None
         if self._bodies.held == 0 and (self._releasing is None or self._releasing.done()):
             self._released_at_bytes = self._bodies.total

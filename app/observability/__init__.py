@@ -1,4 +1,4 @@
-"""What the service tells about itself: Prometheus metrics, Triton's counters, traces.
+"""Prometheus metrics, Triton's counters, and traces of the service.
 
 Must not decide anything.
 """

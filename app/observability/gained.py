@@ -1,9 +1,9 @@
-"""What an ingress in another process has counted, for the owner to add to its own: counters there never fall.
+"""Counts of an ingress in another process, for the owner to add to its own: its counters never fall.
 
     its metrics ─► gained: what is not 0, which is 0 then ─► the owner's metrics
 
-Owns: that form. Must not know how it travels, nor what is counted. A process that is killed takes with it what it has
-counted since it last told, a tenth of a second at most.
+Owns: that form. Must not know how it travels, nor what is counted. A killed process loses what it has counted since its
+last message, a tenth of a second at most.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Labels = tuple[str, ...]
 
 
 class Counted(msgspec.Struct, array_like=True):
-    """By metric and labels: of a counter how much more, of a histogram its counts, its sum, and of each bucket the last
-    trace's id with what was measured. `statistics`: by model; `clients`: by name, requests and those refused.
+    """Increase by metric and labels: a counter's amount, or a histogram's counts and sum, with the last trace's id and
+    measurement of each bucket. `statistics`: by model; `clients`: by name, requests and those refused.
     """
 
     counters: list[tuple[str, Labels, float]]
@@ -33,7 +33,7 @@ class Counted(msgspec.Struct, array_like=True):
 
 
 def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes:
-    """What was counted since this was last called."""
+    """Return the counts since the last call, and reset them."""
     counted = Counted([], [], {}, {})
     for name, row in TABLE.items():
         metric = getattr(metrics, name)
@@ -67,9 +67,9 @@ def add(
     statistics: Mapping[str, ModelStatistics],
     known: Mapping[str, Collection[str]],
 ) -> None:
-    """Add what was gained elsewhere. `known`: what labels may say beside what there is anyway, by label.
+    """Add counts of another process. `known`: allowed values of labels, beside the fixed ones, by label.
 
-    Raises ValueError, KeyError for what is none of these metrics or labels, or no number.
+    Raises ValueError, KeyError for other metrics or labels, or no number.
     """
     counted = msgspec.msgpack.decode(content, type=Counted)
     allowed = {**_KNOWN, **known}

@@ -1,6 +1,6 @@
 """Histograms that cost little to observe: prometheus_client's, without its locks and its walk over the buckets.
 
-Owns: counting into buckets, and what a scrape reads of it. One thread observes (the event loop's), another may read: it
+Owns: counting into buckets, and their form for a scrape. One thread observes (the event loop's), another may read: it
 sees every number that was there when it began, and some that came meanwhile. Must not know what is measured.
 """
 
@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Series:
-    """One combination of labels. `exemplars`: of each bucket the last measurement whose trace is known."""
+    """Series of one combination of labels. `exemplars`: the last measurement of each bucket whose trace is known."""
 
     __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
@@ -37,24 +37,24 @@ class Series:
             self.exemplars[bucket] = Exemplar(exemplar, amount, time.time())
 
     def add(self, counts: Sequence[int], total: float, seen: Mapping[int, tuple[dict[str, str], float]]) -> None:
-        """Take in what another one of these bounds has counted. Raises ValueError where it has others."""
+        """Add the counts of a series with the same bounds. Raises ValueError for other bounds."""
         self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
         self.sum += total
         for bucket, (labels, amount) in seen.items():
             self.exemplars[bucket] = Exemplar(labels, amount, time.time())
 
     def clear(self) -> None:
-        """Count from nothing."""
+        """Reset all counts to zero."""
         self.counts, self.sum, self.exemplars = [0] * len(self.counts), 0.0, {}
 
 
 class Histogram(Collector):
-    """A family of them, registered; used as prometheus_client's is."""
+    """Registered family of series; used as prometheus_client's is."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
     ) -> None:
-        """`buckets`: upper bounds, ascending, without infinity."""
+        """Register an empty family. `buckets`: upper bounds, ascending, without infinity."""
         if list(buckets) != sorted(set(buckets)) or not buckets:
             raise ValueError("buckets ascend")
         self._name, self._text, self._labels = name, text, tuple(labels)
@@ -64,21 +64,21 @@ class Histogram(Collector):
         registry.register(self)
 
     def labels(self, *values: str) -> Series:
-        """The series of these labels."""
+        """Return the series of these labels."""
         if len(values) != len(self._labels):
             raise ValueError(f"{self._name} has the labels {', '.join(self._labels)}")
         return self._series.setdefault(values, Series(self._bounds))
 
     def series(self) -> ItemsView[tuple[str, ...], Series]:
-        """All of them, by labels."""
+        """Return all series, by labels."""
         return self._series.items()
 
     def describe(self) -> list[HistogramMetricFamily]:
-        """The family, empty."""
+        """Return the family, empty."""
         return [HistogramMetricFamily(self._name, self._text, labels=self._labels)]
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """The family as it is now."""
+        """Yield the family as it is now."""
         [family] = self.describe()
         for labels, series in [*self._series.items()]:
             total = series.sum  # Before the counts: a sum without its measurement is worse than the reverse.

@@ -1,8 +1,8 @@
-"""Every metric the service exports: names, help, labels and buckets, in one place.
+"""All metrics that the service exports: names, help, labels and buckets.
 
 Owns: one registry for server and workers (workers report over their pipe: see device_metrics). Label children are made
-once a model and device, so that the hot path only adds numbers; those that can be known beforehand are there from the
-start, at 0: Prometheus sees no increase in a counter that begins with 1. Must not decide anything.
+once a model and device, so that the hot path only adds numbers. Known label values are present from the start, at 0:
+Prometheus sees no increase in a counter that begins with 1. Must not decide anything.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 LIFE = ("upload", "decode", "queue", "infer", "postprocess")
 STAGES = LIFE[1:]
-"""What one image goes through; an upload is a request's, however many images it brings."""
+"""Stages of one image; an upload is a request's, however many images it brings."""
 REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready", "loading")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
 TELEMETRY = (
@@ -45,10 +45,10 @@ TELEMETRY = (
     "clock_hertz",
     "healthy",
 )
-"""What a device says of itself, as Telemetry calls it."""
+"""Telemetry of a device, by its fields' names."""
 _OR_NAN = "; NaN where the device does not say"
 THROTTLED = {"heat": "heat_throttled", "power": "power_throttled"}
-"""Why a device runs slower than it could, and what Telemetry calls it."""
+"""Reasons of throttling, and their fields of Telemetry."""
 MEMORY_ERRORS = {"corrected": "corrected_memory_errors", "uncorrected": "uncorrected_memory_errors"}
 CODES = ("OK", "CANCELLED", *get_args(Code))
 MODELLESS: tuple[Code, ...] = ("UNAUTHORIZED", "FORBIDDEN", "MODEL_NOT_FOUND", "NOT_FOUND", "METHOD_NOT_ALLOWED")
@@ -66,29 +66,29 @@ _Kind = TypeVar("_Kind")
 
 
 class Metric(Generic[_Kind]):
-    """A row of the table below, called as Prometheus has it without `anychip_` in front and a counter's `_total`."""
+    """Row of the table below; its name is Prometheus's without `anychip_` in front and a counter's `_total`."""
 
     name: str
 
     def __init__(self, kind: Callable[..., _Kind], labels: str, text: str, buckets: Sequence[float] = ()) -> None:
-        """`labels`: their names; `buckets`: a histogram's upper bounds."""
+        """Describe a metric. `labels`: their names; `buckets`: a histogram's upper bounds."""
         self.kind, self.labels, self.text, self._buckets = kind, labels.split(), text, buckets
 
     def __set_name__(self, _: type[Metrics], name: str) -> None:
         self.name = f"anychip_{name}_total" if self.kind is Counter else f"anychip_{name}"
 
     def __get__(self, metrics: Metrics, _: type[Metrics]) -> _Kind:
-        """For type checkers alone: `Metrics` sets the attribute that hides the row."""
+        """Give type checkers the type; `Metrics` sets the attribute that hides the row."""
         raise AttributeError(self.name)
 
     def made(self, registry: CollectorRegistry) -> _Kind:
-        """The metric."""
+        """Make the metric in a registry."""
         more = {"buckets": self._buckets} if self._buckets else {}
         return self.kind(self.name, self.text, self.labels, registry=registry, **more)
 
 
 class Metrics:
-    """The service's metrics; one instance a service, so that tests do not share counters."""
+    """Metrics of a service; one instance a service, so that tests do not share counters."""
 
     build_info = Metric(Gauge, "version python torch", "Versions that serve; always 1")
     ready = Metric(Gauge, "", "1 while every model has a worker and the service is not shutting down")
@@ -209,9 +209,9 @@ class Metrics:
             self.decoder_restarts.labels(reason)
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The exposition that a scraper with this Accept header reads, and its content type. Takes milliseconds.
+        """Return the exposition for a scraper's Accept header, and its content type. Takes milliseconds.
 
-        Raises ValueError for a version in it that is no version.
+        Raises ValueError for an invalid version in it.
         """
         try:
             encoder, content_type = choose_encoder(accept)
@@ -221,11 +221,11 @@ class Metrics:
 
 
 TABLE: dict[str, Metric[Any]] = {name: row for name, row in vars(Metrics).items() if isinstance(row, Metric)}
-"""Its rows."""
+"""Rows of Metrics."""
 
 
 class ModelMetrics:
-    """The children of one model, looked up once."""
+    """Label children of one model, looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.request_seconds = metrics.request_seconds.labels(model)
@@ -253,7 +253,7 @@ class ModelMetrics:
             self.request_seconds.observe(seconds, exemplar)
 
     def batch(self, device: str) -> tuple[Series, Counter, Series]:
-        """Batch sizes, padding and seconds on a device."""
+        """Return batch sizes, padding and seconds on a device."""
         if device not in self._batches:
             metrics, labels = self._metrics, (self._model, device)
             metrics.out_of_memory.labels(*labels)
@@ -271,7 +271,7 @@ class ModelMetrics:
 
 
 class States:
-    """A gauge of states. It replaces the series of those that have ended without a gap."""
+    """Gauge of states. It replaces the series of ended states without a gap."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
@@ -287,7 +287,7 @@ class States:
 
 
 def version() -> str:
-    """Of anychip, as installed; empty where it only lies in a folder."""
+    """Return the version of anychip, as installed; "" if it only lies in a folder."""
     return _version_of("anychip")
 
 

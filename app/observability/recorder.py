@@ -1,4 +1,4 @@
-"""What a request leaves behind: how long each stage took, its spans, its counts.
+"""Records of a request: the seconds of each stage, its spans, its counts.
 
 Owns: the stages of a request, and where each is written: metrics, Triton's statistics, the Server-Timing header. Must
 not decide anything: the flow of a request (app.ingress.items) reads the same without it.
@@ -17,10 +17,10 @@ from app.observability.triton_statistics import ModelStatistics
 
 @dataclass(slots=True)
 class Recorder:
-    """Records one request. `trace`: where its spans go; `exemplar`: what its measurements are labelled with.
+    """Recorder of one request. `trace`: the owner of its spans; `exemplar`: the label of its measurements.
 
-    `seconds`: of each stage; of several images, those of the slowest. `abandoned`: the client has left, so that what is
-    cancelled from now on counts as its doing.
+    `seconds`: of each stage; with several images, of the slowest. `abandoned`: the client has left, so later
+    cancellations count as its doing.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Recorder:
     abandoned: bool = False
 
     def timings(self) -> str:
-        """The Server-Timing header: milliseconds of each stage."""
+        """Return the Server-Timing header: milliseconds of each stage."""
         taken = self.seconds.get
         return (
             f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
@@ -37,15 +37,15 @@ class Recorder:
         )
 
     def abandon(self) -> None:
-        """The client has left."""
+        """Note that the client has left."""
         self.abandoned = True
 
     def uploaded(self, metrics: ModelMetrics, seconds: float) -> None:
-        """The body has arrived, so long after the first byte."""
+        """Record that the body has arrived, so long after the first byte."""
         metrics.stage_seconds["upload"].observe(seconds, self.exemplar)
 
     def upload_failed(self, metrics: ModelMetrics, error: ServiceError | ClientLeftError) -> None:
-        """The body has not arrived. What else is wrong with it is counted as the request's outcome alone."""
+        """Count a body that has not arrived. Other errors of it count as the request's outcome alone."""
         if isinstance(error, ClientLeftError):
             metrics.cancelled["upload"].inc()
         elif error.code in ("DEADLINE_EXCEEDED", "REQUEST_TIMEOUT"):
@@ -56,7 +56,7 @@ class Recorder:
     def image(
         self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: Mapping[str, float], slack_s: float
     ) -> None:
-        """An item was answered, so long before its deadline, after so many seconds in each stage."""
+        """Record an answered item, with its seconds in each stage and its time to the deadline."""
         for stage, taken in seconds.items():
             metrics.stage_seconds[stage].observe(taken, self.exemplar)
         metrics.deadline_slack.observe(slack_s)
@@ -64,7 +64,7 @@ class Recorder:
         self._include(seconds)
 
     def collected(self, metrics: ModelMetrics, seconds: float) -> None:
-        """A request's answer was put together in so many seconds, where its items have none of their own."""
+        """Record the seconds of a request's answer if its items have none of their own."""
         metrics.stage_seconds["postprocess"].observe(seconds)
         self._include({"postprocess": seconds})
 

@@ -1,4 +1,4 @@
-"""What the service stands on, as metrics: which cards its devices are, and the room left for its cache.
+"""Surroundings of the service as metrics: the cards of its devices, and the room left for its cache.
 
 Owns: those series. Must not decide anything.
 """
@@ -23,7 +23,7 @@ def show_surroundings(metrics: Metrics, choice: Choice, cache_dir: Path) -> None
 
 
 def free_bytes(folder: Path) -> float:
-    """Bytes that this user may still write where `folder` lies or will lie; NaN where that cannot be asked."""
+    """Return the bytes that this user may still write at `folder`, which may not exist yet; NaN if unknown."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:

@@ -1,4 +1,4 @@
-"""How long the container's processor limit has held the service up, as a counter.
+"""Counter of the time for which the container's processor limit stopped the service.
 
 Owns: reading the control group, of version 2 or 1. Must not decide anything. Without a control group to read the
 counter stays 0.
@@ -18,13 +18,13 @@ _TEXT = "Time that the container's processor limit held its processes up"
 
 
 class Throttling(Collector):
-    """The control group of this process, as a container sees it."""
+    """Control group of this process, as a container sees it."""
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """One counter."""
+        """Yield the counter."""
         family = CounterMetricFamily(_NAME, _TEXT)
         family.add_metric([], self._seconds())
         yield family

@@ -1,15 +1,14 @@
-"""Traces: what becomes of a request, as OpenTelemetry spans.
+"""Traces of requests, as OpenTelemetry spans.
 
     request ─┬─ decode ─ queue ─ infer ─ post        one of each an image
              └────────────────────┴─link─► batch     one a batch, a trace of its own: it serves many requests
 
-Owns: when spans are made and what they say; everything OpenTelemetry is behind these two classes. Must not know HTTP
-beyond headers, nor models. Optional (the extra `traces`): without an endpoint and without a provider of the surrounding
-program nothing is made. Spans of stages are made afterwards, from times that are measured anyway, and only for requests
-that are recorded.
+Owns: the times and contents of spans; these two classes hide OpenTelemetry. Must not know HTTP beyond headers, nor
+models. Optional (the extra `traces`): without an endpoint and without a provider of the surrounding program nothing is
+made. Spans of stages are made afterwards, from times that are measured anyway, and only for requests that are recorded.
 
-Where FastAPI makes the request's span itself (its native telemetry, or OpenTelemetry's instrumentation), that one is
-taken; the hot route goes round FastAPI, so its span is made here.
+If FastAPI makes the request's span itself (its native telemetry, or OpenTelemetry's instrumentation), that span is
+taken. The hot route bypasses FastAPI, so its span is made here.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ _EPOCH_NS = time.time_ns() - time.monotonic_ns()
 
 
 class TracingError(Exception):
-    """Traces are wanted and cannot be had; the message is one plain sentence."""
+    """Tracing is configured and unavailable; the message is one plain sentence."""
 
 
 def untraced(scope: Scope) -> bool:
-    """Whether a request is one that machines send every few seconds: then no trace is kept."""
+    """Return True for requests that machines send every few seconds: they are not traced."""
     return str(scope["path"]).startswith(_UNTRACED)
 
 
 def from_settings(settings: Settings) -> Tracing | None:
-    """Traces as the settings want them, else as the surrounding program has configured them, else none.
+    """Return tracing by the settings, else by the surrounding program's provider, else None.
 
-    Raises TracingError where an endpoint is named and the packages for it are missing.
+    Raises TracingError if an endpoint is named and the packages for it are missing.
     """
     if settings.trace_endpoint:
         return Tracing(
@@ -85,7 +84,7 @@ def _exporting(endpoint: str, ratio: float) -> TracerProvider:
     except ImportError:
         raise TracingError(f"traces need OpenTelemetry: {how_to_install('traces')}") from None
     ours = Resource({"service.name": "anychip", "service.version": version()})
-    # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes last and wins.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last and win.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
     provider = TracerProvider(sampler=sampler(ratio), resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)))
@@ -93,7 +92,7 @@ def _exporting(endpoint: str, ratio: float) -> TracerProvider:
 
 
 def sampler(ratio: float) -> Sampler:
-    """Records what its parent records, what was chosen before (`Tracing`), and of all else a share."""
+    """Return a sampler that records requests recorded by the parent or chosen by `Tracing`, and a share of others."""
     from opentelemetry.context import get_value
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, SamplingResult, TraceIdRatioBased
 
@@ -110,9 +109,9 @@ class Tracing:
     """Spans through a tracer provider of OpenTelemetry's API."""
 
     def __init__(self, provider: TracerProvider, *, ratio: float | None = None, owned: bool = False) -> None:
-        """`ratio`: the share of requests to record, where `sampler` is the provider's: chosen here, before anything is
-        made, as even a span that is dropped costs more than all metrics. None: the provider alone decides. `owned`:
-        the provider is used here alone, and `close` ends it.
+        """Trace through `provider`. `ratio`: the share of requests to record, if `sampler` is the provider's. It is
+        drawn here, before anything is made, as even a dropped span costs more than all metrics; None: the provider
+        alone decides. `owned`: the provider is used here alone, and `close` ends it.
         """
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -126,7 +125,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, scope: Scope, started_s: float) -> RequestTrace | None:
-        """The trace of an HTTP request that began at `started_s` (`time.monotonic()`); None where it is not kept."""
+        """Return the trace of an HTTP request begun at `started_s` (`time.monotonic()`), None if it is not kept."""
         if scope.get("fastapi.telemetry") is not None or self.trace.get_current_span().is_recording():
             span, owned = self.trace.get_current_span(), False
         elif untraced(scope):
@@ -149,9 +148,9 @@ class Tracing:
     def batch(
         self, traces: Iterable[RequestTrace], dispatched_s: float, done_s: float, attributes: Mapping[str, Any]
     ) -> SpanContext | None:
-        """The span of a batch that is done, linked to the requests in it; what their `infer` links to.
+        """Record the span of a finished batch, linked to its requests; return the context to which their `infer` links.
 
-        None where a provider that is not ours drops it.
+        None if a provider that is not ours drops it.
         """
         links = [self.trace.Link(trace.context) for trace in traces]
         span = self.tracer.start_span(
@@ -168,14 +167,14 @@ class Tracing:
         return bool(int(found[2], 16) & 1) if found else random.random() < self.ratio
 
     def close(self) -> None:
-        """Send what is left. Blocks for some seconds where the endpoint does not take it; idempotent."""
+        """Send the remaining spans. May block for seconds if the endpoint does not take them; idempotent."""
         if self._owned:
             self._owned = False
             self.provider.shutdown()  # type: ignore[attr-defined]
 
 
 class RequestTrace:
-    """One request that is recorded."""
+    """Trace of one recorded request."""
 
     def __init__(self, tracing: Tracing, span: Span, *, owned: bool) -> None:
         self._tracing, self._span, self._owned = tracing, span, owned
@@ -184,12 +183,12 @@ class RequestTrace:
 
     @property
     def traceparent(self) -> str:
-        """What a service that this one asks, and its client, may go on with (W3C Trace Context)."""
+        """Return the traceparent for services that this one asks, and for its client (W3C Trace Context)."""
         return f"00-{self.trace_id}-{self.context.span_id:016x}-{int(self.context.trace_flags):02x}"
 
     def stages(self, begun: Sequence[tuple[str, float]], end_s: float, image: int, batch: SpanContext | None) -> None:
-        """Spans of what one image went through: names and begins (`time.monotonic()`) in order, each up to the next one
-        and the last up to `end_s`. `infer` links to `batch`.
+        """Record the spans of one image: names and begins (`time.monotonic()`) in order, each up to the next one and
+        the last up to `end_s`. `infer` links to `batch`.
         """
         trace = self._tracing.trace
         parent = trace.set_span_in_context(self._span)
@@ -202,11 +201,11 @@ class RequestTrace:
             span.end(_epoch_ns(stage_end_s))
 
     def describe(self, attributes: Mapping[str, str]) -> None:
-        """Say more of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
+        """Add attributes of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
         self._span.set_attributes(attributes)
 
     def end(self, name: str, status: int, code: str, attributes: Mapping[str, str]) -> None:
-        """The request, by its method and route, is answered with an HTTP status, 0 where its client had left.
+        """End the span of a request, named by method and route, with its HTTP status, 0 if its client had left.
 
         `code`: "OK" or an error's.
         """

@@ -1,4 +1,4 @@
-"""What Triton's tools count: requests, images and batches of a model with the time each stage took, since the start.
+"""Statistics for Triton's tools: requests, images and batches of a model, and the seconds of each stage.
 
 Owns: the counters and their JSON form (Triton's statistics extension). Must not decide anything. The service's own
 metrics are in app.observability.metrics, their names for Triton's dashboards in anychip_compat.triton_metrics.
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 FIRST_VERSION = "1"
-"""Of a model whose name has no version: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
+"""Version of a model whose name has none: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
 
 _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
-"""Ours, and what Triton calls them."""
+"""Stages by our names, with Triton's."""
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
-"""Triton's reasons of a failed request (docs/user_guide/metrics.md, "Failure Count")."""
+"""Reasons of a failed request in Triton (docs/user_guide/metrics.md, "Failure Count")."""
 
 _REASONS = {
     "QUEUE_FULL": "REJECTED",
@@ -33,46 +33,46 @@ _REASONS = {
 
 
 def of_version(name: str) -> tuple[str, str]:
-    """What clients call a model of our name, and which version of it that is."""
+    """Return a model's name for clients, and its version."""
     shown, _, version = name.partition("@")
     return shown, version or FIRST_VERSION
 
 
 def failure_reason(code: str) -> str:
-    """Triton's reason for a request that ended with one of our codes other than "OK"."""
+    """Return Triton's reason for a request that ended with one of our codes other than "OK"."""
     return _REASONS.get(code, "OTHER")
 
 
 @dataclass(slots=True)
 class Duration:
-    """How often, and seconds in all."""
+    """Number of events, and their seconds in all."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """Once more."""
+        """Count one more event."""
         self.count += 1
         self.seconds += seconds
 
     def as_json(self) -> dict[str, int]:
-        """Triton's form."""
+        """Return Triton's form."""
         return {"count": self.count, "ns": round(self.seconds * _NS)}
 
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Of one model."""
+    """Statistics of one model."""
 
     last_ms: int = 0
     success: Duration = field(default_factory=Duration)
     failure: dict[str, Duration] = field(default_factory=dict)  # By Triton's reason.
     images: int = 0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of good requests.
+    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of successful requests.
     batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
 
     def request(self, code: str, seconds: float, stages: Mapping[str, float]) -> None:
-        """A request has ended, with "OK" or an error's code; `stages`: the seconds of each, of its slowest image."""
+        """Count an ended request, with "OK" or an error's code; `stages`: the seconds of each, of its slowest image."""
         if code == "OK":
             self.success.add(seconds)
             for stage in STAGES:
@@ -82,21 +82,21 @@ class ModelStatistics:
             self.failure.setdefault(failure_reason(code), Duration()).add(seconds)
 
     def image(self) -> None:
-        """An image was answered."""
+        """Count an answered image."""
         self.images += 1
 
     def batch(self, images: int, seconds: float) -> None:
-        """A batch was computed."""
+        """Count a computed batch."""
         self.batches.setdefault(images, Duration()).add(seconds)
 
     def taken(self) -> ModelStatistics:
-        """All that was counted; this counts from nothing."""
+        """Return all counts, and start from zero."""
         taken = replace(self)
         self.__init__()  # type: ignore[misc]
         return taken
 
     def add(self, more: ModelStatistics) -> None:
-        """What another process has counted of the same model."""
+        """Add the counts of another process for the same model."""
         self.last_ms = max(self.last_ms, more.last_ms)
         self.images += more.images
         pairs = [(self.success, more.success)]
@@ -109,11 +109,11 @@ class ModelStatistics:
 
     @property
     def executions(self) -> int:
-        """Batches computed."""
+        """Return the number of batches computed."""
         return sum(duration.count for duration in self.batches.values())
 
     def as_json(self, name: str) -> dict[str, Any]:
-        """One entry of "model_stats"."""
+        """Return one entry of "model_stats"."""
         failed = Duration(
             sum(each.count for each in self.failure.values()), sum(each.seconds for each in self.failure.values())
         )
@@ -136,7 +136,7 @@ class ModelStatistics:
             "batch_stats": [
                 {
                     "batch_size": size,
-                    # What is done for an image is not done for a batch here; it is counted above.
+                    # Work for an image is counted above, not for a batch.
                     "compute_input": nothing,
                     "compute_infer": duration.as_json(),
                     "compute_output": nothing,

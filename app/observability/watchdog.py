@@ -1,6 +1,6 @@
-"""Whether the event loop stands still: measured in the loop, reported from a thread outside it.
+"""Watchdog of the event loop: stalls measured in the loop, and reported from a thread outside it.
 
-Owns: the longest stall, and the log line with the stack of what holds the loop up. Must not end or change anything.
+Owns: the longest stall, and the log line with the stack of the blocking call. Must not end or change anything.
 
 A stall is time in which the loop could have run and did not: a call that blocks, or one that computes for long. Time in
 which the whole process was stopped (SIGSTOP, a container's pause), or waited for a processor, is none.
@@ -28,17 +28,17 @@ _WATCH_S = 0.25
 
 
 class LoopWatchdog:
-    """Watches the running event loop from `start` until `close`. `longest_s`: the longest stall since then."""
+    """Watchdog of the running event loop from `start` until `close`. `longest_s`: the longest stall since then."""
 
     def __init__(self, report_s: float = 1.0, on_longest: Callable[[float], None] = lambda _: None) -> None:
-        """`report_s`: a stall of so many seconds is logged. `on_longest` hears each new longest stall, in seconds."""
+        """Log stalls of at least `report_s` seconds. `on_longest` hears each new longest stall, in seconds."""
         self.longest_s = 0.0
         self._report_s = report_s
         self._on_longest = on_longest
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loop watchdog", daemon=True)
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes = 0  # Of the thread: while these go on, the process is not stopped.
+        self._wakes = 0  # Wakes of the thread: while they go on, the process is not stopped.
         self._reported = False
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class LoopWatchdog:
         self._thread.start()
 
     def forget(self) -> None:
-        """Count from now: whatever was slow until here is over."""
+        """Forget the longest stall, and measure from now on."""
         self.longest_s = 0.0
         self._on_longest(0.0)
         if self._timer is not None:
@@ -87,24 +87,24 @@ class LoopWatchdog:
         self._arm()
 
     def _was_stopped(self, late_s: float) -> bool:
-        """Whether in this time the whole process did nothing: no other thread woke up, no processor was used."""
+        """Return True if the whole process stood still: no other thread woke up, no processor was used."""
         idle = time.process_time() - self._busy_s < 0.5 * late_s
         return idle and late_s > 2 * _WATCH_S and (self._wakes - self._wakes_before) * _WATCH_S < 0.5 * late_s
 
     def _waited(self) -> float:
-        """Seconds that the loop's thread has waited for a processor since its start; 0 where it is not counted."""
+        """Return the seconds that the loop's thread has waited for a processor since its start; 0 if not counted."""
         if self._schedstat is None:
             return 0.0
         fields = os.pread(self._schedstat, 64, 0).split()  # proc(5): on a processor, waiting for one, in nanoseconds
         return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
     def _watch(self) -> None:
-        """The thread. It hears of a call that holds the interpreter's lock when that is over, and still sees where."""
+        """Watch in the thread. A call that holds the interpreter's lock is seen when it ends, still with its place."""
         while not self._stop.wait(_WATCH_S):
             self._look()
 
     def _look(self) -> None:
-        """Say so where the loop stands still."""
+        """Log a warning if the loop stands still."""
         before_s, self._woken_s = self._woken_s, clock.monotonic()
         self._wakes += 1
         still_s = self._woken_s - self._armed_s - _TICK_S

@@ -1,4 +1,4 @@
-"""Models as data, for a process without torch: what is asked of them while requests are answered.
+"""Models as data, for a process without torch: the parts of a model that answering requests needs.
 
     who reads files: Model ─► described ─► the server, which answers ─► a worker: the Model, where it is built
 
@@ -26,7 +26,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Described(Model):
-    """`key`: as `weights_key` has it; `more`: what else the model is, as text; `written`: the model itself, packed."""
+    """Model as data. `key`: of `weights_key`; `more`: its other fields, as text; `written`: the model, packed."""
 
     key: str = field(compare=False)
     more: str
@@ -34,51 +34,51 @@ class Described(Model):
 
     @cached_property
     def original(self) -> Any:
-        """The model itself; where it is asked for, torch is imported."""
+        """Return the model itself; this imports torch."""
         return unpacked(self.written, memoryview(b""))
 
     @property
     def has_reference(self) -> bool:
-        """The model's."""
+        """Return True if the model has a reference."""
         return bool(self.original.has_reference)
 
     def network(self) -> Any:
-        """The model's."""
+        """Return the model's network."""
         return self.original.network()
 
     def network_of_shapes(self) -> Any:
-        """The model's."""
+        """Return the model's network of shapes."""
         return self.original.network_of_shapes()
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """The model's."""
+        """Return the model's batch sizes."""
         return tuple(self.original.batch_sizes(ladder))
 
 
 @dataclass(frozen=True)
 class DescribedImages(Described, PixelModel):
-    """A model of images."""
+    """Model of images as data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DescribedTensors(Described, TensorModel):
-    """A model of tensors. `called`: its platform."""
+    """Model of tensors as data. `called`: its platform."""
 
     called: str
 
     @property
     def platform(self) -> str:
-        """The model's."""
+        """Return the model's platform."""
         return self.called
 
     def probes(self) -> Array:
-        """The model's."""
+        """Return the model's probes."""
         found: Array = self.original.probes()
         return found
 
 
 def described(model: Model) -> Described:
-    """A model of our own as data."""
+    """Return a model of our own as data."""
     base = PixelModel if isinstance(model, PixelModel) else TensorModel
     shared: dict[str, Any] = {each.name: getattr(model, each.name) for each in fields(base)}
     others = {each.name: getattr(model, each.name) for each in fields(model) if each.name not in shared}
@@ -93,9 +93,9 @@ def described(model: Model) -> Described:
 
 
 def weights_key(model: Model) -> str:
-    """A key that identifies a network, for caches: by the content of all its files and what is stated beside them.
+    """Return a cache key that identifies a network: by the content of all its files and its declared properties.
 
-    "" where there is no file, or where it cannot be told which files hold its weights.
+    "" if there is no file, or if the files that hold its weights are unknown.
     """
     if isinstance(model, Described):
         return model.key
@@ -118,7 +118,7 @@ def weights_key(model: Model) -> str:
 
 @cache
 def _source(task: type) -> str:
-    """The code of a task, which may compute something on the device."""
+    """Return the source of a task, which may compute something on the device."""
     return Path(inspect.getfile(task)).read_text(encoding="utf-8")
 
 

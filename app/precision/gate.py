@@ -1,12 +1,12 @@
-"""The precision gate: an executable serves only if its outputs agree with the network's own in float32.
+"""Precision gate: an executable serves only if its outputs agree with the network's own in float32.
 
     probes ─► the network in float32, eager, on the CPU ─► reference ┐
     probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
     int8: images it was not calibrated on ─► loss of accuracy against float32 ─► within the limit, or refused
 
 Owns: running the reference and the executable, keeping the reference's outputs from start to start, and the limit of
-int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's outputs,
-and of `eager` in float32 that nothing comes after it.
+int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's outputs. It knows
+only that `eager` in float32 is the last engine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Gate:
-    """Checks executables of one model against the float32 reference."""
+    """Gate that checks executables of one model against the float32 reference."""
 
     def __init__(
         self, model: Model, probes: Pixels, calibration: Calibration | None = None, cache: EngineCache | None = None
     ) -> None:
-        """`probes`: uint8 [n, *model.input_shape]. `calibration`: provides the held-out images that int8 is tried on.
+        """Prepare a gate. `probes`: uint8 [n, *model.input_shape]. `calibration`: has the held-out images for int8.
 
         `cache`: keeps the reference's outputs and int8's accuracies from start to start.
         """
@@ -48,9 +48,9 @@ class Gate:
         self._network: Any = None
 
     def check(self, executable: Executable, report: LoadReport) -> Mapping[str, float]:
-        """The largest error of each measure over all batch sizes.
+        """Return the largest error of each measure over all batch sizes.
 
-        Raises WrongAnswersError where an error is over its limit, and BackendError of the executable itself.
+        Raises WrongAnswersError if an error is over its limit, and BackendError of the executable itself.
         """
         limits = self._model.limits.get(report.precision)
         if limits is None:
@@ -83,8 +83,8 @@ class Gate:
         return worst
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
-        """Whether this is the last that a person's own file can be served by: what computes the reference, too. On
-        another device than the reference's it has to be as good as the coarsest precision that is served.
+        """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference. On a device
+        other than the reference's it must be as good as the coarsest precision that is served.
         """
         own = not isinstance(self._model, TensorModel) and self._model.weights not in ("official", "sample", "random")
         if not own or (report.engine, report.precision) != ("eager", "fp32"):
@@ -126,7 +126,7 @@ class Gate:
         return {name: before - after}
 
     def _accuracies(self, executable: Executable, calibration: Calibration) -> Array:
-        """Accuracy in float32 and of the executable, float64 [2]; [0] where there are no held-out images.
+        """Return the accuracy in float32 and of the executable, float64 [2]; [0] without held-out images.
 
         Without labels, float32's predictions are the reference.
         """
@@ -152,7 +152,7 @@ class Gate:
         return accuracies
 
     def _reference(self, items: Pixels) -> tuple[Array, ...]:
-        """The network's outputs in float32, eager, on the CPU."""
+        """Return the network's outputs in float32, eager, on the CPU."""
         network = self._network = self._network or self._model.network()
 
         def run(items: Pixels) -> tuple[Array, ...]:
@@ -169,7 +169,7 @@ class Gate:
         return {"key": key, "torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability()}
 
     def _kept(self, compute: Callable[[], tuple[Array, ...]], **parts: object) -> tuple[Array, ...]:
-        """What `compute` returns; from the cache if it is there. `parts`: what the arrays depend on."""
+        """Return the result of `compute`, from the cache if it is there. `parts`: what the arrays depend on."""
         if self._cache is None or not parts["key"]:
             return compute()
         entry = self._cache.get(**parts)
@@ -182,7 +182,7 @@ class Gate:
 
 
 def _refuse_over(limits: Mapping[str, float], measured: Mapping[str, float], what: str, where: str = "") -> None:
-    """Raises WrongAnswersError where an error is over its limit."""
+    """Raise WrongAnswersError if an error is over its limit."""
     for name, limit in limits.items():
         if not measured[name] <= limit:
             raise WrongAnswersError(
@@ -191,18 +191,18 @@ def _refuse_over(limits: Mapping[str, float], measured: Mapping[str, float], wha
 
 
 def _coarsest(model: Model) -> Mapping[str, float]:
-    """The limits of the coarsest precision that the model is served in."""
+    """Return the limits of the coarsest precision that the model is served in."""
     return next(model.limits[name] for name in ("int8", "bf16", "fp16", "fp32") if name in model.limits)
 
 
 def errors_of_decoding(model: PixelModel, executable: Executable, host: Pixels, device: Pixels) -> Mapping[str, float]:
-    """The largest errors of the answers to pixels that the device has decoded, against those to the host's.
+    """Return the largest errors of answers to pixels that the device decoded, against those to the host's pixels.
 
-    Two decoders of JPEG differ by grey levels, so that the limits of a float32 network are of no use here: they are
-    those of int8, the coarsest that is served. On the sample networks and images libjpeg's own quick upsampling, which
-    is about what nvJPEG does, takes a tenth of what they allow of a classifier's logits and half of what they allow of
-    a detector's scores; exchanged colours are over them.
-    Raises WrongAnswersError where one is over its limit, and BackendError of the executable itself.
+    Two decoders of JPEG differ by grey levels, so the limits of a float32 network do not apply. The limits are those of
+    int8, the coarsest that is served. On the sample networks and images libjpeg's own quick upsampling, which is about
+    what nvJPEG does, takes a tenth of the limit of a classifier's logits and half of the limit of a detector's scores;
+    exchanged colours exceed them. Raises WrongAnswersError if one is over its limit, and BackendError of the executable
+    itself.
     """
     size = executable.batch_sizes[-1]
     expected, given = (outputs_of(executable.run, pixels, size) for pixels in (host, device))
@@ -212,7 +212,7 @@ def errors_of_decoding(model: PixelModel, executable: Executable, host: Pixels, 
 
 
 def outputs_of(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:
-    """Outputs for all items, run in batches of `size`. The last batch is filled up with the first items."""
+    """Return the outputs for all items, run in batches of `size`. The first items fill up the last batch."""
     parts: list[tuple[Array, ...]] = []
     count = len(items)
     for first in range(0, count, size):
@@ -230,7 +230,7 @@ def compile_options(
     *,
     quick: bool = False,
 ) -> CompileOptions:
-    """What an engine is given to compile a model: the gate (if there are probes), images for int8, a cache folder."""
+    """Return the options for an engine: the gate (if there are probes), images for int8, a cache folder."""
     cache = EngineCache(cache_dir / "engines") if cache_dir else None
     return CompileOptions(
         gate=DEFAULTS.gate if probes is None else Gate(model, probes, calibration, cache).check,

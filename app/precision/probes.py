@@ -1,6 +1,6 @@
-"""The images a model is tried on before it serves: probes for the gate, calibration and held-out images for int8.
+"""Images on which a model is tried before it serves: probes for the gate, calibration and held-out images for int8.
 
-Owns: where these images come from. They take the same way to the network as those of requests. Must not know engines.
+Owns: the sources of these images. They take the same way to the network as those of requests. Must not know engines.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
 class CalibrationError(Exception):
-    """There are no images to calibrate on; the message says what to do."""
+    """Images to calibrate on are missing; the message says what to do."""
 
 
 def probes(model: Model) -> Pixels:
-    """Those of the task or of a tensor model, else the images that come with anychip, two of them mirrored.
+    """Return the probes of the task or tensor model, else the images that come with anychip, two of them mirrored.
 
     uint8 [n, *input_shape].
     """
@@ -52,19 +52,19 @@ def probes(model: Model) -> Pixels:
 
 
 def probe_files() -> list[bytes]:
-    """The images that come with anychip: photographs' sizes, 4:2:0."""
+    """Return the images that come with anychip: photographs' sizes, 4:2:0."""
     from models.sample import IMAGES
 
     return [path.read_bytes() for path in sorted(IMAGES.glob("*.jpg"))]
 
 
 def decoded_by_host(model: PixelModel) -> Pixels:
-    """The network's input of each probe file: uint8 [n, *input_shape]."""
+    """Return the network's input of each probe file: uint8 [n, *input_shape]."""
     return np.stack([seen(model, file)[0] for file in probe_files()])
 
 
 def calibration(model: Model, folder: str) -> Calibration | None:
-    """Images for int8; None for a tensor model, which is served in another precision. Raises CalibrationError."""
+    """Return images for int8; None for a tensor model, served in another precision. Raises CalibrationError."""
     return Calibration(model, folder) if isinstance(model, PixelModel) else None
 
 
@@ -81,7 +81,7 @@ class Calibration:
     """Images that resemble those of requests, decoded on demand. Picklable: the worker decodes them, not the server."""
 
     def __init__(self, model: PixelModel, folder: str) -> None:
-        """`folder`: of image files. If empty, images are generated; only models with sample weights allow that.
+        """Choose the images of `folder`. If it is empty, images are generated; only sample weights allow that.
 
         Raises CalibrationError.
         """
@@ -102,17 +102,17 @@ class Calibration:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that are read; none where images are generated."""
+        """Return all files that are read; none if images are generated."""
         return (*self._files, *self._held_out)
 
     @property
     def key(self) -> str:
-        """A key for caches: a hash of the files' names, sizes and times, without reading them."""
+        """Return a cache key: a hash of the files' names, sizes and times, without reading them."""
         facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]
         return hashlib.sha256(repr(facts or (_SEEDS, _CALIBRATION)).encode()).hexdigest()[:16]
 
     def __call__(self) -> Pixels:
-        """uint8 [n, *model.input_shape], n at most 128. Raises CalibrationError, OSError."""
+        """Return uint8 [n, *model.input_shape], n at most 128. Raises CalibrationError, OSError."""
         drawn = self._read(self._files) if self._files else self._drawn("calibration", _CALIBRATION)
         pixels = [out for out, _, _ in drawn]
         if not pixels:
@@ -120,7 +120,7 @@ class Calibration:
         return np.stack(pixels)
 
     def held_out(self) -> HeldOut | None:
-        """Other images, at most 256; None where the folder has too few to spare any. Raises OSError."""
+        """Return other images, at most 256; None if the folder has too few to spare any. Raises OSError."""
         drawn = list(self._read(self._held_out) if self._files else self._drawn("held out", _HELD_OUT))
         if not drawn:
             return None
@@ -150,7 +150,7 @@ class Calibration:
 
 
 def _spread(files: Sequence[Path], count: int) -> list[Path]:
-    """At most `count` of `files`, evenly spaced."""
+    """Return at most `count` of `files`, evenly spaced."""
     count = min(count, len(files))
     return [files[row * len(files) // count] for row in range(count)]
 
@@ -162,13 +162,13 @@ def _tensor(image: Pixels) -> Tensor:
 
 
 def placed(model: PixelModel, image: Tensor) -> tuple[Pixels, Placement]:
-    """What a network sees of an image that is decoded in full, and where the image lies in it."""
+    """Return a network's input for a fully decoded image, and the image's placement in it."""
     out = _tensor(np.zeros(model.input_shape, np.uint8))
     return out.numpy(), model.preprocess(image, out, image.shape[1], image.shape[0])
 
 
 def seen(model: PixelModel, encoded: bytes) -> tuple[Pixels, Placement]:
-    """What a network sees of an image file, and where the image lies in it. Raises ImageError."""
+    """Return a network's input for an image file, and the image's placement in it. Raises ImageError."""
     from app.images.decoding import decode
 
     header = read_header(encoded)

@@ -1,4 +1,4 @@
-"""What runs next, where, and what becomes of it: the queue, batches, latencies, the dispatcher, hand-overs.
+"""Scheduling: queues, batch formation, latency estimates, dispatch, and residency of models on devices.
 
 Must not know encoded images, predictions or a transport.
 """

@@ -1,4 +1,4 @@
-"""Estimates of how long things take: batches by their size, and answers compared with what was expected.
+"""Estimates of time: batch latencies by size, and lateness of answers against the expectation.
 
 Owns: the estimates and the batch size that follows from them. Pure logic; times are in seconds, the clock is a
 parameter. Must not know queues or workers.
@@ -20,28 +20,28 @@ _LONGEST_CEILING_S = 600.0
 
 
 class BatchLatencies:
-    """The batch sizes a worker takes of a model, how long each is expected to take, and which may be used now."""
+    """Batch sizes of one model on one worker, the expected seconds of each, and the largest size usable now."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` by batch size, as measured when the worker warmed up."""
+        """Start from `seconds` by batch size, as measured when the worker warmed up."""
         if not seconds or any(size < 1 or taken < 0 for size, taken in seconds.items()):
             raise ValueError("batch latencies need at least one positive size and no negative time")
         self._seconds = dict(sorted(seconds.items()))
         self._measured = {size: max(taken, _SHORTEST_S) for size, taken in self._seconds.items()}
         self.sizes = tuple(self._seconds)
         self.least_s = min(self._seconds.values())
-        """The least that any batch has ever taken."""
+        """Shortest time of any batch so far."""
         self.rate = 0.0
-        """Images a second in batches of the size that is best at it."""
+        """Images a second in batches of the fastest size."""
         self._usable = len(self.sizes)
         self._limited_until_s = 0.0
         self._limited_for_s = _CEILING_S
-        self._best: dict[int, int] = {}  # What `best_size` and `best_s` found, until something is learned.
+        self._best: dict[int, int] = {}  # Results of `best_size` and `best_s`, until something is learned.
         self._best_s: dict[int, float] = {}
         self._rated()
 
     def credible_s(self, size: int, seconds: float) -> float:
-        """The part of a batch's time that is believed: in the rest of it a process or the device stood still."""
+        """Return the credible part of a batch's time; in the rest of it a process or the device stood still."""
         return min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
 
     def learn(self, size: int, seconds: float) -> None:
@@ -55,17 +55,17 @@ class BatchLatencies:
         self._rated()
 
     def halve(self) -> None:
-        """Forget half of what was learned beyond the times measured at the start."""
+        """Forget half of the learned excess over the times measured at the start."""
         for size, measured_s in self._measured.items():
             self._seconds[size] -= 0.5 * max(0.0, self._seconds[size] - measured_s)
         self._rated()
 
     def of(self, size: int) -> float:
-        """Seconds expected of a batch of `size`."""
+        """Return the seconds expected of a batch of `size`."""
         return self._seconds[size]
 
     def limit(self, size: int, now: float) -> None:
-        """No batches above `size` for a while, then one size more at a time; longer each time it did not hold.
+        """Allow no batches above `size` for a while, then one size more at a time; each further limit lasts longer.
 
         At least the smallest size stays.
         """
@@ -75,7 +75,7 @@ class BatchLatencies:
         self._rated()
 
     def ceiling(self, now: float) -> int:
-        """The largest size that may be used now."""
+        """Return the largest size that may be used now."""
         if self._usable < len(self.sizes) and now >= self._limited_until_s:
             self._usable += 1
             self._limited_until_s = now + self._limited_for_s
@@ -83,10 +83,10 @@ class BatchLatencies:
         return self.sizes[self._usable - 1]
 
     def best_size(self, waiting: int, now: float) -> int:
-        """The size that answers most items a second when `waiting` are there; the larger one when equal.
+        """Return the size that answers most items a second when `waiting` are there; the larger one when equal.
 
-        Where time grows with size (a CPU) that is the size below, without padding; where it hardly does (a GPU), the
-        padded size above.
+        If time grows with size (a CPU), this is the size below, without padding. If it hardly grows (a GPU), this is
+        the padded size above.
         """
         ceiling = self.ceiling(now)
         waiting = min(waiting, ceiling)
@@ -102,14 +102,14 @@ class BatchLatencies:
         return best
 
     def short_size(self, rate_kept: float, now: float) -> int:
-        """The smallest size that answers at least this share of the most images a second, by the times of the start:
-        later estimates vary by as much as sizes differ.
+        """Return the smallest size that answers at least this share of the most images a second. Only the times
+        measured at the start count: later estimates vary by as much as sizes differ.
         """
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
         return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
 
     def best_s(self, waiting: int, now: float) -> float:
-        """Seconds expected of the next batch when `waiting` items are there."""
+        """Return the seconds expected of the next batch when `waiting` items are there."""
         if self._usable < len(self.sizes):
             self.ceiling(now)
         seconds = self._best_s.get(waiting)
@@ -118,19 +118,19 @@ class BatchLatencies:
         return seconds
 
     def _rated(self) -> None:
-        """The estimates, or the sizes that may be used, have changed."""
+        """Clear what was computed from old estimates or sizes, and compute the rate again."""
         self._best.clear()
         self._best_s.clear()
         self.rate = max(size / max(self._seconds[size], 1e-9) for size in self.sizes[: self._usable])
 
 
 class Lateness:
-    """How much later than the queue alone explains answers come: decoding, the loop, the pipe, other processes.
+    """Delay of answers beyond the queue's wait: decoding, the event loop, the pipe, other processes.
 
-    Mean and deviation as TCP estimates round trips (RFC 6298), but slower: in overload every dip lets a crowd in. What
-    is later than it ever is moves them by no more than a limit: one answer after a pause says nothing of the next ones.
-    `seconds`: what to add to an expectation so that most answers come before it. `admitted_s`: when something was last
-    let in that will teach it; `forgot_s`: when it was last halved.
+    Mean and deviation follow TCP's estimate of round trips (RFC 6298), but move more slowly: under overload every dip
+    admits a crowd. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
+    `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
+    will teach this estimate; `forgot_s`: time of the last `halve`.
     """
 
     _MEAN_RATE = 1 / 32
@@ -146,8 +146,8 @@ class Lateness:
         self.seconds = 0.0
 
     def learn(self, seconds: float, *, alone: bool = False) -> None:
-        """An answer came `seconds` later (earlier: negative) than expected. `alone`: nothing else was under way when it
-        was asked for; where it comes far earlier than the others, what held those up is over.
+        """Learn from an answer that came `seconds` later (negative: earlier) than expected. `alone`: nothing else was
+        in flight at its admission; if such an answer comes far earlier than this estimate, forget half of the estimate.
         """
         most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
         off_s = min(seconds - self._mean_s, most_s)
@@ -158,7 +158,7 @@ class Lateness:
             self.halve(self.forgot_s)
 
     def halve(self, now: float) -> None:
-        """Forget half of it."""
+        """Forget half of the estimate."""
         self.forgot_s = now
         self._mean_s /= 2
         self._deviation_s /= 2
@@ -169,12 +169,12 @@ class Lateness:
 
 
 class WorkerTimeline:
-    """A worker as an image in the queue sees it: one full batch after the other, from `start_s` on."""
+    """Timeline of a worker for an image in the queue: one full batch after the other, from `start_s` on."""
 
     __slots__ = ("full", "latencies", "now", "start_s", "step_s")
 
     def __init__(self, latencies: BatchLatencies, start_s: float, models: int, now: float) -> None:
-        """`start_s`: seconds from `now`; `models`: how many have work for the worker and take turns."""
+        """Start `start_s` seconds after `now`; `models` models have work for the worker and take turns."""
         self.latencies = latencies
         self.start_s = start_s
         self.now = now
@@ -182,17 +182,17 @@ class WorkerTimeline:
         self.step_s = max(latencies.of(self.full), 1e-9) * models
 
     def done_s(self, images: int) -> float:
-        """When a batch of up to so many images would be done, were it the next one."""
+        """Return when a batch of up to `images` images would be done, if it were the next one."""
         return self.start_s + self.latencies.best_s(images, self.now)
 
     def skip(self, batches: int) -> int:
-        """Let so many full batches go first; returns their images."""
+        """Let so many full batches go first; return the number of their images."""
         self.start_s += batches * self.step_s
         return batches * self.full
 
 
 def last_s(workers: Sequence[WorkerTimeline], images: int, usual: int) -> float:
-    """Seconds until the last of `images` is done. Every batch is whole, and the last has at least `usual` images."""
+    """Return the seconds until the last of `images` is done. Batches are full; the last has at least `usual` images."""
     spare = images - 2 * sum([worker.full for worker in workers])
     if spare > 0:  # All but the last few batches at once, so that a long queue costs no more than a short one.
         spare_s = spare / sum([worker.full / worker.step_s for worker in workers])

@@ -1,4 +1,4 @@
-"""The images of a model that wait for a worker, in the order in which they will run.
+"""Queue of one model's images, in the order in which they will run.
 
 Owns: one model's queue, its bound and its order. Must not know workers, nor how long batches take. Times are in
 seconds, the clock is a parameter.
@@ -19,15 +19,15 @@ _STANDS_S = 0.001
 
 
 class QueueFullError(Exception):
-    """The model has as many images waiting as it may have."""
+    """The model's queue has no room for the images now."""
 
 
 class NeverRoomError(Exception):
-    """The images are more than may ever wait."""
+    """The images are more than the queue can ever hold."""
 
 
 class DeadlineUnreachableError(Exception):
-    """The deadline would pass before the answer could be there; `expected_s` is when it could."""
+    """The answer cannot come before the deadline; `expected_s`: seconds until it could."""
 
     def __init__(self, expected_s: float) -> None:
         super().__init__(f"the answer would take {expected_s * 1e3:.0f} ms")
@@ -36,7 +36,7 @@ class DeadlineUnreachableError(Exception):
 
 @dataclass(slots=True)
 class Checked:
-    """The admission check made before the upload, at `at_s`, for one image; `expected_s`: as in Reservation."""
+    """Admission check of one image, made before the upload at `at_s`; `expected_s`: as in Reservation."""
 
     model: str
     deadline_s: float
@@ -45,21 +45,20 @@ class Checked:
     expected_s: float | None
 
     def stands(self, model: str, deadline_s: float, priority: int, now: float) -> bool:
-        """Whether that check is still valid: its body had arrived already, so that no time passed (1 ms)."""
+        """Return True if the check is still valid: same request, less than 1 ms old (the body was already there)."""
         same = deadline_s == self.deadline_s and priority == self.priority and model == self.model
         return same and now < self.at_s + _STANDS_S
 
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """Room in a model's queue for the images of one request: `left` of `images` are still on their way to it.
+    """Room in a model's queue for the images of one request: `left` of `images` are not yet in the queue.
 
-    `client`: whose request it is, "" where that is not known. The scheduler fills the rest when it lets the request in:
-    `expected_s`: when the first of them was expected to be answered, in seconds from `admitted_s` on, lateness not
-    included; None where the model had no worker, or where it was not known how long its images wait to be decoded.
-    `interruptions`: of the model's work until then.
-    `behind`: how many requests its client had under way; `first_s`: the rank of the first image that came into the
-    queue; `alone`: nothing else of the model was under way.
+    `client`: the client of the request, "" if unknown. The scheduler fills the other fields at admission. `expected_s`:
+    seconds from `admitted_s` to the expected first answer, without lateness; None if the model had no worker, or if the
+    wait for a decoder was unknown. `interruptions`: the queue's count at admission. `behind`: number of requests that
+    the client had in flight; `first_s`: rank of the first image in the queue; `alone`: nothing else of the model was in
+    flight.
     """
 
     model: str
@@ -77,37 +76,37 @@ class Reservation:
 
 
 class ItemStatus(Enum):
-    """Where an item is; the value is what metrics call that stage."""
+    """Stage of an item; the value is the stage's name in metrics."""
 
     FILLING = "decode"
-    """Its slot is being filled, for the first time or once more."""
+    """A decoder or a copy fills the slot, for the first time or again."""
     QUEUED = "queue"
-    """It waits for a worker."""
+    """The item waits for a worker."""
     COMPUTING = "infer"
-    """It has left the queue: a worker has it, or who took it out ends it at once."""
+    """The item left the queue: a worker has it, or the caller that took it out ends it at once."""
     ENDED = "ended"
-    """Its reply is given. Who has its slot in hand (a decoder, a worker) gives it back when that is over."""
+    """The reply is given. A decoder or worker that still uses the slot gives it back later."""
 
 
 class Attempt(Enum):
-    """Which time it is that an item is computed."""
+    """Attempt at which an item is computed."""
 
     FIRST = 1
     AGAIN = 2
-    """A batch with it was lost or failed."""
+    """Second attempt: a batch with the item was lost or failed."""
     ALONE = 3
-    """It may have been the reason: it runs in a batch of its own, with nothing else on its worker."""
+    """Attempt in a batch of one, with nothing else on the worker: the item may have caused the failure."""
 
 
 FILLING, QUEUED, COMPUTING, ENDED = ItemStatus
 FIRST, AGAIN, ALONE = Attempt
-"""In Python 3.11 each look-up of a member in its enumeration is a call, and an item's way has a dozen."""
+"""Short names of the members: in Python 3.11 each look-up in an enumeration is a call, and an item needs a dozen."""
 
 
 @dataclass(eq=False, slots=True)
 class Item:
-    """One image of a request, at a position there; its owner's kind has more. `queued_s`: since when it waits for a
-    worker, 0 before; `rank_s`: its order in the queue.
+    """One image of a request, at `position` in it; the owner's subclass adds fields. `queued_s`: time of its first wait
+    for a worker, 0 before; `rank_s`: its order in the queue.
     """
 
     reservation: Reservation
@@ -123,7 +122,7 @@ T = TypeVar("T", bound=Item)
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[T]):
-    """Items sent to a worker together, padded to `size`, one of the model's batch sizes."""
+    """Items dispatched to a worker together, padded to `size`, one of the model's batch sizes."""
 
     id: int
     worker: str
@@ -135,17 +134,17 @@ class Batch(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class LostBatches(Generic[T]):
-    """The batches that a lost worker never finished, in the order sent."""
+    """Batches that a lost worker never finished, in the order of dispatch."""
 
     begun: tuple[Batch[T], ...]
-    """Those that may have been running: one of them may be the reason for the loss."""
+    """Batches that may have been running: one of them may have caused the loss."""
     waiting: tuple[Batch[T], ...]
-    """Those that cannot have begun."""
+    """Batches that cannot have begun."""
 
 
 @dataclass(slots=True)
 class Queue(Generic[T]):
-    """A model's images, reserved and waiting, the next one first."""
+    """Queue of a model's images, reserved and waiting, in order."""
 
     limit: int
     reserved: int = 0
@@ -154,16 +153,16 @@ class Queue(Generic[T]):
     interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, T]] = field(default_factory=list)
-    aged: bool = False  # Whether `oldest_s` is asked for.
+    aged: bool = False  # True if `oldest_s` is used.
     ages: list[tuple[float, int, T]] = field(default_factory=list)  # The heap's items by `queued_s`.
     clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
     lateness: Lateness = field(default_factory=Lateness)
-    urgent_lateness: Lateness = field(default_factory=Lateness)  # Of priorities above the normal one: they overtake.
+    urgent_lateness: Lateness = field(default_factory=Lateness)  # For priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def check_room(self, model: str, images: int) -> None:
-        """Raises QueueFullError where `images` more are too many, NeverRoomError where they always are; `model` for the
-        sentence.
+        """Raise QueueFullError if `images` more do not fit now, NeverRoomError if they never fit. `model` is named in
+        the message.
         """
         if images > self.limit:
             raise NeverRoomError(f"{images} images are more than the {self.limit} that may wait for {model}")
@@ -172,11 +171,11 @@ class Queue(Generic[T]):
             raise QueueFullError(f"{model} has {taken} of {self.limit} images waiting")
 
     def late(self, items: Iterable[T], answered_s: float) -> None:
-        """Learn from when items were answered, or would have been.
+        """Learn lateness from items that were answered at `answered_s`, or would have been.
 
         Items of one batch share its noise, so only the latest counts. Of a request only the first image counts: the
-        others also wait for each other. What was admitted before a worker was lost or stood still, or without one, says
-        nothing: its answer waited for that, not for the queue.
+        others also wait for each other. Items admitted before a worker was lost or stood still, or without a worker, do
+        not count: their answers waited for that, not for the queue.
         """
         late_s: dict[bool, tuple[float, bool]] = {}
         for item in items:
@@ -194,11 +193,11 @@ class Queue(Generic[T]):
             self.lateness_of(urgent).learn(seconds, alone=alone)
 
     def lateness_of(self, priority: int) -> Lateness:
-        """What to add to an expectation at this priority: what waits elsewhere, such as to be decoded, is overtaken."""
+        """Return the lateness at this priority. Urgent images overtake others at other stages too, such as decoding."""
         return self.urgent_lateness if priority > 0 else self.lateness
 
     def count(self, priority: int, images: int) -> None:
-        """Count images that came (or, negative, went) at a priority."""
+        """Count images that came (negative: went) at a priority."""
         left = self.ahead.get(priority, 0) + images
         if left:
             self.ahead[priority] = left
@@ -206,13 +205,13 @@ class Queue(Generic[T]):
             del self.ahead[priority]  # Clients choose priorities: what is unused must not stay.
 
     def ahead_of(self, priority: int) -> int:
-        """Images waiting or reserved that go before new ones of this priority."""
+        """Return the number of images, waiting or reserved, that go before new ones of this priority."""
         if len(self.ahead) == 1 and priority in self.ahead:  # Most have the same.
             return self.ahead[priority]
         return sum([images for other, images in self.ahead.items() if other >= priority])
 
     def begin(self, reservation: Reservation) -> None:
-        """Keep room for its images; count a request of its client, and how many of that client's it is behind."""
+        """Reserve room for the images; count the client's request, and note how many of its requests are ahead."""
         reservation.left = reservation.images
         reservation.interruptions = self.interruptions
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
@@ -225,7 +224,7 @@ class Queue(Generic[T]):
             self.clients[client] = (reservation.behind + 1, last_s)
 
     def end(self, reservation: Reservation) -> None:
-        """The request of a reservation has ended: give back what is left of it. Idempotent."""
+        """Give back the unused room of a reservation whose request has ended. Idempotent."""
         if reservation.left:
             self.reserved -= reservation.left
             self.count(reservation.priority, -reservation.left)
@@ -239,9 +238,9 @@ class Queue(Generic[T]):
                 del self.clients[client]  # Addresses are the clients': what asks nothing must not stay.
 
     def rank_s(self, reservation: Reservation, now: float, position: int, seconds_an_image: float) -> float:
-        """The rank of an image of a request, its priority not included.
+        """Return the rank of an image of a request, without its priority.
 
-        The requests that a client has under way count against its next one: a client that asks little goes before all
+        The requests that a client has in flight count against its next one: a client that asks little goes before all
         but the first requests of one that asks much. The requests of one client keep their order.
         """
         client = reservation.client
@@ -254,7 +253,7 @@ class Queue(Generic[T]):
         return rank_s + position * seconds_an_image if position else rank_s
 
     def push(self, item: T, order: int) -> None:
-        """Let an item wait that is counted; `order` decides between equal ranks."""
+        """Put a counted item into the queue; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
         if self.aged:
             heapq.heappush(self.ages, (item.queued_s, order, item))
@@ -262,7 +261,7 @@ class Queue(Generic[T]):
         self.depth += 1
 
     def first(self) -> T:
-        """The next item. Raises IndexError when none waits."""
+        """Return the next item. Raises IndexError when none waits."""
         return self.heap[0][2]
 
     def take(self, item: T) -> None:
@@ -294,5 +293,5 @@ class Queue(Generic[T]):
         return items
 
     def oldest_s(self) -> float:
-        """When the item that has waited longest was enqueued; only where `aged`. Raises IndexError when none waits."""
+        """Return when the item that waits longest was enqueued; only if `aged`. Raises IndexError when none waits."""
         return self.ages[0][0]

@@ -1,4 +1,4 @@
-"""Which models are on devices that do not hold all of them: what is loaded next, what goes for it, and how often.
+"""Residency of models on devices that cannot hold all of them: next load, evictions, and their rate.
 
     ABSENT ─ asked for, and there is room, or others may go ─► LOADING ─► RESIDENT ─ not used for longest ─► LEAVING ─┐
        └──────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
@@ -6,14 +6,13 @@
 Owns: the budget, the order of loads, and their bound. Pure logic; times are in seconds, the clock is a parameter. Must
 not know workers, nor how a model is loaded.
 
-A model that somebody waits for stays, and so does one that was loaded less than KEPT times its load time ago. After
-that one in use goes, too, where a client waits for another model who uses fewer than each of those who use this one: no
-client keeps others out, however much it asks for. While one stays for its load time, those that were used more recently
-stay, too, unless they were not used for so long: what was loaded for somebody who came once does not make those go that
-are always asked for. Loads for
-which others have to go are paid from a credit of seconds, which grows by SHARE of the time that passes and holds
-MOST_S at most: within any T seconds such loads take no more than MOST_S + SHARE * T seconds, and one load. What cannot
-be loaded in time is refused at the door: a set that does not fit costs refusals, and never the device.
+A model that a client waits for stays, and so does one loaded less than KEPT times its load time ago. After that, a
+model in use can be evicted for another, if a client that waits for the other uses fewer models than each client of this
+one: no client keeps others out. While a model stays for its load time, models used more recently stay, too, unless they
+were idle as long: a load for a client that came once evicts no model in constant use. Loads that need an eviction are
+paid from a credit of seconds, which grows by SHARE of the time that passes and holds MOST_S at most: within any T
+seconds such loads take no more than MOST_S + SHARE * T seconds, and one load. Admission refuses requests whose model
+cannot be loaded in time: a set of models that does not fit costs refusals, and never the device.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ KEPT = 10.0
 SHARE = 0.1
 MOST_S = 30.0
 _WANTED_S = 60.0
-"""So long a model is wanted of which somebody was told to ask again: it is loaded though nobody waits for it."""
+"""Seconds for which a model stays wanted after a client was told to ask again: it is loaded though nobody waits."""
 _RETRY_S = 10.0
-"""At least so long after a load that failed before the next one."""
+"""Shortest pause after a failed load before the next one."""
 _MOST_CLIENTS = 64
-"""So many are known of each model, those who asked last."""
+"""Most clients remembered for each model: those who asked last."""
 
 Busy = Callable[[str], bool]
-"""Whether somebody waits for a model of this name, or a worker computes for it."""
+"""Test of a model's name: True if a client waits for the model, or a worker computes with it."""
 
 
 class Place(Enum):
-    """Where a model is."""
+    """Place of a model."""
 
     ABSENT = "absent"
     LOADING = "loading"
     RESIDENT = "resident"
     LEAVING = "leaving"
-    """Nothing is computed by it any more, and its memory is not free yet."""
+    """State after the last computation, until the memory is free."""
 
 
 @dataclass(slots=True)
 class Tenant:
-    """A model that comes and goes. `load_s`: how long a load is expected to take; `since_s`: of its place;
-    `asked_s`: since when somebody waits for it; `not_before_s`: no load begins earlier, as the last one failed;
-    `clients`: when each has asked last, in this order.
+    """Model that comes and goes. `load_s`: expected seconds of a load; `since_s`: start of the current place;
+    `asked_s`: start of the oldest wait for it; `not_before_s`: earliest next load after a failed one; `clients`: time
+    of each client's last request, in this order.
     """
 
     name: str
@@ -66,13 +65,13 @@ class Tenant:
     clients: OrderedDict[str, float] = field(default_factory=OrderedDict)
 
     def asked_by(self, now: float, *, busy: bool) -> set[str]:
-        """Return the clients that want or use it; of one that is `busy`, always who asked last."""
+        """Return the clients that want or use the model. If it is `busy`, the last client is always among them."""
         recent = {client for client, asked_s in self.clients.items() if now <= asked_s + _WANTED_S}
         return {*recent, next(reversed(self.clients))} if busy and self.clients else recent
 
 
 class Residency:
-    """Of one set of models with one budget. Those that always stay are no part of it."""
+    """One set of models with one memory budget, without the models that always stay."""
 
     def __init__(self, budget_bytes: int, tenants: Iterable[Tenant]) -> None:
         self.budget_bytes = budget_bytes
@@ -82,16 +81,16 @@ class Residency:
 
     @property
     def taken_bytes(self) -> int:
-        """By all that are not absent."""
+        """Return the memory of all models that are not absent."""
         return sum(each.memory_bytes for each in self.tenants.values() if each.place is not Place.ABSENT)
 
     def placed(self, place: Place) -> list[Tenant]:
-        """Those there, the most recently used first."""
+        """Return the models at this place, the most recently used first."""
         return sorted((each for each in self.tenants.values() if each.place is place), key=lambda each: -each.used_s)
 
     def ask(self, name: str, now: float, busy: Busy, client: str = "") -> float:
-        """Take note that a client asks for a model; return the seconds until it is expected to be resident: 0 where it
-        is, infinite where that is not known.
+        """Note that a client asks for a model; return the seconds until it should be resident: 0 if it is, infinite if
+        unknown.
         """
         tenant = self.tenants[name]
         tenant.used_s = tenant.clients[client] = now
@@ -105,7 +104,7 @@ class Residency:
         return self._expected_s(tenant, now, busy)
 
     def next(self, now: float, busy: Busy) -> tuple[Sequence[str], str | None]:
-        """What leaves now, and what begins to load; to be asked whenever something has changed, and now and then."""
+        """Return the models that leave now, and the one that begins to load. Call it after changes and periodically."""
         excess = self.taken_bytes - self.budget_bytes
         if excess > 0 and (over := self._victims(excess, now, busy, hurry=True)):  # More than it was measured before.
             return self._leave(over, now, busy), None
@@ -126,27 +125,27 @@ class Residency:
                 self._credit_s -= tenant.load_s
                 self._chosen = tenant
                 return self._leave(victims, now, busy), None
-            self._chosen = None  # What was to leave for it is gone, and was not enough after all.
+            self._chosen = None  # The models that left for it did not free enough memory.
         return (), None
 
     def loaded(self, name: str, now: float, memory_bytes: int, load_s: float) -> None:
-        """A load is done, and this is what it took.
+        """Note that a load is done, with its memory and its seconds.
 
-        What is told above the budget counts as all of it: a CPU's figure has noise, and a model that was there comes
-        again.
+        More memory than the budget counts as the whole budget: a CPU's figure is noisy, and a model that was resident
+        must be able to come again.
         """
         tenant = self.tenants[name]
         tenant.place, tenant.since_s, tenant.load_s = Place.RESIDENT, now, load_s
         tenant.memory_bytes = min(memory_bytes, self.budget_bytes)
 
     def failed(self, name: str, now: float) -> None:
-        """A load failed, or took more memory than there was; it is not tried again at once."""
+        """Note that a load failed or exceeded the memory; the next attempt waits."""
         tenant = self.tenants[name]
         tenant.not_before_s, tenant.asked_s = now + max(_RETRY_S, KEPT * tenant.load_s), math.inf
         self.left(name, now)
 
     def left(self, name: str, now: float) -> None:
-        """Take note that a model's memory is free."""
+        """Note that a model's memory is free."""
         tenant = self.tenants[name]
         tenant.place, tenant.since_s = Place.ABSENT, now
 
@@ -159,7 +158,7 @@ class Residency:
         return names
 
     def waiting(self, now: float, busy: Busy) -> list[Tenant]:
-        """Those that are absent and wanted, in the order in which they were asked for."""
+        """Return the models that are absent and wanted, in the order of their requests."""
         absent = [each for each in self.placed(Place.ABSENT) if each.asked_s < math.inf]
         for each in absent:
             if now > each.used_s + _WANTED_S and not busy(each.name):
@@ -169,7 +168,7 @@ class Residency:
     def _victims(
         self, missing: int, now: float, busy: Busy, wanted: Tenant | None = None, *, hurry: bool = False
     ) -> list[Tenant]:
-        """Return what may go now for so many bytes, the least recently used first; nothing where that is not enough."""
+        """Return the models to evict now for so many bytes, the least recently used first; none if too few can go."""
         found: list[Tenant] = []
         for stays_s, each in self._going(now, busy, wanted):
             if missing > 0 and (hurry or stays_s <= 0):
@@ -178,10 +177,10 @@ class Residency:
         return found if missing <= 0 else []
 
     def _going(self, now: float, busy: Busy, wanted: Tenant | None) -> list[tuple[float, Tenant]]:
-        """Return those that nobody uses, the least recently used first, and then those that go for `wanted` all the
-        same; each with the seconds for which it stays.
+        """Return the idle models, the least recently used first, then the models in use that `wanted` may evict; each
+        with the seconds for which it stays.
         """
-        found, before_s = [], 0.0  # How long those stay that were not used for longer.
+        found, before_s = [], 0.0  # Seconds for which the less recently used models stay.
         in_use, there = [], self.placed(Place.RESIDENT)
         users = {each.name: each.asked_by(now, busy=busy(each.name)) for each in there}
         count = Counter(client for each in users.values() for client in each if client)  # "": nobody knows who.

@@ -1,21 +1,21 @@
-"""Which items run next, where, and in batches of what size.
+"""Scheduler: the next items to run, their worker, and their batch size.
 
-Owns: the queues, the batches in flight, each worker's credits and what was learned of latencies. Pure logic: no torch,
-no asyncio, no clock of its own (`now` is always a parameter, in seconds). Must not know what an item holds.
+Owns: the queues, the batches in flight, each worker's credits and the learned latencies. Pure logic: no torch, no
+asyncio, no clock of its own (`now` is always a parameter, in seconds). Must not know what an item holds.
 
     reserve ─► (upload, decode) ─► enqueue ─► dispatch ─► Batch ─► finish
        └─ release ─┘                  │           └─ worker lost ─► requeue
                                       └─ discard: the client left, the deadline passed
 
-Work-conserving: an idle worker gets whatever is there, at once. While it computes, one full batch may wait in front of
-it; a partial batch keeps filling until the worker is free, and while several clients ask a full one is sent late, so
-that images which come meanwhile have a place in it (app.scheduling.workers). Models share a worker by device time,
-not by requests: each has a virtual clock that runs on by the seconds its batches take, and the model furthest behind
-goes first (start-time fair queueing: Goyal, Vin, Cheng 1996). What cannot be answered before its deadline is refused at
-the door; what has become hopeless meanwhile is dropped when a batch is formed, never computed.
+Work-conserving: an idle worker gets what waits, at once. While it computes, one full batch may wait in front of it; a
+partial batch keeps filling until the worker is free. While several clients ask, a full batch is dispatched late, so
+that it can take images that come meanwhile (app.scheduling.workers). Models share a worker by device time, not by
+requests: each has a virtual clock that advances by the seconds of its batches, and the model furthest behind goes first
+(start-time fair queueing: Goyal, Vin, Cheng 1996). Admission refuses items that cannot be answered before their
+deadline. Items that become hopeless later are dropped when a batch is formed, and never computed.
 
 After a worker is lost, the items that may have been the reason run alone: nothing else is on their worker meanwhile, so
-that a second loss shows which one it was.
+a second loss identifies the cause.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ PRIORITY_WORTH_S = 1.0
 """Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
 
 REQUEST_SHARE = 0.25
-"""The images of one request queue as if they came one by one, at this share of what the workers can do: a request of
-64 images leaves room for those that come after it, and on a device with nothing else to do it loses nothing. So do
-the requests of one client, for those of others."""
+"""Share of the workers' rate at which the images of one request queue, as if they came one by one. A large request
+leaves room for later ones, and loses nothing on an idle device. One client's requests leave room for others too."""
 
 WAY_BACK = 0.04
-"""Share of the time a request has that is left for its answer to reach the client: that part is not seen here."""
+"""Share of a request's time left for the answer's way to the client, which is not measured here."""
 
 _USUAL_RATE = 0.2
 _STALL_S = 0.25
@@ -60,7 +59,7 @@ class Scheduler(Generic[T]):
     """Queues in front of workers. Not thread-safe: one thread (the event loop) calls it."""
 
     def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0) -> None:
-        """`queue_limits`: images each model may have waiting, reservations included."""
+        """Make a queue for each model; `queue_limits`: images each may have waiting, reservations included."""
         aged = max_wait_s > 0
         self.queues: Mapping[str, Queue[T]] = {model: Queue(limit, aged=aged) for model, limit in queue_limits.items()}
         self._workers: dict[str, WorkerState[T]] = {}
@@ -75,11 +74,11 @@ class Scheduler(Generic[T]):
     def check(
         self, model: str, images: int, deadline_s: float, priority: int, now: float, *, ready_s: float | None = 0.0
     ) -> float | None:
-        """Whether `images` more could be taken. `ready_s`: how long the last one waits before it can be enqueued; None
-        while nothing is known of that.
+        """Check the admission of `images` more. `ready_s`: seconds until the last one can be enqueued; None while
+        unknown.
 
-        Returns the seconds until the last is expected to be answered, lateness not included; None while the model has
-        no worker, or that is not known. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
+        Returns the seconds until the last is expected to be answered, without lateness; None while the model has no
+        worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         queue = self.queues[model]
         queue.check_room(model, images)
@@ -99,8 +98,8 @@ class Scheduler(Generic[T]):
         checked: Checked | None = None,
         ready_s: Callable[[int], float | None] = lambda _: 0.0,
     ) -> None:
-        """Reserve room for the images of a request, all or none. `checked`: what `check` has found for one of them,
-        as long as that stands; `ready_s`: how long the last of so many images waits before it can be enqueued.
+        """Reserve room for the images of a request, all or none. `checked`: a valid result of `check` for one image;
+        `ready_s`: returns the seconds until the last of so many images can be enqueued.
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
@@ -122,11 +121,11 @@ class Scheduler(Generic[T]):
         queue.begin(reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """The request has ended: give back what was reserved and not filled. Idempotent."""
+        """Give back the unused room of a request that has ended. Idempotent."""
         self.queues[reservation.model].end(reservation)
 
     def enqueue(self, item: T, now: float) -> None:
-        """Let an item of a reservation wait. Raises ValueError when nothing is left of that."""
+        """Put an item of a reservation into the queue. Raises ValueError if the reservation has no room left."""
         reservation, position = item.reservation, item.position
         model, priority = reservation.model, reservation.priority
         if not reservation.left:
@@ -141,7 +140,7 @@ class Scheduler(Generic[T]):
         queue.push(item, next(self._order))
 
     def requeue(self, item: T) -> None:
-        """Put an item of a lost batch back where it was in the order, even into a full queue: it was accepted."""
+        """Put an item of a lost batch back at its old rank, even into a full queue: it was admitted."""
         if item.attempt is FIRST:
             item.attempt = AGAIN
         queue = self.queues[item.reservation.model]
@@ -149,19 +148,19 @@ class Scheduler(Generic[T]):
         queue.push(item, next(self._order))
 
     def discard(self, item: T) -> bool:
-        """Take a waiting item out; False when it is no longer waiting."""
+        """Take a waiting item out; return False if it no longer waits."""
         if item.status is not QUEUED:
             return False
         self.queues[item.reservation.model].take(item)
         return True
 
     def batch_s(self, model: str, now: float) -> float:
-        """Seconds expected of the model's next batch, were a worker free; 0 without one."""
+        """Return the seconds expected of the model's next batch on a free worker; 0 without a worker."""
         usual = round(self.queues[model].usual)
         return min([latencies.best_s(usual, now) for _, latencies in self._serving[model]], default=0.0)
 
     def drain_time_s(self, model: str) -> float:
-        """Seconds until what waits and runs now is done, over all workers of the model; infinite without one."""
+        """Return the seconds until what waits and runs now is done by the model's workers; infinite without one."""
         images_per_s = rate(self._serving[model], model)
         queue = self.queues[model]
         return (queue.depth + queue.reserved + queue.in_flight) / images_per_s if images_per_s else math.inf
@@ -169,8 +168,8 @@ class Scheduler(Generic[T]):
     def add_worker(
         self, name: str, latency_s: Mapping[str, Mapping[int, float]], depths: Mapping[str, int] | None = None
     ) -> None:
-        """A worker is ready. For each model it serves, `latency_s`: seconds by batch size; `depths`: how many batches
-        it has begun at most at once (default 1).
+        """Add a worker that is ready. For each model, `latency_s`: seconds by batch size; `depths`: most batches that
+        the device has begun at once (default 1).
         """
         if name in self._workers:
             raise ValueError(f"worker {name} is there already")
@@ -196,14 +195,14 @@ class Scheduler(Generic[T]):
         self._membership_changed()
 
     def retire_worker(self, name: str) -> None:
-        """Send this worker nothing more; what it has in flight it may finish. Unknown workers are none to retire."""
+        """Dispatch nothing more to this worker; it may finish what is in flight. Unknown workers are ignored."""
         if name in self._workers:
             self._workers[name].retiring = True
             self._membership_changed()
             _note_credit(self._free, self._workers[name])
 
     def remove_worker(self, name: str) -> LostBatches[T]:
-        """A worker is gone; returns the batches it never finished. Unknown workers have none."""
+        """Remove a worker that is gone; return the batches it never finished. Unknown workers have none."""
         worker = self._workers.pop(name, None)
         if worker is None:
             return LostBatches((), ())
@@ -217,19 +216,19 @@ class Scheduler(Generic[T]):
         return LostBatches(batches[:begun], batches[begun:])
 
     def idle(self, name: str) -> bool:
-        """Whether nothing is in flight with this worker."""
+        """Return True if nothing is in flight with this worker."""
         return name not in self._workers or not self._workers[name].batches
 
     def serves(self, model: str) -> bool:
-        """Whether any worker takes new batches of the model."""
+        """Return True if any worker takes new batches of the model."""
         return bool(self._serving[model])
 
     def limit_batches(self, name: str, model: str, size: int, now: float) -> None:
-        """The worker's memory held no more than `size` images of the model: no larger batches for a while."""
+        """Limit the worker's batches of the model to `size` for a while: its memory held no more images."""
         self._workers[name].latencies[model].limit(size, now)
 
     def finish(self, name: str, batch_id: int, now: float, *, learn: bool = True, prepare_s: float = 0.0) -> Batch[T]:
-        """A batch is done; `learn`: whether its time says anything of others; `prepare_s`: Done's. Raises KeyError."""
+        """Finish a batch; `learn`: its time is typical; `prepare_s`: as in the message Done. Raises KeyError."""
         worker = self._workers[name]
         batch = worker.batches.pop(batch_id)
         worker.alone = False
@@ -238,7 +237,7 @@ class Scheduler(Generic[T]):
         queue.in_flight -= len(batch.items)
         taken_s = now - max(batch.dispatched_s, worker.finished_s)
         worker.finished_s = now
-        # Where something stood still, no model is charged for it: not the one whose batch it happened to, either.
+        # If something stood still, no model is charged for it, not even the model of this batch.
         credible_s = latencies.credible_s(batch.size, taken_s)
         worker.served_s[batch.model] += credible_s - latencies.of(batch.size)
         if taken_s > credible_s + _STALL_S:
@@ -253,7 +252,7 @@ class Scheduler(Generic[T]):
         return batch
 
     def dispatch(self, now: float) -> tuple[list[Batch[T]], list[T]]:
-        """The batches to send now, and the items dropped because no batch can answer them in time any more."""
+        """Return the batches to dispatch now, and the items dropped because no batch can answer them in time."""
         batches: list[Batch[T]] = []
         dropped: list[T] = []
         while self._free and any(queue.depth for queue in self.queues.values()):
@@ -268,10 +267,10 @@ class Scheduler(Generic[T]):
         return batches, dropped
 
     def wake_at(self, now: float) -> float | None:
-        """When to dispatch again though nothing has happened: a batch for an idle worker has waited `max_wait_s`, or
-        the next of a busy one is due.
+        """Return when to dispatch again without an event: a batch for an idle worker has waited `max_wait_s`, or the
+        next batch of a busy worker is due.
 
-        To be asked after `dispatch`: what an idle worker did not take then waits for another worker, not for a moment.
+        Call this after `dispatch`: items that an idle worker did not take then wait for another worker, not for a time.
         """
         wake_s: list[float] = []
         if self._clients.at(now):
@@ -297,7 +296,7 @@ class Scheduler(Generic[T]):
         }
 
     def _form(self, worker: WorkerState[T], now: float, dropped: list[T]) -> Batch[T] | None:
-        """Form the worker's next batch and count it as in flight; None where there is none for it now."""
+        """Form the worker's next batch and count it as in flight; return None if there is none now."""
         idle = not worker.batches
         for model in sorted(
             (m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving), key=worker.turn_s
@@ -331,7 +330,7 @@ class Scheduler(Generic[T]):
 
 
 def _note_credit(free: dict[str, WorkerState[T]], worker: WorkerState[T]) -> None:
-    """Keep `worker` among the free ones while it may be sent a batch, and only so long."""
+    """Keep `worker` in `free` exactly while it has a credit."""
     if worker.has_credit:
         free[worker.name] = worker
     else:
@@ -341,7 +340,7 @@ def _note_credit(free: dict[str, WorkerState[T]], worker: WorkerState[T]) -> Non
 def _taken(
     queue: Queue[T], model: str, worker: WorkerState[T], serving: Serving[T], *, most: int, now: float
 ) -> tuple[list[T], list[T]]:
-    """Take the items of a batch of at most `most` out of the queue; returns them, and those that are hopeless."""
+    """Take the items of a batch of at most `most` out of the queue; return them and the hopeless items."""
     latencies = worker.latencies[model]
     items: list[T] = []
     hopeless: list[T] = []

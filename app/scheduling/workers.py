@@ -1,17 +1,17 @@
-"""What the scheduler knows of workers, and what follows from that: when an image that comes now would be answered.
+"""Scheduler's view of workers, and the estimate of when a new image would be answered.
 
-Owns: a worker's batches and clocks; whether several clients ask at present, and how early the next batch then goes to a
-worker that computes one; these estimates, and which image is let in although they are too late. Pure logic; times are
-in seconds, the clock is a parameter.
+Owns: a worker's batches and clocks; whether several clients ask at present, and how early a busy worker then gets the
+next batch; these estimates, and the probes admitted against them. Pure logic; times are in seconds, the clock is a
+parameter.
 
-While several clients ask, the next image of each shall wait behind as few batches as it can. An image that comes while
-a worker computes waits for the rest of that batch, for the one in front of the worker, where it was sent already, and
-for its own. Only the second of these can be spared: what has begun cannot be stopped. So the next batch is sent late,
-with what has come until then, and yet so early that the worker never waits for it.
+While several clients ask, the next image of each waits behind as few batches as possible. An image that comes while a
+worker computes waits for the rest of that batch, for the batch already dispatched behind it, and for its own. Only the
+second can be avoided: a batch that has begun cannot be stopped. So the next batch is dispatched late, with the images
+that came until then, but early enough that the worker never waits for it.
 
-Admission refuses by what it has learned, and what it refuses teaches nothing: a model of which everything is refused
-would keep its estimates, and be refused, for as long as another one keeps the worker busy. So a request is let in now
-and then although the estimates say no.
+Admission refuses by learned estimates, and refused requests teach nothing. A model whose requests are all refused would
+keep its estimates, and be refused, while another one keeps the worker busy. So now and then a request is admitted
+against the estimates, as a probe.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from app.scheduling.batching import BatchLatencies, WorkerTimeline, last_s
 from app.scheduling.queue import Batch, Queue, T
 
 _REMEMBERED_S = 1.0
-"""Clients share for so long after two of them have asked within such a time."""
+"""Longest time between the requests of two clients that share; sharing lasts as long after the second one."""
 _EARLY_S = 0.004
-"""What the event loop and the socket may take, and an estimate of a batch may be wrong by."""
+"""Margin for the event loop, the socket, and the error of a batch's estimate."""
 _EARLY_SHARE = 0.15
-"""And of a batch's time: a worker that begins a batch before the one before is done looks for it that early."""
+"""Share of a batch's time that is added: a worker that overlaps batches looks for the next one that early."""
 _PREPARATIONS = 2.0
 _LEARNING_RATE = 0.2
 _CREDITS = 2  # One batch running, one in front of the worker.
 RATE_KEPT = 0.97
-"""Share of the most images a second that a worker still answers with the shorter batches of this time."""
+"""Share of the highest rate, in images a second, that shorter batches must keep while several clients ask."""
 
 
 class Sharing:
-    """Whether several clients have asked of late."""
+    """Record of whether several clients asked recently."""
 
     __slots__ = ("_client", "_seen_s", "_until_s")
 
@@ -47,7 +47,7 @@ class Sharing:
         self._until_s = -math.inf
 
     def asked(self, client: str, now: float) -> None:
-        """A client asks; "" where it is not known which."""
+        """Note that a client asks; "" if unknown."""
         if client != self._client:
             if now < self._seen_s + _REMEMBERED_S:
                 self._until_s = now + _REMEMBERED_S
@@ -55,21 +55,21 @@ class Sharing:
         self._seen_s = now
 
     def at(self, now: float) -> bool:
-        """Whether they do now."""
+        """Return True if several clients ask now."""
         return now < self._until_s
 
 
 def early_s(batch_s: float, prepare_s: float) -> float:
-    """How long before a batch of `batch_s` is done the next one is sent; `prepare_s`: what that takes beside it."""
+    """Return how long before the end of a batch of `batch_s` the next is dispatched; `prepare_s`: preparation time."""
     return _EARLY_S + _EARLY_SHARE * batch_s + _PREPARATIONS * prepare_s
 
 
 @dataclass(slots=True)
 class WorkerState(Generic[T]):
-    """A worker's batches and clocks, what is known of its speed, and the queues of its models.
+    """Worker's batches and clocks, its known speed, and the queues of its models.
 
-    `depths`: for each model, how many batches of it the device has begun at most at once; `leaving`: it gets no more of
-    these, and is to finish what it has.
+    `depths`: for each model, the most batches that the device has begun at once; `leaving`: models that get no more
+    batches, and finish those in flight.
     """
 
     name: str
@@ -80,61 +80,61 @@ class WorkerState(Generic[T]):
     clock_s: float = 0.0
     free_s: float = 0.0  # When all that is in flight is expected to be done.
     finished_s: float = 0.0
-    prepare_s: float = 0.0  # What it does for a batch while it computes the one before.
+    prepare_s: float = 0.0  # Seconds to prepare a batch while it computes the one before.
     retiring: bool = False
     leaving: set[str] = field(default_factory=set)
     alone: bool = False  # It has an item that must be its only one.
     batches: dict[int, Batch[T]] = field(default_factory=dict)
 
     def turn_s(self, model: str) -> float:
-        """Where the model stands on the worker's clock. One that was idle stands at now: idleness earns no credit."""
+        """Return the model's virtual time on the worker. Idleness earns no credit: the least is the worker's clock."""
         return max(self.clock_s, self.served_s[model])
 
     def wait_s(self, now: float) -> float:
-        """Seconds until all that is in flight is expected to be done."""
+        """Return the seconds until all that is in flight should be done."""
         return self.free_s - now if self.batches and self.free_s > now else 0.0
 
     @property
     def next_at_s(self) -> float:
-        """From when on it takes a batch behind the one that it computes, while several clients ask."""
+        """Return the time from which a busy worker takes the next batch while several clients ask."""
         running_s = sum([self.latencies[batch.model].of(batch.size) for batch in self.batches.values()])
         return self.free_s - early_s(running_s, self.prepare_s)
 
     @property
     def has_credit(self) -> bool:
-        """Whether another batch may be sent to it."""
+        """Return True if another batch may be dispatched to the worker."""
         return not self.retiring and not self.alone and len(self.batches) < _CREDITS
 
     def takes_more(self, now: float, *, at_once: bool) -> bool:
-        """Whether a batch is sent to it, which has a credit; `at_once`: one client alone asks."""
+        """Return True if a worker with a credit gets a batch now; `at_once`: only one client asks."""
         return not self.batches or (self.is_full(now) and (at_once or now >= self.next_at_s))
 
     def is_full(self, now: float) -> bool:
-        """Whether a full batch waits for it: nothing less goes behind another batch."""
+        """Return True if a full batch waits for it: a partial batch never goes behind another batch."""
         return any([self.queues[model].depth >= each.ceiling(now) for model, each in self.latencies.items()])  # noqa: C419 - faster
 
     def done_s(self, now: float) -> float:
-        """When its next batch would be done: the worker with the least of these gets the next items."""
+        """Return the seconds until its next batch would be done: the worker with the least gets the next items."""
         depths = [(self.queues[model].depth, each) for model, each in self.latencies.items()]
         return self.wait_s(now) + min([each.best_s(depth, now) for depth, each in depths if depth], default=0.0)
 
     def sharing(self, model: str) -> int:
-        """How many models have work for it, this one included."""
+        """Return how many models have work for it, this one included."""
         if len(self.latencies) == 1:
             return 1
         return 1 + sum([other != model and bool(self.queues[other].ahead) for other in self.latencies])
 
     def interrupted(self) -> None:
-        """It is gone, or stood still: how late the images admitted until now are says nothing of those after them."""
+        """Note that it is gone or stood still: lateness of images admitted before predicts nothing for later ones."""
         for model in self.latencies:
             self.queues[model].interruptions += 1
 
     def learn_preparation(self, seconds: float) -> None:
-        """What it did for a batch while it computed the one before."""
+        """Learn the time it spent to prepare a batch while it computed the one before."""
         self.prepare_s += _LEARNING_RATE * (seconds - self.prepare_s)
 
     def begun(self) -> int:
-        """How many of the batches may have begun: a device of depth 2 starts one before the one before is done."""
+        """Return how many batches may have begun: a device of depth 2 starts one before the previous is done."""
         depths = [self.depths.get(batch.model, 1) for batch in self.batches.values()]
         begun = min(1, len(depths))
         while begun < len(depths) and min(depths[: begun + 1]) > begun:
@@ -143,21 +143,21 @@ class WorkerState(Generic[T]):
 
 
 Serving = Sequence[tuple[WorkerState[T], BatchLatencies]]
-"""The workers that take new batches of a model."""
+"""Workers that take new batches of a model, with their latencies."""
 
 _PROBE_S = 1.0
 PROBE_BATCHES = 16
-"""The shortest batches ever seen: a probe that comes too late has cost the others no more than a sixteenth."""
+"""Shortest batches between probes: a probe that comes too late has cost the others at most a sixteenth."""
 
 
 def expected_s(
     queue: Queue[T], workers: Serving[T], model: str, *, priority: int, images: int, now: float, ready_s: float = 0.0
 ) -> tuple[float | None, float]:
-    """Seconds until the last of `images` is answered: by what waits alone (None without a worker), and plus recent
-    lateness; admission uses the second.
+    """Return the seconds until the last of `images` is answered: by the queue alone (None without a worker), and with
+    recent lateness. Admission uses the second.
 
-    `ready_s`: how long it waits before it can come into the queue. What is ahead comes there sooner, and is computed
-    meanwhile: so the longer one of the two waits counts, not both.
+    `ready_s`: seconds before it can enter the queue. The items ahead enter earlier, and are computed meanwhile: so the
+    longer of the two waits counts, not their sum.
     """
     ahead = queue.ahead_of(priority)
     if not workers:
@@ -189,7 +189,7 @@ def expected_s(
 
 
 def _last_s(queue: Queue[T], workers: Serving[T], model: str, images: int, now: float) -> float:
-    """Seconds until the last of `images` is done by several workers that take turns."""
+    """Return the seconds until several workers that take turns have done the last of `images`."""
     timelines = [
         WorkerTimeline(latencies, worker.wait_s(now), worker.sharing(model), now) for worker, latencies in workers
     ]
@@ -197,9 +197,9 @@ def _last_s(queue: Queue[T], workers: Serving[T], model: str, images: int, now: 
 
 
 def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> float | None:
-    """Seconds until the next batch of any of the workers is done; None where `images` do not fit into it.
+    """Return the seconds until the next batch of any worker is done; None if `images` do not fit into it.
 
-    The first step of `last_s`, which is mostly enough, for a fraction of its cost.
+    This is the first step of `last_s`. It mostly suffices, for a fraction of the cost.
     """
     wanted = max(images, round(queue.usual))
     first, first_s = None, math.inf
@@ -213,15 +213,15 @@ def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> fl
 
 
 def rate(workers: Serving[T], model: str) -> float:
-    """Images a second that the model's workers can answer, less what other models with work take of them."""
+    """Return the images a second of the model's workers, less the share of other models with work."""
     return sum([latencies.rate / worker.sharing(model) for worker, latencies in workers])
 
 
 def is_probe(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float, *, priority: int) -> bool:
-    """Whether a request of so many images that has `within_s` is let in whatever is expected of it.
+    """Return True if a request of `images` that has `within_s` is admitted as a probe, against the estimates.
 
-    It is where nothing of its model and kind was let in for so long, and batches were once fast enough for it. What
-    makes estimates higher than they were at first is halved each time, as time alone may have made it wrong.
+    True if nothing of its model and kind was admitted for so long, and batches were once fast enough for it. Then halve
+    the part of the estimates that was learned above the first ones, as time alone may have made it wrong.
     """
     lateness = queue.lateness_of(priority)
     if now < lateness.admitted_s + _PROBE_S:

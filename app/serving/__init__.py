@@ -1,4 +1,4 @@
-"""One request from its body to its answer, and the models that are served.
+"""Request flow from body to answer, and the models that are served.
 
 Must not know a transport, nor how workers are kept.
 """

@@ -1,7 +1,7 @@
-"""What the service says of itself, and how what it serves is changed: the owner's side of app.link.Administration.
+"""Administration of the service: its state, and changes of its models; the owner's side of app.link.Administration.
 
-Owns: whether the service is draining, and the documents. A model's own state is app.fleet.readiness'; how models come
-and go is app.serving.repository's. The service is ready when every model that it was started with is
+Owns: whether the service is draining, and the documents. app.fleet.readiness owns a model's state, and
+app.serving.repository the loads and unloads. The service is ready when every model that it was started with is ready
 (docs/reliability.md). Must not know a transport.
 """
 
@@ -23,7 +23,7 @@ from backends import Choice
 
 
 class ServiceAdministration(link.Administration):
-    """Of the models that clients see."""
+    """Administration of the models that clients see."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Two stages under one name: a detector, and a classifier of what it finds.
+"""Two-stage cascades: a detector, and a classifier of its detections, under one name.
 
     plates = yolov8n?classes=car|bus&margin=0.1 > resnet50
 
@@ -27,7 +27,7 @@ _KEYS = "classes, margin, min_side and most"
 
 @dataclass(frozen=True)
 class TwoStages(Cascade):
-    """A detector, and a classifier of what it finds.
+    """A detector, and a classifier of its detections.
 
     `first` and `second`: names of served models. Boxes of `classes` (labels; none: all), at least `min_side` pixels
     wide and high, the `most` best of an image, are cut out with `margin` of their sides around them.
@@ -43,11 +43,11 @@ class TwoStages(Cascade):
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Both."""
+        """Return the names of both models."""
         return self.first, self.second
 
     def check(self, models: Mapping[str, Model]) -> None:
-        """Raise ModelError for what cannot work."""
+        """Raise ModelError if the two models cannot work as these stages."""
         first, second = models[self.first], models[self.second]
         if first.finds != "objects":
             raise ModelError(f"the first stage of {self.name} must find objects, and {self.first} does not.")
@@ -58,7 +58,7 @@ class TwoStages(Cascade):
             raise ModelError(f"{self.first} has no class {unknown[0]!r}, which {self.name} wants.")
 
     async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
-        """What the detector answers; detections that were looked at have `classes`."""
+        """Return the detector's answer; detections that were classified have `classes`."""
         found = await request.whole(self.first)
         looked_at = [
             (number, region, prediction["detections"][which])
@@ -71,7 +71,7 @@ class TwoStages(Cascade):
         return found
 
     def regions(self, detections: Sequence[Mapping[str, Any]], width: int, height: int) -> list[tuple[int, Region]]:
-        """What is cut out of an image: the detection's position and the region, the best score first."""
+        """Return the regions to cut out of an image: each detection's position and its region, the best score first."""
         found: list[tuple[int, Region]] = []
         for number, detection in enumerate(detections):
             if len(found) >= self.most:
@@ -89,7 +89,7 @@ class TwoStages(Cascade):
 
 
 def check_cascade(cascade: Cascade, models: Mapping[str, ServedModel]) -> None:
-    """Raise ModelError for what cannot work."""
+    """Raise ModelError if the cascade's name is taken, a model is missing, or the models do not fit."""
     if cascade.name in models:
         raise ModelError(f"two models have one name: {cascade.name}")
     for name in cascade.models:
@@ -101,7 +101,7 @@ def check_cascade(cascade: Cascade, models: Mapping[str, ServedModel]) -> None:
 def parse_cascade(text: str, written: Mapping[str, str] = MappingProxyType({})) -> Cascade:
     """Read `name=detector?options > classifier`, or a cascade of another package. Raises ModelError.
 
-    `written`: the names of models that are known already, by how they are written.
+    `written`: names of the known models, by their text in the settings.
     """
     if STAGES not in text:
         return made(text)
@@ -127,7 +127,7 @@ def parse_cascade(text: str, written: Mapping[str, str] = MappingProxyType({})) 
 
 
 def _name_of(text: str, written: Mapping[str, str]) -> str:
-    """The name of a model that is written so; a name alone is that of a model that is named elsewhere."""
+    """Return the name of the model with this text; a name alone is a model that is given elsewhere."""
     if text in written or text in written.values():
         return written.get(text, text)
     from models import parse_spec

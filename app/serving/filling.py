@@ -1,8 +1,8 @@
-"""What fills a slot: an encoded image, parts of one, an image's pixels, a row of tensors.
+"""Filling of slots: from an encoded image, parts of one, an image's pixels, or a row of tensors.
 
 Owns: the ways into a slot, which of them leave the event loop, and the errors that a client hears of them. Must not
-know queues or answers. A slot is the network's input of one item. Images are parsed by decoder processes; here headers
-alone are, where a client's pixels count, a device may decode the file, or it looks at no pixels.
+know queues or answers. A slot is the network's input of one item. Decoder processes parse images. This process reads
+headers only: to count a client's pixels, to pass a file to a device that decodes, or if the device reads no pixels.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from models import PixelModel, Placement, TensorModel
 log = logging.getLogger("anychip.service")
 
 _MOST_SIZES = 4096
-"""Images come in few sizes: those of cameras."""
+"""Most image sizes kept for a model: cameras produce few sizes."""
 
 Filled = Callable[[Submission, Placement | ServiceError], None]
-"""Hears once of each submission where its image lies, or why its slot is not filled. No process writes to the slot."""
+"""Callback, once for each submission: its image's placement, or the error. No process writes to the slot any more."""
 
 
 class Filling:
-    """Into the slots of a service's models."""
+    """Writer of contents into the slots of a service's models."""
 
     def __init__(
         self, arena: Arena, max_image_pixels: int, decoders: Decoders | None, filled: Filled, *, reads_pixels: bool
     ) -> None:
-        """`decoders`: None where nothing is to be decoded. `reads_pixels`: whether the device looks at pixels; the null
-        device does not.
+        """Fill slots of `arena`. `decoders`: None if nothing is to be decoded. `reads_pixels`: False for the null
+        device, which looks at no pixels.
         """
         self._arena, self._filled, self._reads_pixels = arena, filled, reads_pixels
         self._decoders = decoders if reads_pixels else None
@@ -54,15 +54,15 @@ class Filling:
         self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
     def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float | None:
-        """How long the last of so many images of a request that comes now is expected to wait for a decoder; None while
-        nothing is known of that.
+        """Return the seconds that the last of `images` new images of a request will wait for a decoder; None while
+        unknown.
         """
         if self._decoders is None or pool.passes_files or not isinstance(pool.model, PixelModel):
             return 0.0
         return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)
 
     def fill(self, items: Sequence[Submission], content: Content, needed_s: float = math.inf) -> None:
-        """Fill the slots of items: of one, or of as many as there are regions. `needed_s`: after it is too late."""
+        """Fill the slots of items: one, or as many as there are regions. `needed_s`: a later fill is too late."""
         item = items[0]
         try:
             if isinstance(content, (bytes, bytearray, memoryview)):
@@ -88,7 +88,7 @@ class Filling:
                 self._filled(each, internal_error())
 
     def drop(self, item: Submission) -> None:
-        """An item whose slot is being filled is wanted no longer."""
+        """Stop decoding for an item that nobody waits for any more."""
         if item.image is not None and self._decoders is not None:
             self._decoders.drop(item.image)
 
@@ -103,10 +103,10 @@ class Filling:
             self._decode(item, image, Kind.ENCODED, needed_s=needed_s)
 
     def _passed(self, item: Submission, image: Encoded) -> bool:
-        """Put the file itself into the slot, where a device sees of it what a decoder would have made of it.
+        """Put the file itself into the slot, if a device decodes it just as a decoder would; else return False.
 
-        What is no such file, a broken one included, is for a decoder to answer. Of a file that does not fit nothing is
-        read; what the rest takes is bounded by the slot.
+        A decoder answers for all other files, broken ones included. A file that does not fit is not read; the slot
+        bounds the cost of the rest.
         """
         model, slot = item.pool.model, self._arena.slot(item.pool.index, item.slot)
         assert isinstance(model, PixelModel)
@@ -125,7 +125,7 @@ class Filling:
         return True
 
     def _placement_by_device(self, pool: int, model: PixelModel, size: tuple[int, int]) -> Placement | None:
-        """Where an image of this size lies in the network's input, where the device can do what a decoder would."""
+        """Return the placement of an image of this size, or None if the device cannot decode it as a decoder would."""
         of, placements = self._placements.get(pool, (None, {}))
         if of is not model or len(placements) > _MOST_SIZES:
             placements = {}
@@ -146,8 +146,8 @@ class Filling:
         needed_s: float = math.inf,
         rank_s: float | None = None,
     ) -> None:
-        """By a decoder process, in the order in which a queue would take the images; `rank_s`: of one that was there
-        before.
+        """Let a decoder process decode the image, in the queue's order; `rank_s`: the old rank of an image that
+        returns.
         """
         assert self._decoders is not None
         again = rank_s is not None
@@ -161,7 +161,7 @@ class Filling:
         self._decoders.decode(item.image, client=item.terms.client, again=again)
 
     def _decode_regions(self, items: Sequence[Submission], content: Regions, needed_s: float) -> None:
-        """Regions of one image, each into the slot of an item, all or none."""
+        """Decode regions of one image, each into the slot of an item, all or none."""
         first, model, regions = items[0], items[0].pool.model, content.regions
         assert isinstance(model, PixelModel)
         placements = [model.placement(*region.size) for region in regions]
@@ -193,7 +193,7 @@ class Filling:
         self._decoders.decode(image, client=first.terms.client)
 
     def _pack(self, item: Submission, row: TensorRow) -> None:
-        """A row of tensors, which lies nowhere."""
+        """Pack a row of tensors into the slot; it has no placement."""
         model, target = item.pool.model, self._arena.slot(item.pool.index, item.slot)
         assert isinstance(model, TensorModel)
         if target.nbytes <= INLINE_BYTES:
@@ -213,21 +213,21 @@ class Filling:
             self._filled(item, NOWHERE)
 
     def _rank_s(self, terms: Terms, position: int) -> float:
-        """Of the image at a position of its request, in the order of what waits for decoders."""
+        """Return the rank, among the images that wait for decoders, of an image at a position of its request."""
         assert self._decoders is not None
         behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
         return clock.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
 
 
 def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceError:
-    """What the items of an image hear of it; where none is waited for any more, nothing is wrong."""
+    """Return the outcome for the items of an image; no error if nobody waits for any of them."""
     if all(item.status is ENDED for item in items):
         return NOWHERE
     return outcome if isinstance(outcome, Placement) else client_error(items[0].pool, outcome)
 
 
 def client_error(pool: ModelPool, error: Exception) -> ServiceError:
-    """An error of decoding in the service's words; counted where it is a refusal."""
+    """Return the service's error for a decoding error; count a full queue or a late image."""
     if isinstance(error, DecodeQueueFullError):
         pool.metrics.rejected["decode_queue_full"].inc()
         return ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=1)

@@ -1,10 +1,10 @@
-"""Ingresses in processes of their own, as the owner has them (--ingresses).
+"""Ingresses in processes of their own, seen by the owner (--ingresses).
 
     a connection that was accepted ─► the ingress with the fewest ─► what it asks over the link ─► Submissions
     an ingress that ends or hangs ─► its connections, rooms and items end ─► another one
 
-Owns: these processes, which of their records are believed, and what ends with one. Must not know a transport. A record
-that names what its ingress does not have ends the process that has sent it.
+Owns: these processes, the check of their records, and the clean-up after one. Must not know a transport. A record
+that names a room, token or connection that its ingress does not have ends the process that sent it.
 """
 
 from __future__ import annotations
@@ -76,30 +76,30 @@ log = logging.getLogger("anychip.service")
 _PROGRAM = "app.ingress_main:main"
 _LOOK_S = 1.0
 _LOOKS = 5
-"""So often in a row an ingress may be found silent. Looks are counted, and not seconds: of time in which this process
-itself stood still only one passes."""
+"""Most checks in a row that may find an ingress silent. Checks are counted, not seconds: a pause of this process itself
+counts as one."""
 _TICK_S = 0.05
 _END_S = 7.0
 _CALM_SHARE, _CALM_S = 0.5, 0.2
-"""Little waits for a model where that share of its queue is free, and an answer is expected so soon."""
+"""Share of a queue and seconds to an answer: a model is calm if so much of its queue is free and it answers so soon."""
 
 OWNERS_SHARE = 0.5
-"""Of the bytes that requests may hold: of those that the owner reads itself. The ingresses divide the rest."""
+"""Owner's share of the bytes that requests may hold. The ingresses divide the rest."""
 _STARTING_LOOKS = 30
-"""As `_LOOKS`, of one that is not ready yet."""
+"""Most checks, as `_LOOKS`, of an ingress that is not ready yet."""
 _LIVED_S = 10.0
-"""An ingress that lives so long begins without a pause after it."""
+"""Life of an ingress after which the next one begins without a pause."""
 _PAUSES_S = (*BACKOFF_S, 15.0, 60.0)
 _BYTES_PER_S = 16 << 20
-"""What an ingress may say: a request takes about a thousand bytes, and an ingress answers some thousands a second."""
+"""Most bytes an ingress may say: a request takes about a thousand, and an ingress answers some thousands a second."""
 _ROOMS, _ROOMS_EACH = 16_384, 4
-"""An ingress may have so many at once, and so many for each connection that there may be: two stages take two."""
+"""Most rooms of an ingress at once, and for each connection that it may have: two stages take two."""
 _NAME = 256
-"""Characters of a client's or a request's name. Those of keys, addresses and ids have 128 at most."""
+"""Most characters of a client's or a request's name. Those of keys, addresses and ids have 128 at most."""
 
 
 def count_of(settings: Settings, *, traced: bool) -> int:
-    """How many there are to be. By themselves none where each client's limits are counted, or requests are traced: the
+    """Return the number of ingresses. `auto` means none if each client's limits are counted or requests are traced: the
     owner would read most of them again.
     """
     if settings.ingresses != "auto":
@@ -113,7 +113,7 @@ _FEW_CORES, _CORES_EACH, _MOST = 4, 5, 4
 
 @dataclass(slots=True)
 class _FarRoom:
-    """A room of an ingress; `room` is None where it was refused, for the reason. `left`: tokens that may still come."""
+    """Room of an ingress; if it was refused, `room` is None. `left`: tokens that may still come."""
 
     room: Room | None
     refusal: ServiceError | None
@@ -123,7 +123,7 @@ class _FarRoom:
 
 
 class _Connection:
-    """A client's connection at an ingress. It counts until the ingress, and who serves what it carries, let go."""
+    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go."""
 
     __slots__ = ("_give", "_open", "address")
 
@@ -137,14 +137,14 @@ class _Connection:
         self._open = 2
 
     def end(self) -> None:
-        """Let go of it, once for each who has it."""
+        """Let go of it, once for each holder."""
         self._open -= 1
         if not self._open:
             self._give()
 
 
 class _Far:
-    """One ingress process. `connections`: by number, of which it may have `room`; `silent`: looks."""
+    """One ingress process. `connections`: by number, at most `room`; `silent`: checks without an answer."""
 
     def __init__(self, of: Ingresses, link: Submissions, child: Child, channel: Channel) -> None:
         self._of, self._link, self.child = of, link, child
@@ -169,16 +169,16 @@ class _Far:
 
     @property
     def takes(self) -> bool:
-        """Whether connections are for it."""
+        """Return True if it is ready and has not ended."""
         return self.ready.done() and not self.talk.ended.done()
 
     @property
     def has_room(self) -> bool:
-        """Whether one more connection is for it."""
+        """Return True if it can take one more connection."""
         return self.takes and len(self.connections) < self.room
 
     def look(self) -> None:
-        """Once a second: whether it answers, or is ready."""
+        """Check once a second that it answers, or becomes ready; end it after too many silent checks."""
         self.silent += 1
         if not self.ready.done():
             if self.silent > _STARTING_LOOKS:
@@ -189,7 +189,7 @@ class _Far:
             self.talk.say(Look())
 
     def tell(self, calm: tuple[int, ...]) -> None:
-        """What has changed."""
+        """Send it what has changed: calm models, traffic shares, draining, and models."""
         administration, say = self._of.administration, self.talk.say
         if calm != self._calm:
             self._calm = calm
@@ -207,7 +207,7 @@ class _Far:
                 say(Serves({form.index: number}))
 
     def _gone(self) -> None:
-        """It has ended: nobody waits for what it had, and its connections are no more."""
+        """Clean up after the process: end its rooms and connections."""
         self.child.kill()
         if self.unsaid >= 0:
             os.close(self.unsaid)
@@ -219,7 +219,7 @@ class _Far:
         self.connections.clear()
 
     def _heard(self, message: ToOwner) -> None:
-        """Raises for what is not so: its process is then ended."""
+        """Handle a message. Raises for a false one; then its process is ended."""
         self.silent = 0
         match message:
             case Submit():
@@ -280,7 +280,7 @@ class _Far:
         logs.request_id.set(message.request_id)
         room = refusal = None
         try:
-            if self._link.refusing:  # Where little waits, the ingress has not asked.
+            if self._link.refusing:  # For a calm model the ingress has not asked.
                 self._link.check_now(form, terms)
             room = self._link.reserve(form, message.count, terms)
         except ServiceError as error:
@@ -336,7 +336,7 @@ class _Far:
         )
 
     def _number(self, model: Model, index: int) -> int:
-        """What the ingress calls a model; it has it afterwards."""
+        """Return the ingress's number of a model; send the model first if it is new."""
         number = self._numbers.get(id(model))
         if number is None:
             number = self._latest[index] = self._latest[index] + self._step
@@ -356,7 +356,7 @@ def _terms(message: Ask | Reserve) -> Terms:
 
 
 def _written(parts: Sequence[bytes], size: int) -> int:
-    """A descriptor of memory with these bytes."""
+    """Return a descriptor of memory with these bytes."""
     descriptor = sealed_memory("anychip-result", size)
     with open(descriptor, "wb", closefd=False) as file:
         file.writelines(parts)
@@ -364,7 +364,7 @@ def _written(parts: Sequence[bytes], size: int) -> int:
 
 
 class Ingresses:
-    """Of one service; inside a running event loop. `forms`: all models that are served, by index."""
+    """All ingresses of one service; inside a running event loop. `forms`: all models that are served, by index."""
 
     def __init__(
         self,
@@ -378,9 +378,9 @@ class Ingresses:
         carry: Callable[[socket.socket, str, bool, Callable[[], None]], None],
         names: Iterable[str] = (),
     ) -> None:
-        """`link`: makes one more; `begin`: what each hears first; `carry`: serves what is not for an ingress, on the
-        end of a socket, with the client's address, whether it speaks TLS, and what is to be called at its end;
-        `names`: which clients may ask for beside models.
+        """Prepare `count` ingresses. `link`: makes one more link; `begin`: the first message to each; `carry`: serves a
+        connection that no ingress can, with a socket's end, the client's address, whether it speaks TLS, and a callback
+        for its end; `names`: allowed model labels beside models.
         """
         self.forms = [*fleet.models.values()]
         self.administration, self.carry = administration, carry
@@ -396,7 +396,7 @@ class Ingresses:
         self._metrics.ingresses_up.set_function(lambda: sum(each.takes for each in self._fars))
 
     async def start(self) -> None:
-        """Return when each was ready once, or could not start: until it is, connections are the owner's."""
+        """Start all; return when each was ready once, or could not start. Until then connections are the owner's."""
         firsts = [self._loop.create_future() for _ in range(self._count)]
         self._keeping = [
             self._loop.create_task(self._keep(number, first), name=f"ingress {number}")
@@ -406,7 +406,7 @@ class Ingresses:
         await asyncio.gather(*firsts)
 
     def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
-        """Give an ingress a connection, at whose end `lost` is called; False where there is none to take it."""
+        """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it."""
         takes = [each for each in self._fars if each.has_room]
         if not takes or self._stopping:
             return False
@@ -416,19 +416,19 @@ class Ingresses:
             address = ""
         far = min(takes, key=lambda each: len(each.connections))
         self._connections += 1
-        client = str(address[0]) if isinstance(address, tuple) else ""  # Of a socket of the system it has none.
+        client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
         far.connections[self._connections] = _Connection(client, lost)
         far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True
 
     def counted(self, content: bytes) -> None:
-        """Count what an ingress has counted. Raises for what cannot be."""
+        """Add an ingress's counters to the metrics. Raises for values that cannot be."""
         models = self._fleet.models
         statistics = {name: pool.statistics for name, pool in models.items()}
         add(content, self._metrics, statistics, {"model": self._names})
 
     def end(self) -> None:
-        """What has no answer yet gets DRAINING. New connections are the owner's from now on. Idempotent."""
+        """Let ingresses end: unanswered requests get DRAINING, new connections are the owner's. Idempotent."""
         if not self._stopping:
             self._stopping = True
             for each in self._fars:
@@ -446,7 +446,7 @@ class Ingresses:
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
     async def _keep(self, number: int, first: asyncio.Future[None]) -> None:
-        """One ingress after the other. One that cannot start is said once, and tried with pauses."""
+        """Keep one ingress running. One that cannot start is reported once, and tried again with pauses."""
         short, said = 0, False
         while not self._stopping:
             began_s, was_ready = self._loop.time(), False
@@ -481,7 +481,7 @@ class Ingresses:
             await asyncio.sleep(pause_s)
 
     async def _begun(self, number: int) -> _Far:
-        """Raises OSError."""
+        """Start an ingress. Raises OSError."""
         models = await asyncio.to_thread(write_packed, [form.model for form in self.forms], "anychip-models")
         try:
             spawned = await spawn(f"ingress {number}", forks=True)
@@ -514,7 +514,7 @@ class Ingresses:
             await asyncio.sleep(_TICK_S)
 
     def _calm(self, form: ModelPool) -> bool:
-        """Whether little waits for a model: a request may come without being checked first."""
+        """Return True if little waits for a model: a request may come without a check."""
         name, now_s = form.model.name, clock.monotonic()
         queue = self._fleet.scheduler.queues[name]
         if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:

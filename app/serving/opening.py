@@ -1,9 +1,9 @@
-"""The models that a service is started with, read two at a time, and the devices that it is to use.
+"""Models that a service starts with, read two at a time, and the devices that it is to use.
 
     server ─► Begin, Wanted ─► a process with torch ─► how far it is, …, Opened ─► models and devices, as data
 
-Owns: what is said of it meanwhile, and the process that has torch, which the server has not. Must not know who asks,
-nor what serves the models.
+Owns: the messages about progress, and the process that has torch, which the server has not. Must not know who asks, nor
+what serves the models.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ log = logging.getLogger("anychip.service")
 
 _PROGRAM = "app.serving.opening:main"
 _ASKED = {"models", "weights", "weights_mirror", "cache_dir", "trust_exported", "device", "null", "simulate"}
-"""The settings that count here."""
+"""Settings that count here."""
 _END_S = 2.0
 _ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "ended": ChildProcessError, "": RuntimeError}
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """`model`: the only one that is to be read, and no device looked for; "": all."""
+    """Question to the process. `model`: the only model to read, without a search for devices; "": all."""
 
     settings: dict[str, Any]
     model: str
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """With a descriptor: models and choice, packed. `environment`, `path`: as they are now, for processes to come."""
+    """Answer, with models and choice packed in a descriptor. `environment`, `path`: new values for later processes."""
 
     environment: dict[str, str]
     path: list[str]
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why not, in one sentence. `kind`: in _ERRORS."""
+    """Reason of a failure, in one sentence. `kind`: a key of _ERRORS."""
 
     kind: str
     reason: str
 
 
 class Opening:
-    """`said`: how far it is, in one sentence; any thread may read it."""
+    """Reader of models. `said`: progress in one sentence; any thread may read it."""
 
     said = "the service is starting"
 
     async def apart(self, settings: Settings, model: str = "") -> tuple[list[Model], Choice | None]:
-        """`models` and the choice of devices, in a process that has torch, as data; or one `model` alone.
+        """Read the models and choose the devices, as data, in a process that has torch; or read one `model` alone.
 
         Raises ModelError, BackendUnavailableError, OSError.
         """
@@ -123,7 +123,7 @@ class Opening:
     def models(
         self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
     ) -> list[Model]:
-        """All that `--models` names; downloads what is missing. `said`: hears how far it is. Raises ModelError."""
+        """Read all models of `--models`; download missing files. `said`: hears the progress. Raises ModelError."""
         from models import open_model, parse_spec
 
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
@@ -155,7 +155,7 @@ class Opening:
 
 
 def main(channel: Channel, messages: list[bytes]) -> None:
-    """The process that has torch: answers one question. `messages`: what has come already."""
+    """Answer one question in the process that has torch. `messages`: those received already."""
     name_process("anychip-opening")
     while not messages:
         channel.wait(None)
@@ -190,7 +190,7 @@ def _found(question: Wanted, say: Callable[[str], None]) -> tuple[Opened, int]:
 
 
 def chosen(settings: Settings) -> Choice:
-    """The devices that the settings want; asks them, in seconds. Raises BackendUnavailableError."""
+    """Ask the devices that the settings want, in seconds, and return the choice. Raises BackendUnavailableError."""
     from backends import choose
 
     simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())

@@ -1,10 +1,10 @@
-"""Models that come and go while the service runs: loaded again, unloaded, loaded once more.
+"""Loads and unloads of models while the service runs.
 
     load:   read the file ─► hand over to workers that have it ─► take requests
     unload: refuse requests ─► answer those under way ─► hand over to workers without it
 
-Owns: what all workers hold after each of these, one at a time. How a worker is replaced without losing a request is
-app.fleet.handover's business. Must not know HTTP.
+Owns: the set of models that all workers hold after each change, one change at a time. app.fleet.handover replaces a
+worker without losing a request. Must not know HTTP.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from models import Model, ModelError, NormalisedModel, PixelModel
 log = logging.getLogger("anychip.service")
 
 _CHANGES_PER_MINUTE = 12
-"""Loads and unloads that are begun in a minute, before 429."""
+"""Most loads and unloads that may begin in a minute, before 429."""
 
 
 class Repository:
-    """Of the models that clients see, by name."""
+    """Repository of the models that clients see, by name."""
 
     def __init__(self, settings: Settings, models: Mapping[str, ModelPool], fleet: Fleet) -> None:
         self._settings, self._models, self._fleet = settings, models, fleet
         self._lock = asyncio.Lock()
         self._begun_s = deque[float](maxlen=_CHANGES_PER_MINUTE)
-        """When the last changes were begun."""
+        """Start times of the last changes."""
         self._changes: set[asyncio.Task[None]] = set()
 
     async def load(self, name: str) -> None:
@@ -60,7 +60,7 @@ class Repository:
 
     @contextlib.asynccontextmanager
     async def _begun(self) -> AsyncIterator[None]:
-        """One change at a time, and not too often: none waits for another. Raises QUEUE_FULL."""
+        """Begin a change, unless another one runs or there were too many. Raises QUEUE_FULL."""
         if self._lock.locked():
             raise ServiceError("QUEUE_FULL", "another model is being loaded or unloaded; try again", retry_after_s=5)
         now_s = clock.monotonic()
@@ -86,7 +86,7 @@ class Repository:
                 raise
 
     async def _finished(self, change: Coroutine[Any, Any, None]) -> None:
-        """Until a change is done, in a task of its own: a client that leaves must not leave half a change behind."""
+        """Wait for a change in a task of its own: a client that leaves must not leave half a change behind."""
         task = asyncio.create_task(change, name="repository")
         self._changes.add(task)
         task.add_done_callback(self._ended)
@@ -115,7 +115,7 @@ class Repository:
         return model
 
     async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
-        """To workers with the models that are loaded, of which some are new. Raises INTERNAL."""
+        """Hand over to workers with the models that are loaded, some of them new. Raises INTERNAL."""
         models: list[Model | None] = []
         for served in self._fleet.models.values():
             model = served.model

@@ -1,6 +1,6 @@
-"""The service: the owner of queues, decoders and workers, behind its link (app.link).
+"""Service: the owner of queues, decoders and workers, behind its link (app.link).
 
-Owns: what is made at the start and ended at the stop, in which order. Must not know a transport, nor the flow of a
+Owns: all parts, and the order in which they are made, started and stopped. Must not know a transport, nor the flow of a
 request. All but decoding and large copies runs in the event loop's thread, so nothing here needs a lock.
 """
 
@@ -44,12 +44,12 @@ log = logging.getLogger("anychip.service")
 
 _DECODE_QUEUE_SIZE = 256
 _SHADOWED = 0.1
-"""Share of images that a version in the shadow computes, where none is given."""
+"""Default share of images that a version in the shadow computes."""
 _DECODE_TIMEOUT_S = 10.0
 _BYTES_A_PIXEL = 40
-"""While an image is decoded: 16 of WebP at its worst, and as much again for copies and what allocators keep."""
+"""Bytes a pixel during decoding: 16 for WebP at its worst, and as much again for copies and what allocators keep."""
 _DECODER_BYTES = 1 << 30
-"""A decoder's address space beside its images."""
+"""Address space of a decoder beside its images."""
 
 
 class Service:
@@ -62,7 +62,7 @@ class Service:
         tracing: Tracing | None = None,
         choice: Choice | None = None,
     ) -> None:
-        """`choice`: as `chosen` has made it, where that was asked already.
+        """Make all parts. `choice`: the result of `chosen`, if the devices were already asked.
 
         Raises BackendUnavailableError when no device fits `settings.device`, ModelError for models of one name.
         """
@@ -110,17 +110,17 @@ class Service:
             self.administration.traffic,
         )
         self.decoders = self._made_decoders(forms, decoders) if self.choice.backend.facts.reads_pixels else None
-        self._links: weakref.WeakSet[Submissions] = weakref.WeakSet()  # Of an ingress that is gone nothing stays.
+        self._links: weakref.WeakSet[Submissions] = weakref.WeakSet()  # Nothing stays of an ingress that is gone.
         self.link = self.made_link()
         self._written = written
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
-        """What others made for this service and want to end with it."""
+        """Parts that others made for this service, to be ended with it."""
         self._background: set[asyncio.Task[None]] = set()
         self.metrics.decode_limit.set(self._decode_limit())
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     def _roll_out(self) -> None:
-        """As `--traffic` and `--shadow` say it. Raises ModelError."""
+        """Apply `--traffic` and `--shadow`. Raises ModelError."""
         administration, settings = self.administration, self.settings
         try:
             for name, shares in by_version(settings.traffic).items():
@@ -136,7 +136,7 @@ class Service:
             raise ModelError(f"--traffic or --shadow: {error}.") from None
 
     async def start(self) -> None:
-        """Start decoders, and a worker for every replica; returns when all are ready.
+        """Start decoders, and a worker for every replica; return when all are ready.
 
         Raises DecoderStartError, WorkerStartError.
         """
@@ -146,7 +146,7 @@ class Service:
         await asyncio.gather(self.fleet.start(), *decoding)
 
     async def stop(self) -> None:
-        """Stop decoders and workers. What is still under way gets 503. Idempotent."""
+        """Stop decoders and workers. Requests in flight get 503. Idempotent."""
         self.administration.draining = True
         for shadow in self.administration.shadowing:
             shadow.stop()
@@ -157,7 +157,7 @@ class Service:
         await self.fleet.stop()
 
     def _made_decoders(self, forms: Sequence[Model], count: int) -> Decoders | None:
-        """None where no model takes images."""
+        """Make the decoders; return None if no model takes images."""
         geometry = tuple(model if isinstance(model, PixelModel) else None for model in forms)
         if not any(geometry):
             return None
@@ -172,14 +172,14 @@ class Service:
         return decoders
 
     def _decode_limit(self) -> int:
-        """Images that may be decoded or wait for it: of one model at least as many as may wait for it."""
+        """Return the most images in decoding or waiting for it: at least as many as may wait for one model."""
         return max(self.settings.queue_size, _DECODE_QUEUE_SIZE)
 
     def _decoder_restarted(self, reason: str) -> None:
         self.metrics.decoder_restarts.labels(reason).inc()
 
     def made_link(self) -> Submissions:
-        """The end of a link to one more ingress."""
+        """Return a new link's end for one more ingress."""
         reads_pixels = self.choice.backend.facts.reads_pixels
         link = Submissions(self._tables, self.fleet, self.decoders, reads_pixels=reads_pixels)
         link.refusing = any(each.refusing for each in self._links)
@@ -189,7 +189,7 @@ class Service:
     def made_ingresses(
         self, count: int, carry: Callable[[socket.socket, str, bool, Callable[[], None]], None]
     ) -> Ingresses:
-        """Ingresses in processes of their own (app.serving.ingresses)."""
+        """Return ingresses in processes of their own (app.serving.ingresses)."""
         forms = [*self.fleet.models.values()]
         begin = IngressBegin(
             self.settings.model_dump(mode="json"),
@@ -221,16 +221,16 @@ class Service:
             replica.kill()
 
     async def drained(self) -> None:
-        """Until no accepted image waits for its answer."""
+        """Wait until every accepted image has its answer."""
         for pool in self.models.values():
             await pool.drained()
 
     def images_under_way(self) -> int:
-        """Images accepted and not yet answered."""
+        """Return the number of images accepted and not yet answered."""
         return sum(pool.images_under_way for pool in self.models.values())
 
     def release_in_background(self) -> None:
-        """Have every worker give cached memory back; the log says what came of it."""
+        """Let every worker give cached memory back; the log reports the result."""
         task = asyncio.create_task(self._release_all(), name="release")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -241,7 +241,7 @@ class Service:
 
 
 def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, Tiling]:
-    """As `--tiles` says it. Raises ModelError."""
+    """Return the tilings of `--tiles`. Raises ModelError."""
     try:
         tilings = parse_tilings(split(settings.tiles))
     except ValueError as error:

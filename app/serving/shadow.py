@@ -1,10 +1,10 @@
-"""Live images computed a second time, by another version of their model, while the device has nothing else to do.
+"""Shadow versions: live images computed again by another version of their model, while the devices are idle.
 
     a batch of the model is done ─► its pixels copied ─► nothing waits and nothing computes ─► the other version
                                         └─ too old: dropped                                       ─► answers compared
 
-Owns: which images those are, and how the answers differ, by class. Must not know a transport, nor delay a request: a
-batch that has begun cannot be stopped, which is why one begins only after a moment of rest.
+Owns: the choice of images, and the differences of the answers, by class. Must not know a transport, nor delay a
+request: a batch that has begun cannot be stopped, so one begins only after a moment of rest.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from app.scheduling.queue import ENDED, DeadlineUnreachableError, QueueFullError
 from models import Model, ModelError, Options, PixelModel
 
 HELD = 16
-"""Images that wait for a moment of rest, each in a slot of its own."""
+"""Most images that wait for a moment of rest, each in a slot of its own."""
 _LOOK_S = 0.02
 _REST_LOOKS = 2
 _OLDEST_S = 1.0
 _DEADLINE_S = 10.0
 _LAST = -100
-"""The lowest priority."""
+"""Lowest priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """An image in a slot of the other version, and what the live one answered."""
+    """Image in a slot of the other version, and the live version's answer."""
 
     item: Submission
     model: Model
@@ -49,10 +49,10 @@ def _ignored(_: Submission, __: Reply) -> None: ...
 
 
 class Shadow:
-    """Of one model, `live`, by another version of it."""
+    """Shadow of one model, `live`, by another version of it."""
 
     def __init__(self, fleet: Fleet, live: ModelPool, other: ModelPool, share: float, metrics: Metrics) -> None:
-        """Raises ModelError where the answers of the two cannot be compared."""
+        """Mirror a share of the images. Raises ModelError if the answers of the two cannot be compared."""
         a, b = live.model, other.model
         comparable = isinstance(a, PixelModel) and isinstance(b, PixelModel) and a.accuracy is not None
         if not comparable or (a.task, a.input_shape) != (b.task, b.input_shape):
@@ -68,13 +68,13 @@ class Shadow:
         live.mirror = self._mirror
 
     def stop(self) -> None:
-        """End the timer. Idempotent."""
+        """Drop the images that wait, and cancel the timer. Idempotent."""
         self._held.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _mirror(self, items: Sequence[Submission], results: Sequence[tuple[Array, ...] | None]) -> None:
-        """A batch of the live version is done, and its slots still hold its images."""
+        """Copy a share of the images of a finished batch of the live version, while its slots still hold them."""
         for live, arrays in zip(items, results, strict=True):
             now_s = clock.monotonic()
             has_pixels = live.refill is None and live.status is not ENDED and arrays is not None
@@ -90,7 +90,7 @@ class Shadow:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Send one image where the devices have rested for a moment; drop what is too old."""
+        """Send one image after a moment of rest; drop images that are too old."""
         scheduler, now_s = self._fleet.scheduler, clock.monotonic()
         queues = scheduler.queues.values()
         busy = any(each.reserved or each.depth or each.in_flight for each in queues)
@@ -140,7 +140,7 @@ class Shadow:
 
 
 def _compared(pair: _Pair, reply: Result, options: Any) -> dict[str, float]:
-    """How much of two answers is the same, from 0 to 1, for each class that either has. Takes milliseconds."""
+    """Return the agreement of two answers, from 0 to 1, for each class that either has. Takes milliseconds."""
     live, other = pair.model, reply.model
     assert isinstance(live, PixelModel) and isinstance(other, PixelModel) and live.accuracy and reply.arrays  # noqa: PT018
     assert isinstance(options, Options)

@@ -1,9 +1,9 @@
-"""The owner's end of the link: who is let in, and each item from its slot to its one reply.
+"""Owner's end of the link: admission, and the way of each item from its slot to its one reply.
 
     reserve ─► submit: a slot, filled (app.serving.filling) ─► queue, worker (app.fleet.dispatcher) ─► reply
 
-Owns: every reason to refuse a request that is well formed, its count and its sentence; what is under way, and that each
-item gets exactly one reply, also when its client leaves or its deadline passes. Must not know a transport.
+Owns: every reason to refuse a well-formed request, its count and its message; the items in flight. Each item gets
+exactly one reply, also when its client leaves or its deadline passes. Must not know a transport.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from models import Options, Placement, TensorOptions
 
 
 class Submissions(Link):
-    """Of one ingress in the owner's own event loop."""
+    """Link of one ingress, in the owner's event loop."""
 
     def __init__(self, tables: Tables, fleet: Fleet, decoders: Decoders | None, *, reads_pixels: bool) -> None:
-        """`decoders`: None where nothing is to be decoded; `reads_pixels`: whether the device looks at pixels."""
+        """Make a link. `decoders`: None if nothing is to be decoded; `reads_pixels`: the device looks at pixels."""
         super().__init__(tables)
         self._fleet = fleet
         self.loop = asyncio.get_running_loop()
@@ -47,9 +47,9 @@ class Submissions(Link):
             fleet.arena, tables.settings.max_image_pixels, decoders, self._filled, reads_pixels=reads_pixels
         )
         self.refusing = False
-        """The service is about to stop, and takes no requests any more."""
+        """True when the service is about to stop, and takes no requests any more."""
         self._under_way: dict[int, Submission] = {}
-        """What has no reply yet, by its token."""
+        """Items that have no reply yet, by token."""
         self.deadlines = _Deadlines(self)
 
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
@@ -59,7 +59,7 @@ class Submissions(Link):
         self.check_now(served, terms)
 
     def check_now(self, served: ServedModel, terms: Terms) -> None:
-        """As `check`."""
+        """Check admission at once, as `check` does."""
         if self.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
         name, now_s = served.model.name, clock.monotonic()
@@ -117,14 +117,14 @@ class Submissions(Link):
             self._withdraw(item, ServiceError("INTERNAL", "the request was cancelled"), counts)
 
     def expire(self, tokens: Sequence[int]) -> None:
-        """The deadline of these items has passed: those that have no reply get it now."""
+        """Answer those of the items that have no reply at their deadline."""
         for token in tokens:
             if (item := self._under_way.get(token)) is not None:
                 error = self._fleet.residents.late(item.pool.model.name) or too_late()
                 self._withdraw(item, error, item.pool.metrics.expired)
 
     def end(self, room: _OwnRoom) -> None:
-        """The request of a room has ended: what has no reply yet is cancelled, and the room given back."""
+        """End a room whose request has ended: cancel its unanswered items, and give the room back."""
         self.deadlines.discard(room)
         for token in room.tokens:
             if token in self._under_way:
@@ -133,7 +133,7 @@ class Submissions(Link):
         self._fleet.scheduler.release(room)
 
     def _withdraw(self, item: Submission, error: ServiceError, counts: Mapping[str, Counter] | None) -> None:
-        """End an item early. Where a process has its slot in hand, the slot comes back when that is over."""
+        """End an item early. If a process still uses its slot, the slot comes back later."""
         status = item.status
         if counts is not None:
             counts[status.value].inc()
@@ -145,7 +145,7 @@ class Submissions(Link):
             self._filling.drop(item)
 
     def _filled(self, item: Submission, filled: Placement | ServiceError) -> None:
-        """No process writes to the item's slot any more."""
+        """Continue with an item to whose slot no process writes any more."""
         if item.status is ENDED:
             item.give_slot()
         elif isinstance(filled, ServiceError):
@@ -177,7 +177,7 @@ class Submissions(Link):
 
 
 class _OwnRoom(Reservation, Room):
-    """A room as the scheduler knows it."""
+    """Room that is also the scheduler's reservation."""
 
     __slots__ = ("_submissions", "served", "terms", "tick", "tokens")
     served: ModelPool
@@ -193,7 +193,7 @@ class _OwnRoom(Reservation, Room):
 
 
 class _Deadlines:
-    """Ends the items of rooms at their deadlines: with one timer for all that have theirs in the same milliseconds."""
+    """Timers of rooms: one for all deadlines in the same milliseconds; each ends its rooms' items."""
 
     def __init__(self, submissions: Submissions) -> None:
         self._submissions = submissions
@@ -201,7 +201,7 @@ class _Deadlines:
         self._due: dict[int, tuple[asyncio.TimerHandle, dict[_OwnRoom, None]]] = {}
 
     def add(self, room: _OwnRoom, now_s: float) -> None:
-        """A room that is let in."""
+        """Add an admitted room."""
         due = self._due.get(room.tick)
         if due is None:
             in_s = (room.tick + 1) * _TICK_S - now_s
@@ -210,7 +210,7 @@ class _Deadlines:
         due[1][room] = None
 
     def discard(self, room: _OwnRoom) -> None:
-        """A room that is given back."""
+        """Remove a room that is given back."""
         due = self._due.get(room.tick)
         if due is not None:
             timer, rooms = due

@@ -1,4 +1,4 @@
-"""What a chip is to the rest of anychip: the contract, its data types and its errors.
+"""Contract between chips and the rest of anychip: its data types and its errors.
 
 Must not know a vendor.
 """

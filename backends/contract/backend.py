@@ -1,7 +1,7 @@
-"""What a chip is to the rest of anychip.
+"""Contract between the service and a vendor's hardware.
 
-Owns: the contract between the service and a vendor's hardware, its plain data types and its errors. Must not know
-images, models or HTTP: a network is an nn.Module with an input shape.
+Owns: the contract, its plain data types and its errors. Must not know images, models or HTTP: a network is an nn.Module
+with an input shape.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 Form = Literal["pixels", "onnx", "program", "script", "finished"]
-"""What a network is made of: a module of PyTorch's over images, or what a file holds (TensorNetwork, FinishedNetwork).
-"""
+"""Form of a network: a PyTorch module over images, or a kind of file (TensorNetwork, FinishedNetwork)."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether a backend can be used here. `reason` is empty when it can, else one sentence with the remedy.
+    """Result of a backend's probe. `reason` is empty if it can be used, else one sentence with the remedy.
 
-    `here`: whether there is any trace of the vendor, a card's driver or its software: without one nothing is broken.
+    `here`: True if there is any trace of the vendor, a card's driver or its software; without one nothing is broken.
     """
 
     available: bool
@@ -49,7 +48,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Device:
-    """One device. `id` is what `--device` takes, e.g. `cpu:0`; `auto_precision` is what `--precision auto` means."""
+    """Device of a backend. `id`: value for `--device`, e.g. `cpu:0`; `auto_precision`: for `--precision auto`."""
 
     id: str
     name: str
@@ -60,7 +59,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the device: `allocated` in tensors, `reserved` by the allocator, `used` of `total` by everybody."""
+    """Bytes on the device: `allocated` in tensors, `reserved` by the allocator, `used` of `total` by all processes."""
 
     allocated: int
     reserved: int
@@ -70,10 +69,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What the device says of itself; NaN where it does not say.
+    """Figures of a device; NaN if it does not report one.
 
-    `healthy`, `heat_throttled`, `power_throttled`: 1 or 0. Errors are counted by the device or its driver, from when
-    it likes: only what is added means anything. `driver_errors`: faults the driver reports of the device (XIDs).
+    `healthy`, `heat_throttled`, `power_throttled`: 1 or 0. The device or its driver counts errors from a start of its
+    own: only differences have a meaning. `driver_errors`: faults the driver reports of the device (XIDs).
     """
 
     utilization_ratio: float = nan
@@ -91,37 +90,37 @@ class Telemetry:
 
 
 class Network(Protocol):
-    """What a backend can load: a module over uint8 [n, *input_shape] that returns a tuple of tensors."""
+    """Network that a backend can load: a module over uint8 [n, *input_shape] that returns a tuple of tensors."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """What one item is, in bytes: [height, width, 3] of images."""
+        """Return the shape of one item, in bytes: [height, width, 3] for images."""
 
     def cast(self, dtype: torch.dtype) -> Any:
         """Cast the weights in place, leaving normalisation and decoding in float32."""
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, *input_shape] -> outputs, each [n, ...]."""
+        """Compute uint8 [n, *input_shape] -> outputs, each [n, ...]."""
 
 
 class PackedTensor(Protocol):
-    """One input of a TensorNetwork: its name, and NumPy's type and the shape of one item."""
+    """Input of a TensorNetwork: its name, and NumPy's type and the shape of one item."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its elements."""
+        """Return the type of its elements."""
 
 
 class TensorNetwork(Network, Protocol):
-    """A network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
+    """Network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
 
-    `form`: what `file` holds: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no module of PyTorch's:
-    calling that network only gives the reference. `core` is the graph itself, over one tensor an input; `places` where
-    each lies in an item. Where `batched` is False, the graph takes tensors without the axis of the batch, and a batch
-    is one item.
+    `form`: the kind of `file`: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no PyTorch module:
+    calling that network only gives the reference. `core`: the graph itself, over one tensor an input; `places`: each
+    input's place in an item. If `batched` is False, the graph takes tensors without the batch axis, and a batch is one
+    item.
     """
 
     form: Form
@@ -132,28 +131,28 @@ class TensorNetwork(Network, Protocol):
     batched: bool
 
     def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
-        """uint8 [n, bytes of an item] -> what `core` takes."""
+        """Unpack uint8 [n, bytes of an item] -> the arguments of `core`."""
 
 
 class FinishedNetwork(Network, Protocol):
-    """A network over images of which `file` holds what a vendor's compiler has made; its form is `finished`.
+    """Network over images whose `file` holds the output of a vendor's compiler; its form is `finished`.
 
-    What comes before and after the file is computed on the host.
+    The host computes the parts before and after the file.
     """
 
     file: str
 
     def prepare(self, pixels: Tensor) -> Tensor:
-        """uint8 [n, *input_shape] -> float32 [n, 3, height, width], which a file takes that does not take bytes."""
+        """Convert uint8 [n, *input_shape] -> float32 [n, 3, height, width], for a file that does not take bytes."""
 
     def finish(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The file's outputs -> those of the network."""
+        """Convert the file's outputs -> those of the network."""
 
 
 class Unbuilt:
-    """A network that is made when a caller needs more of it than its input's shape.
+    """Network that is built when a caller needs more than its input's shape.
 
-    An engine that kept it compiled does not; making it takes a second for ResNet50.
+    An engine with a compiled copy does not need it; building takes a second for ResNet50.
     """
 
     def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network]) -> None:
@@ -162,7 +161,7 @@ class Unbuilt:
 
     @cached_property
     def built(self) -> Network:
-        """The network; raises what making it raises."""
+        """Return the network; raises the errors of building it."""
         return self._build()
 
     def cast(self, dtype: torch.dtype) -> Any:
@@ -173,29 +172,28 @@ class Unbuilt:
 
 
 def built(network: Network) -> Network:
-    """The network itself, where it may still be Unbuilt."""
+    """Return the network itself, if it may still be Unbuilt."""
     return network.built if isinstance(network, Unbuilt) else network
 
 
 @dataclass(frozen=True)
 class Started:
-    """A batch that is under way on a device.
+    """Batch in flight on a device.
 
-    `outputs` waits for it, and returns and raises what `Executable.run` does. They are valid until two more batches
-    have started.
+    `outputs` waits for it, and returns and raises as `Executable.run` does. They are valid until two more batches have
+    started.
     """
 
     outputs: Callable[[], tuple[Array, ...]]
 
 
 class Executable(ABC):
-    """A network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport says what it is.
+    """Network made ready on a device by an engine, for fixed batch sizes. It only runs; a LoadReport describes it.
 
-    It checks its input and speaks the contract's errors; an engine adds `_execute`. Owned by one thread.
-    `device`: where it runs. `batch_sizes`: those it takes, ascending.
-    `depth`: how many batches may be under way at once; where it is 1, `start` returns when the batch is done.
-    `takes_rows`: whether there is `start_rows`.
-    `fastest_s`: the least time that a batch of each size took so far, from `run` to its answers, in seconds.
+    It checks its input and raises the contract's errors; an engine adds `_execute`. Owned by one thread. `device`:
+    where it runs. `batch_sizes`: those it takes, ascending. `depth`: most batches in flight at once; if it is 1,
+    `start` returns when the batch is done. `takes_rows`: True if there is `start_rows`. `fastest_s`: the shortest
+    seconds of a batch of each size so far, from `run` to its answers.
     """
 
     depth: int = 1
@@ -209,27 +207,27 @@ class Executable(ABC):
         self._closed = False
 
     def buffer(self, rows: int) -> Pixels:
-        """Zeros uint8 [rows, *input_shape] of its own, in memory from which the device copies fastest."""
+        """Return its own zeros, uint8 [rows, *input_shape], in memory from which the device copies fastest."""
         return np.zeros((rows, *self._input_shape), dtype=np.uint8)
 
     def start(self, pixels: Pixels) -> Started:
-        """Begin what `run` does. Batches are waited for in the order of their beginning; till then `pixels` stay as is.
+        """Begin `run`. Wait for batches in the order of their starts; do not change `pixels` before that.
 
-        Raises what `run` raises, now or when it is waited for.
+        Raises the errors of `run`, now or while waiting.
         """
         outputs = self.run(pixels)
         return Started(lambda: outputs)
 
     def start_rows(self, rows: Sequence[Pixels | Tensor], size: int) -> Started:
-        """Begin a batch of `size` whose first items lie apart: each uint8 [*input_shape], in the host's memory, where
-        it stays as it is till the batch is done, or on the device, made by its current stream. The rest is zeros.
+        """Begin a batch of `size` whose first items lie apart: each uint8 [*input_shape], in the host's memory,
+        unchanged until the batch is done, or on the device, made by its current stream. The rest is zeros.
 
-        Raises what `start` raises.
+        Raises the errors of `start`.
         """
         raise NotImplementedError
 
     def run(self, pixels: Pixels) -> tuple[Array, ...]:
-        """uint8 [n, *input_shape] with n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
+        """Compute uint8 [n, *input_shape], n in `batch_sizes`, C-contiguous -> outputs, each [n, ...], on the host.
 
         The returned arrays are valid until the next `run`. Raises ValueError for other pixels, OutOfDeviceMemoryError,
         DeviceLostError, BackendError.
@@ -244,7 +242,7 @@ class Executable(ABC):
         return outputs
 
     def _check(self, pixels: Pixels, size: int | None = None) -> None:
-        """`size`: of the batch, where these are a part of it."""
+        """Check pixels; `size`: of the batch, if they are a part of it."""
         if self._closed:
             raise BackendError(f"The executable on {self.device} is closed.")
         if pixels.dtype != np.uint8 or not pixels.flags.c_contiguous:
@@ -256,7 +254,7 @@ class Executable(ABC):
             raise ValueError(f"A batch of {size} is not among the sizes {self.batch_sizes}.")
 
     def close(self) -> None:
-        """Give back what the executable holds. Idempotent."""
+        """Release all resources. Idempotent."""
         if not self._closed:
             self._closed = True
             self._release()
@@ -272,12 +270,12 @@ class Executable(ABC):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading a network on a device found out.
+    """Report on the load of a network on a device.
 
-    `engine`, its `version` and the `precision`: what serves. `refusals`: why preferred engines do not, by engine, or by
-    engine and precision. `rejected`: the engines, each with its precision, whose answers the gate found wrong.
-    `measures`: the gate's errors of the engine that serves. `staged`: engines that take long were left out
-    (CompileOptions.quick). `operators`: those that the device lacks, and what runs instead: `replaced` by others of the
+    `engine`, its `version` and the `precision`: those that serve. `refusals`: reasons why preferred engines do not, by
+    engine, or by engine and precision. `rejected`: the engines, each with its precision, whose answers the gate found
+    wrong. `measures`: the gate's errors of the engine that serves. `staged`: slow engines were left out
+    (CompileOptions.quick). `operators`: those that the device lacks, with their substitute: `replaced` by others of the
     device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
     """
 
@@ -292,14 +290,14 @@ class LoadReport:
 
 
 class LoadedNetwork(NamedTuple):
-    """What `Backend.load` returns."""
+    """Result of `Backend.load`."""
 
     executable: Executable
     report: LoadReport
 
 
 def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
-    """Anything that runs at all, at every batch size."""
+    """Accept an executable that runs at every batch size."""
     for size in executable.batch_sizes:
         executable.run(executable.buffer(size))
     return {}
@@ -307,15 +305,14 @@ def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What making a network ready may need beside the network.
+    """Options to make a network ready.
 
     `gate`: takes an executable and the report so far (engine, version, precision), runs it at every batch size and
-    returns what it has measured, or raises WrongAnswersError: then the next engine or precision is tried.
-    `calibration`: images like those to come, uint8 [n, height, width, 3], which int8 needs.
-    `cache_dir`: where compiled networks may be kept; `key`: what identifies the network among them (its weights' hash),
-    `calibration_key` the images.
-    `quick`: leave out what is not ready in seconds. `batch_sizes`: those that are compiled, ascending. `automatic`:
-    nobody has named the precision, so that a finer one does for engines that lack it.
+    returns its measures, or raises WrongAnswersError: then the next engine or precision is tried. `calibration`: images
+    like those to come, uint8 [n, height, width, 3], which int8 needs. `cache_dir`: folder for compiled networks; `key`:
+    identifies the network in it (its weights' hash), `calibration_key` the images. `quick`: leave out engines that take
+    more than seconds. `batch_sizes`: those to compile, ascending. `automatic`: the user has not named the precision, so
+    that a finer one does for engines that lack it.
     """
 
     gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
@@ -332,30 +329,30 @@ DEFAULTS = CompileOptions()
 
 
 def form_of(network: Network) -> Form:
-    """What a network is made of."""
+    """Return the form of a network."""
     form: Form = getattr(network, "form", "pixels")
     return form
 
 
 def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:
-    """What to try for a precision, in order: what loses too much steps up. `preferred` is the device's own."""
+    """Return the precisions to try, in order: after too much loss, a finer one. `preferred` is the device's own."""
     steps = {"int8": ("int8", preferred, "fp32"), "fp32": ("fp32",)}.get(precision, (precision, "fp32"))
     return tuple(dict.fromkeys(steps))
 
 
 class Backend(ABC):
-    """One vendor. At most eight public members, for ever: what is needed next is first a private method."""
+    """Backend of one vendor. It keeps at most eight public members; a new need first becomes a private method."""
 
     name: str
     facts: Facts
 
     @abstractmethod
     def probe(self) -> Probe:
-        """Cheap; cannot raise; creates no device context; says why not."""
+        """Check cheaply if the backend can be used here; cannot raise; creates no device context."""
 
     @abstractmethod
     def devices(self) -> list[Device]:
-        """The devices this process may use. Raises BackendUnavailableError."""
+        """Return the devices this process may use. Raises BackendUnavailableError."""
 
     def load(
         self,
@@ -370,9 +367,9 @@ class Backend(ABC):
         """Make `network` (it may be Unbuilt) ready on `device`. It is the executable's afterwards.
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
-        device's `auto_precision`. Where the gate finds an engine's answers wrong, the next one is tried, and after the
-        last of them a finer precision: the report says what it became. Raises BackendUnavailableError (no such
-        device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
+        device's `auto_precision`. If the gate finds an engine's answers wrong, the next engine is tried, and after the
+        last one a finer precision: the report has the result. Raises BackendUnavailableError (no such device),
+        EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
         """
         known = {each.id: each for each in self.devices()}
         if device not in known:
@@ -392,40 +389,40 @@ class Backend(ABC):
         *,
         options: CompileOptions,
     ) -> LoadedNetwork:
-        """`load` on a device that is there. `precisions`: the one that is wanted, and those to step up to."""
+        """Load on a device that exists. `precisions`: the wanted one, and finer ones to try after it."""
         raise NotImplementedError
 
     @abstractmethod
     def memory(self, device: str) -> Memory:
-        """Memory now, in bytes."""
+        """Return the device's memory now, in bytes."""
 
     @abstractmethod
     def release_cache(self, device: str) -> int:
-        """Give cached memory back to the device or the host; returns the bytes returned. Not for the request path."""
+        """Give cached memory back to the device or the host; return the bytes. Not for the request path."""
 
     @abstractmethod
     def telemetry(self, device: str) -> Telemetry:
-        """What the device says of itself now."""
+        """Return the device's figures now."""
 
     def _held_bytes(self, device: str) -> int:
-        """What is held of the device, by the best means: by this process where that is known, else by everybody.
+        """Return the held bytes of the device: of this process if they are known, else of all processes.
 
-        Its differences say what a network takes. Raises as `memory`.
+        Differences of them measure a network. Raises as `memory`.
         """
         memory = self.memory(device)
         return memory.allocated if self.facts.host_memory else memory.used
 
     def _beside(self, device: str) -> AbstractContextManager[object]:
-        """In which a second thread uses the device, so that it takes no memory that the first one may still read."""
+        """Return a context for a second thread on the device: it takes no memory that the first one may still read."""
         return nullcontext()
 
     def _sick(self) -> Mapping[str, str]:
-        """Devices that are here and do not answer, by id, with the reason. They are not among `devices`."""
+        """Return the devices that do not answer, by id, with the reason. They are not among `devices`."""
         return {}
 
     def _image_decoder(self, device: str) -> ImageDecoder | None:
-        """What decodes JPEG files on the device, in the process that owns it; None: nothing does."""
+        """Return the decoder of JPEG files on the device, for the process that owns it; None without one."""
         return None
 
     def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
-        """Have these devices, which another process has found, without asking the driver for them again."""
+        """Take these devices, found by another process, without asking the driver again."""

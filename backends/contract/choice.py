@@ -1,6 +1,6 @@
-"""Which backend serves, and on which of its devices.
+"""Choice of the backend that serves, and of its devices.
 
-Owns: what is known of that once it is chosen (backends.registry chooses). Must not import torch: what answers has none.
+Owns: the known facts after the choice (backends.registry chooses). Must not import torch: the server has none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backends.vendors.table import Facts
 
 @dataclass(frozen=True)
 class FoundBackend(Backend):
-    """A backend that another process has found, as data. `sick`: its devices that do not answer."""
+    """Backend that another process has found, as data. `sick`: its devices that do not answer."""
 
     name: str
     facts: Facts
@@ -34,9 +34,9 @@ class FoundBackend(Backend):
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend that serves, the ids of its devices that were meant, and why preferred backends were not taken.
+    """Backend that serves, the ids of its chosen devices, and why preferred backends were not taken.
 
-    `found`: what detection said of all devices of the backend.
+    `found`: detection's result for all devices of the backend.
     """
 
     backend: Backend
@@ -45,25 +45,25 @@ class Choice:
     found: tuple[Device, ...] = field(default=(), compare=False)
 
     def device(self, device_id: str) -> Device:
-        """What detection said of one device. Raises KeyError."""
+        """Return detection's result for one device. Raises KeyError."""
         return {device.id: device for device in self.found}[device_id]
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Devices of the backend that do not answer, by id, with the reason."""
+        """Return the backend's devices that do not answer, by id, with the reason."""
         return self.backend._sick()
 
     @property
     def simulated(self) -> bool:
-        """Whether the devices are simulated; doctor, answers and reports say so."""
+        """Return True if the devices are simulated; doctor, answers and reports say so."""
         return simulates(self.backend.facts.device_type)
 
     @property
     def vendor(self) -> str:
-        """The vendor's name for reports and metrics."""
+        """Return the vendor's name for reports and metrics."""
         return f"simulated-{self.backend.facts.vendor}" if self.simulated else self.backend.facts.vendor
 
     def as_data(self) -> Choice:
-        """The same for another process, which need not have the backend."""
+        """Return the choice for another process, which need not have the backend."""
         found = FoundBackend(self.backend.name, self.backend.facts, dict(self.backend._sick()))
         return replace(self, backend=found)

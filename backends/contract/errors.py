@@ -1,8 +1,7 @@
-"""The contract's errors, and what runtimes raise, translated once into these.
+"""Errors of the contract, and the translation of runtimes' errors into these.
 
-Owns: the errors, the words by which a fault is known that every runtime uses, and the translation. A vendor's own words
+Owns: the errors, the messages by which a fault of any runtime is known, and the translation. A vendor's own messages
 are in its row (backends.vendors.table). Must not know engines.
-
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from backends.vendors import table as vendors
 
 
 class BackendError(Exception):
-    """Something about a chip or its software; the message is one plain sentence."""
+    """A fault of a chip or its software; the message is one plain sentence."""
 
 
 class BackendUnavailableError(BackendError):
-    """The hardware or its software is not here; the message says why and what to do."""
+    """The hardware or its software is missing; the message says why, and the remedy."""
 
 
 class EngineRefusedError(BackendError):
@@ -37,16 +36,16 @@ class DeviceLostError(BackendError):
     """The device no longer answers; only ending the process that owns it helps."""
 
 
-# How allocators say it: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, others' constants.
+# Messages of allocators: PyTorch on a CPU, oneDNN, the C++ library, PyTorch on a device, others' constants.
 _OUT_OF_MEMORY = ("not enough memory", "can't allocate memory", "bad_alloc", "out of memory", "out_of_memory")
 _LINE = 200
 
 
 @contextmanager
 def translated_errors(device: str) -> Iterator[None]:
-    """Turn what a runtime raises into the contract's errors. `device`: PyTorch's name of it, such as `npu:0`.
+    """Translate a runtime's errors into the contract's. `device`: PyTorch's name of it, such as `npu:0`.
 
-    Raises OutOfDeviceMemoryError, DeviceLostError, BackendError; what is neither MemoryError nor RuntimeError passes.
+    Raises OutOfDeviceMemoryError, DeviceLostError, BackendError; errors other than MemoryError and RuntimeError pass.
     """
     try:
         yield
@@ -65,6 +64,6 @@ def translated_errors(device: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says anything, at most 200 characters."""
+    """Return the first line of an error's text that is not empty, at most 200 characters."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:_LINE]

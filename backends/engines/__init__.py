@@ -1,4 +1,4 @@
-"""How a network becomes an executable: one file for each compiler. Where it runs is the backend's business."""
+"""Engines, which make a network an executable: one file for each compiler. Backends choose the device."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,13 +26,13 @@ _KINDS: tuple[type[Engine], ...] = (
     TorchScriptEngine,
 )
 ENGINES: Mapping[str, type[Engine]] = {kind.name: kind for kind in _KINDS}
-"""Ours by name, as in a vendor's row; a backend of another package may bring its own."""
+"""Engines of anychip by name, as in a vendor's row; a backend of another package may bring its own."""
 
 
 def engines_of(
     facts: Facts, engine: str, network: Network, threads: int, own: Sequence[type[Engine]] = ()
 ) -> list[Engine]:
-    """What `--engine` means on a vendor's devices, in order of preference. Raises EngineRefusedError.
+    """Return the engines for `--engine` on a vendor's devices, in order of preference. Raises EngineRefusedError.
 
     `own`: engines that the vendor's backend brings.
     """

@@ -1,11 +1,9 @@
-"""Compiled networks on disk: each whole or not there, checked before it is used, and bounded together.
+"""Cache of compiled networks on disk: each whole or absent, checked before use, and bounded together.
 
-Owns: names, authenticity and size of the entries, and which folders compilers may keep things in. Must not know what is
-in them.
+Owns: names, authenticity and size of the entries, and the folders that compilers may use. Must not know their contents.
 
-What is loaded from here is machine code and pickles, and it is run. Entries are therefore
-signed (HMAC-SHA256) with a key that only this user can read, and folders that others may write to are not
-used for what compilers keep by themselves.
+Entries are machine code and pickles, and they are run. They are therefore signed (HMAC-SHA256) with a key that only
+this user can read. Compilers that keep files by themselves get no folder that others may write to.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ _KEY_BYTES = 32
 _BLOCK = 1 << 20
 
 _said: set[Path] = set()
-"""Folders of which the log says already that nothing is kept in them."""
+"""Folders for which the log already says that nothing is kept in them."""
 
 log = logging.getLogger(__name__)
 
 
 class EngineCache:
-    """Entries in `folder`, each a directory of files. Several processes may use one folder at once."""
+    """Cache in `folder`; each entry is a directory of files. Several processes may use one folder at once."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
 
     def get(self, **parts: object) -> Path | None:
-        """The entry of these parts (names of what it was made of and with), None where it is not there or broken.
+        """Return the entry of these parts (names of its sources and tools), None if it is absent or broken.
 
         A broken one is removed.
         """
@@ -66,8 +64,8 @@ class EngineCache:
         return entry
 
     def put(self, write: Callable[[Path], object], **parts: object) -> Path | None:
-        """Let `write` fill a directory and keep it as the entry of these parts; None where it is not kept: the disk is
-        full, or `write` raises, whatever that is, as libraries have exceptions of their own for a full disk.
+        """Let `write` fill a directory and keep it as the entry of these parts. Return None if it is not kept: the disk
+        is full, or `write` raises anything, as libraries have exceptions of their own for a full disk.
         """
         entry = self._entry(parts)
         try:
@@ -96,13 +94,13 @@ class EngineCache:
         return entry
 
     def _not_kept(self, error: Exception) -> None:
-        """Say so, once for this folder: a full disk is full for every network."""
+        """Log the failure, once for this folder: a full disk is full for every network."""
         if self._folder not in _said:
             _said.add(self._folder)
             log.warning("what is compiled cannot be kept in %s, and is made again next time: %s", self._folder, error)
 
     def _signature(self, name: str, files: Mapping[str, str]) -> str:
-        """Of an entry's name and what is in it. Raises OSError."""
+        """Return the signature of an entry's name and contents. Raises OSError."""
         text = json.dumps([name, sorted(files.items())])
         return hmac.new(_host_key(self._folder), text.encode(), hashlib.sha256).hexdigest()
 
@@ -112,7 +110,7 @@ class EngineCache:
 
 
 def bound(folder: Path, kept: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Remove the folders in `folder` that were not used for longest until all are within the limit; never `kept`."""
+    """Remove the least recently used folders in `folder` until all are within the limit; never `kept`."""
     entries = []
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -129,7 +127,7 @@ def bound(folder: Path, kept: Path, limit_bytes: int = LIMIT_BYTES) -> None:
 
 
 def _digests(entry: Path) -> dict[str, str]:
-    """SHA-256 of every file of an entry but its manifest: what was added makes a difference, too."""
+    """Return the SHA-256 of every file of an entry but its manifest: an added file makes a difference, too."""
     found = {}
     for path in sorted(entry.rglob("*")):
         if path.is_symlink() or (path.is_file() and path.name != _MANIFEST):
@@ -142,9 +140,9 @@ def _digests(entry: Path) -> dict[str, str]:
 
 
 def private_folder(path: Path) -> Path | None:
-    """A folder that no other user may write to, made if need be; None where there is none and others may.
+    """Return a folder that no other user may write to, made if need be; None if it cannot be, or others may write.
 
-    For compilers that keep what they make in their own way, and load it without asking who made it.
+    This is for compilers that keep files in their own way, and load them without asking who made them.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -159,9 +157,9 @@ def private_folder(path: Path) -> Path | None:
 
 
 def _host_key(folder: Path) -> bytes:
-    """Of this user on this host: made when it is first needed, and anew where another user could have put it there.
+    """Return this user's key on this host. It is made at first need, and anew if another user could have put it there.
 
-    Of several processes that begin at once, all get the same key. Raises OSError.
+    Processes that begin at once all get the same key. Raises OSError.
     """
     path = folder / _KEY
     if (key := _trusted_key(path)) is not None:
@@ -176,7 +174,7 @@ def _host_key(folder: Path) -> bytes:
 
 
 def _trusted_key(path: Path) -> bytes | None:
-    """What is in the file, None where it is missing, or of another length, or others may read or write it."""
+    """Return the file's key, None if it is missing, or of another length, or others may read or write it."""
     with contextlib.suppress(OSError):
         found = path.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o077:
@@ -186,7 +184,7 @@ def _trusted_key(path: Path) -> bytes | None:
 
 
 def _new_key(path: Path) -> bytes:
-    """Raises OSError."""
+    """Make a key. Raises OSError."""
     descriptor, own = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # 0600
     key = os.urandom(_KEY_BYTES)
     try:

@@ -1,8 +1,8 @@
-"""What the engines around vendors' compilers have in common.
+"""Base of the engines around vendors' compilers.
 
-Owns: their import, their errors, torch.compile for shapes that are fixed, and the folders of compilers that keep what
-they make in their own way: one a network, precision, device and version. What is read from those are programs, so they
-lie below a folder that only this user may write to (cache.private_folder). Must not know vendors, models or images.
+Owns: their import, their errors, torch.compile for fixed shapes, and the folders of compilers that keep files in their
+own way: one a network, precision, device and version. Those files are programs, so they lie below a folder that only
+this user may write to (cache.private_folder). Must not know vendors, models or images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MANY = 4096
 
 
 def imported(package: str, remedy: str) -> Any:
-    """A compiler's package. Raises EngineRefusedError; `remedy` is the end of the sentence when it is not installed."""
+    """Import a compiler's package. Raises EngineRefusedError; `remedy` ends its sentence if it is not installed."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # They print; the command's output is not theirs.
             return importlib.import_module(package)
@@ -53,7 +53,7 @@ def imported(package: str, remedy: str) -> Any:
 
 
 def version_of(package: str, remedy: str) -> str:
-    """Of a package that is asked for by its name on the index. Raises EngineRefusedError."""
+    """Return the version of a package, by its name on the index. Raises EngineRefusedError."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError as error:
@@ -70,9 +70,9 @@ def is_installed(package: str) -> bool:
 
 @contextlib.contextmanager
 def compiling(title: str, device: str) -> Iterator[None]:
-    """Around compilation: what a compiler prints goes where logs go, whatever it raises becomes a refusal.
+    """Compile inside this context: a compiler's prints go to the log's stream, and its errors become refusals.
 
-    But too little memory and a lost device stay what they are.
+    Too little memory and a lost device stay errors of their own.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr), translated_errors(device):
@@ -86,16 +86,16 @@ def compiling(title: str, device: str) -> Iterator[None]:
 
 
 Call = Callable[[Tensor], Sequence[Tensor]]
-"""A network that is ready for one batch size: uint8 on the device -> its outputs there."""
+"""Network for one batch size: uint8 on the device -> its outputs there."""
 
 
 def by_torch_compile(
     network: Network, device: str, batch_sizes: tuple[int, ...], backend: str | Callable[..., Any]
 ) -> dict[int, Call]:
-    """The network, on its device, compiled by `backend` for every batch size now: nothing is left for a request.
+    """Compile the network, on its device, by `backend` for every batch size now: no request has to wait for it.
 
-    In one piece (`fullgraph`): what PyTorch cannot trace, and a size too many, is an error, and not a silent way back
-    to eager.
+    It compiles in one piece (`fullgraph`): code that PyTorch cannot trace, and a size too many, is an error, and not a
+    silent way back to eager.
     """
     module: Call = torch.compile(cast(nn.Module, network), backend=backend, dynamic=False, fullgraph=True)
     # By default eight shapes of the same code, whichever network it belongs to.
@@ -116,10 +116,10 @@ def with_own_folder(
     precision: str,
     machine: str,
 ) -> T:
-    """`build`, with the folder of a network and what it is compiled for (`machine`); None: nothing may be kept.
+    """Run `build` with the folder of a network and its target (`machine`); None: nothing may be kept.
 
-    Where what is in the folder cannot be used, once more with the folder empty. Folders of others that were not used
-    for longest are removed until all are within the limit.
+    If the folder's contents cannot be used, run it again with the folder empty. The least recently used folders of
+    others are removed until all are within the limit.
     """
     folder = private_folder(options.cache_dir / title.lower()) if options.cache_dir else None
     if folder is None:
@@ -144,7 +144,7 @@ def with_own_folder(
 
 
 def digest_of(tensors: Mapping[str, Any], *facts: object) -> str:
-    """A name for what consists of these tensors and facts."""
+    """Return a name for the combination of these tensors and facts."""
     found = hashlib.sha256(repr([str(fact) for fact in facts]).encode())
     for name, tensor in sorted(tensors.items()):
         found.update(name.encode())
@@ -155,7 +155,7 @@ def digest_of(tensors: Mapping[str, Any], *facts: object) -> str:
 
 
 def device_kind(device: str) -> str:
-    """Its name and compute capability: what was compiled for it serves no other."""
+    """Return the device's name and compute capability: a program compiled for it serves no other."""
     module = torch.get_device_module(torch.device(device).type)
     asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
     return " ".join(str(ask(device)) for ask in asked if ask is not None)

@@ -1,4 +1,4 @@
-"""PyTorch as it is, operator by operator: runs everywhere, and is the reference that other engines are compared with.
+"""PyTorch's eager mode, operator by operator: runs everywhere, and is the reference for other engines.
 
 Owns: memory format and precision. Must not know which vendor's device it runs on.
 """
@@ -28,7 +28,7 @@ _TIMED_RUNS = 5
 
 
 class EagerEngine(Engine):
-    """Channels-last where it is wanted, no gradients, weights cast to the precision."""
+    """Eager mode: channels-last if wanted, no gradients, weights cast to the precision."""
 
     name = "eager"
     forms = ("pixels", "program", "script")
@@ -44,9 +44,9 @@ class EagerEngine(Engine):
 
 
 def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
-    """The network itself, cast and moved to the device.
+    """Return the network itself, cast and moved to the device.
 
-    Where `channels_last` is None, the layout in which a batch of `size` takes less time is taken.
+    If `channels_last` is None, choose the layout in which a batch of `size` takes less time.
     """
     network.cast(DTYPES[precision])
     module = cast(nn.Module, network).to(device)
@@ -73,7 +73,7 @@ def _is_faster_channels_last(network: Network, module: nn.Module, device: str, s
 
 
 def batch_s(network: Network, size: int, device: str) -> float:
-    """Seconds a batch takes that is on the device already, after runs in which libraries choose their kernels."""
+    """Return the seconds of a batch that is already on the device, after runs in which libraries choose kernels."""
     pixels = torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device)
     module = torch.get_device_module(pixels.device.type)
     with torch.inference_mode():
@@ -88,7 +88,7 @@ def batch_s(network: Network, size: int, device: str) -> float:
 
 
 def torch_executable(device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> Executable:
-    """What is called with tensors, by batch size, as an executable; on devices, one that copies meanwhile."""
+    """Return an executable of calls with tensors, by batch size; on devices, one that overlaps its copies."""
     kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
     return kind(device, input_shape, by_size)
 

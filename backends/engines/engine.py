@@ -1,6 +1,6 @@
-"""What a compiler is to the backends.
+"""Interface between compilers and backends.
 
-Owns: the interface of an engine, the walk over several of them, and what every executable does alike (checking its
+Owns: the interface of an engine, the walk over several of them, and the steps common to all executables (checking the
 input, translating errors). Must not know vendors, models or images.
 """
 
@@ -60,14 +60,14 @@ _FORMS: dict[Form, str] = {
 
 
 class Engine(ABC):
-    """One compiler, for the devices of one vendor.
+    """Engine: one compiler, for the devices of one vendor.
 
     `offers`: the precisions that it can compute in; `precisions`: those of them that are worth having on the vendor's
-    devices. `forms`: which networks it can make anything of, at all. `takes`: how long making a network ready takes the
-    first time, all batch sizes together: a service may answer with one of seconds while one of minutes still compiles.
-    `package`: without it the engine refuses in no time. `only_reads`: it leaves the network as it was, and takes one
-    that is Unbuilt. `keeps_int8`: a network that it has quantised is found in the cache before it is compiled; `keeps`:
-    every network is.
+    devices. `forms`: the networks that it can compile at all. `takes`: the first time to make a network ready, all
+    batch sizes together: a service may answer with an engine of seconds while one of minutes still compiles. `package`:
+    without it the engine refuses in no time. `only_reads`: it leaves the network unchanged, and takes one that is
+    Unbuilt. `keeps_int8`: the cache has networks that it has quantised, before it compiles; `keeps`: the cache has
+    every network.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Engine(ABC):
     keeps = False
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
-        """`facts`: the vendor's row. `threads`: how many cores it may use where it computes on the CPU."""
+        """Make an engine for the vendor's row, `facts`. `threads`: cores it may use if it computes on the CPU."""
         self._facts, self._threads = facts, threads
         self.precisions = tuple(each for each in facts.precisions if each in self.offers)
 
@@ -96,7 +96,9 @@ class Engine(ABC):
         """
 
     def is_quick(self, network: Network, precision: str, options: CompileOptions) -> bool:
-        """Whether `compile` would take seconds, and not minutes. Quantising takes its time, unless it has been done."""
+        """Return True if `compile` would take seconds, not minutes. Quantising takes minutes, unless it is in the
+        cache.
+        """
         if self.takes == "minutes":
             if not self.keeps or form_of(network) == "finished":
                 return not is_installed(self.package) or form_of(network) == "finished"
@@ -108,7 +110,7 @@ class Engine(ABC):
             return True  # In refusing.
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
-        """What a network that is kept was made of and with; `more`: what else matters, versions of packages say."""
+        """Return the parts that identify a network in the cache; `more`: further facts, as versions of packages."""
         return {
             "engine": self.name,
             "version": self.version(precision),
@@ -119,19 +121,19 @@ class Engine(ABC):
         }
 
     def version(self, precision: str) -> str:
-        """The compiler's version; empty where it is part of PyTorch. Asked of an engine that has compiled."""
+        """Return the version of a compiler that has compiled; "" if it is part of PyTorch."""
         return ""
 
 
 def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
-    """Return what brings images to calibrate int8 on. Raises EngineRefusedError where the options have none."""
+    """Return the source of images to calibrate int8 on. Raises EngineRefusedError if the options have none."""
     if options.calibration is None:
         raise EngineRefusedError("int8 needs images to calibrate on: --calibrate DIR")
     return options.calibration
 
 
 def is_kept(options: CompileOptions, parts: Mapping[str, object]) -> bool:
-    """Whether the cache has what is made of these parts."""
+    """Return True if the cache has an entry of these parts."""
     cache = _cache_of(options)
     return cache is not None and cache.get(**parts) is not None
 
@@ -143,7 +145,7 @@ def kept_or_made(
     save: Callable[[T, Path], object],
     load: Callable[[Path], T],
 ) -> T:
-    """What is made of these parts: loaded from the cache where it is there, else made now, and kept if it can be."""
+    """Return the object of these parts: loaded from the cache, else made now, and kept if possible."""
     cache = _cache_of(options)
     entry = cache.get(**parts) if cache else None
     if entry is not None:
@@ -155,7 +157,7 @@ def kept_or_made(
 
 
 def _cache_of(options: CompileOptions) -> EngineCache | None:
-    """None where there is no place, or nothing to know the network by."""
+    """Return None without a folder, or without a key of the network."""
     return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
 
 
@@ -169,11 +171,11 @@ def compile_first(
     options: CompileOptions = DEFAULTS,
     completed: Callable[[Callable[[], LoadedNetwork]], LoadedNetwork] = lambda attempt: attempt(),
 ) -> LoadedNetwork:
-    """The network on the first engine that takes it and passes the gate, which runs every batch size.
+    """Load the network on the first engine that takes it and passes the gate, which runs every batch size.
 
-    `precisions`: the one that is wanted, and those to step up to when engines have it and fail or answer wrongly in it.
-    `completed` calls what it is given, and may call it again once it has removed the reason of its failure.
-    Raises EngineRefusedError with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
+    `precisions`: the wanted one, and finer ones for engines that have it and fail or answer wrongly in it. `completed`
+    calls its argument, and may call it again once it has removed the reason of its failure. Raises EngineRefusedError
+    with every refusal, OutOfDeviceMemoryError, DeviceLostError, ValueError.
     """
     sizes = tuple(sorted(set(batch_sizes)))
     options = replace(options, batch_sizes=sizes)
@@ -183,8 +185,8 @@ def compile_first(
     rejected: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
     for precision in precisions:
-        # What a file holds may not compute in a precision that its file does not have: then a finer one is tried. So it
-        # is for what is to stand in meanwhile, whatever the engine offers.
+        # A file's network may not compute in a precision that the file does not have: then a finer one is tried. The
+        # same holds for an engine that stands in meanwhile.
         wrong = staged or options.automatic or (form != "pixels" and any(form in engine.forms for engine in engines))
         able = [engine for engine in engines if precision in engine.precisions and form in engine.forms]
         for engine in engines:
@@ -211,7 +213,7 @@ def compile_first(
             except (OutOfDeviceMemoryError, DeviceLostError):
                 raise
             except BackendError as error:
-                wrong = True  # Or it cannot compute at all in a precision in which its weights do not meet.
+                wrong = True  # Or it cannot compute in a precision with mixed types of weights.
                 if isinstance(error, WrongAnswersError):
                     rejected.append((engine.name, precision))
                 refusals[name] = str(error)
@@ -228,9 +230,10 @@ def compile_first(
 
 
 def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], ...]:
-    """Each input's name, and what takes it out of a batch; that of a network over images has no name, and is the batch.
+    """Return each input's name, and a function that takes it from a batch; for images no name, and the whole batch.
 
-    Of a TensorNetwork a view [n, *shape] of items [n, item_bytes]; without n where its graph has no axis for it.
+    For a TensorNetwork it returns a view [n, *shape] of items [n, item_bytes]; without n if the graph has no batch
+    axis.
     """
     if form_of(network) == "pixels":
         return (("", lambda images: images),)
@@ -245,7 +248,7 @@ def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], 
 
 
 def is_batched(network: Network) -> bool:
-    """Whether the network's graph takes and answers tensors with an axis for the batch."""
+    """Return True if the network's graph has a batch axis in its inputs and outputs."""
     return form_of(network) == "pixels" or cast(TensorNetwork, network).batched
 
 

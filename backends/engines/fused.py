@@ -1,16 +1,16 @@
-"""Convolutions in one kernel with what follows them, where the device has such kernels and they are faster.
+"""Fusion of convolutions with the operators behind them, on devices where such kernels exist and are faster.
 
     convolution + bias ─► ReLU               one kernel of cuDNN's
     convolution + bias ─► + other ─► ReLU    one kernel of cuDNN's
     convolution + bias ─► SiLU               the convolution, then bias and SiLU in one kernel that is compiled once
 
-PyTorch runs bias, sum and activation one after the other. Each reads and writes all that the convolution has computed,
-and that takes a fast card longer than the convolution itself: on an H100 a ResNet-50 in fp16 answers twice as many
-images in one kernel each (docs/hardware.md).
+PyTorch runs bias, sum and activation one after the other. Each reads and writes the convolution's whole output, and
+that takes a fast card longer than the convolution itself: on an H100 a ResNet-50 in fp16 answers twice as many images
+in one kernel each (docs/hardware.md).
 
-cuDNN's kernels and the one for SiLU ran on an H100; how fast the latter is in a captured graph was not measured there.
+cuDNN's kernels and the one for SiLU ran on an H100; the speed of the latter in a captured graph was not measured there.
 
-Owns: these patterns, the trial of what the device offers, the choice by time. Must not know models, or whose device it
+Owns: these patterns, the trial of the device's kernels, the choice by time. Must not know models, or whose device it
 is.
 """
 
@@ -36,7 +36,7 @@ _SILU = "template <typename T> T biased_silu(T x, T bias) { T y = x + bias; retu
 
 
 class _Fused(nn.Module):
-    """A convolution and what follows it; shares its weights with the convolution it stands for."""
+    """Convolution with the operators behind it; shares its weights with the convolution that it replaces."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _ConvSiLU(_Fused):
 
 @cache
 def _biased_silu() -> Callable[..., Tensor]:
-    """Compiled by the driver's own compiler when it is first called for a type: no C++ compiler is needed."""
+    """Return the kernel; the driver's compiler makes it at its first call for a type, without a C++ compiler."""
     from torch.cuda import jiterator
 
     return cast(Callable[..., Tensor], jiterator._create_jit_fn(_SILU))
@@ -91,13 +91,13 @@ _AFTER: Mapping[type[_Fused], Callable[[nn.Conv2d, Tensor, Tensor], Tensor]] = {
     _ConvAddReLU: lambda convolution, x, other: functional.relu(convolution(x) + other),
     _ConvSiLU: lambda convolution, x, other: functional.silu(convolution(x)),
 }
-"""What each kind stands for, as PyTorch computes it by itself."""
+"""Reference for each kind, as PyTorch computes it by itself."""
 
 
 def fuse(network: nn.Module, run_s: Callable[[], float], device: str, dtype: torch.dtype) -> bool:
-    """Put fused layers into `network`, which is on the device; True where they serve. Changes it in place.
+    """Put fused layers into `network`, on the device, in place; return True if they serve.
 
-    `run_s`: seconds that the network takes for a batch. What is not faster is taken out again, as is what fails.
+    `run_s`: returns the seconds of a batch of the network. Layers that are not faster, or fail, are taken out again.
     """
     kinds = frozenset(kind for kind in _AFTER if _works(cast(Hashable, kind), device, dtype))
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
@@ -128,7 +128,7 @@ def _put(modules: list[tuple[nn.Module, str, nn.Module]]) -> None:
 def _fuse_children(
     parent: nn.Module, kinds: frozenset[type[_Fused]], replaced: list[tuple[nn.Module, str, nn.Module]]
 ) -> int:
-    """How many convolutions of the children are fused. What cannot be traced is gone through child by child."""
+    """Fuse convolutions of the children; return their number. A child that cannot be traced is searched in turn."""
     total = 0
     for name, child in list(parent.named_children()):
         try:
@@ -169,7 +169,7 @@ def _rewrite(traced: fx.GraphModule, kinds: frozenset[type[_Fused]]) -> int:
 
 
 def _found(node: fx.Node, modules: Mapping[str, nn.Module]) -> tuple[type[_Fused], fx.Node, tuple[fx.Node, ...]] | None:
-    """The pattern that ends in `node`: its kind, its convolution, and what goes into both."""
+    """Return the pattern that ends in `node`: its kind, its convolution, and the inputs of both."""
     activation = _activation(node, modules)
     before = node.args[0] if activation and node.args else None
     if not isinstance(before, fx.Node) or len(before.users) != 1:
@@ -211,7 +211,7 @@ def _is_convolution(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
 
 @cache
 def _works(kind: type[_Fused], device: str, dtype: torch.dtype) -> bool:
-    """Whether the device computes it, and as PyTorch does: tried on noise."""
+    """Return True if the device computes this kind as PyTorch does, tried on noise."""
     try:
         generator = torch.Generator().manual_seed(0)
         convolution = nn.Conv2d(8, 16, 3, padding=1).to(device, dtype).to(memory_format=torch.channels_last)

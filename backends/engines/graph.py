@@ -1,20 +1,20 @@
 """Captured graphs: the device's own record of a network's kernels, started by one call instead of one a kernel.
 
 Owns: capture and replay, two graphs a batch size. Must not know which vendor's device it is: it speaks through
-`torch.get_device_module`, and is told what the device's module calls its graphs.
+`torch.get_device_module`, and is told the name of graphs in the device's module.
 
     copy stream      copy n+1 into the other input ───────────────────┐ event
     compute stream   replay n: network and outputs into pinned memory ─► replay n+1
 
-The input and the outputs of a graph stay where they were at its capture. So there is a graph for each of the two inputs
-that batches come into by turns, and each has the copies of its outputs inside, into memory of its own: one call does
-all of a batch. Where the host's memory cannot be pinned, or a stack refuses such copies in a capture, outputs are copied
-after the replay; which of the vendors' stacks do is unknown, only their cards can show it.
+The input and the outputs of a graph stay in place after its capture. So there is a graph for each of the two inputs
+that batches alternate between, and each has the copies of its outputs inside, into memory of its own: one call does all
+of a batch. If the host's memory cannot be pinned, or a stack refuses such copies in a capture, outputs are copied after
+the replay. It is unknown which vendors' stacks refuse them; only their cards can show it.
 
-Run on an H100 with one graph a size, which copied its input, and with copies after it (docs/hardware.md); as it is now
-on simulated devices alone. Unverified on other vendors' cards.
-Names and parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821,
-torch_supa 68fb624; MUSAGraph is known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
+An older form ran on an H100, with one graph a size, which copied its input, and with copies after it
+(docs/hardware.md); the present form ran on simulated devices alone. Unverified on other vendors' cards. Names and
+parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821, torch_supa 68fb624; MUSAGraph is
+known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AGREEMENT = 0.99  # Share of a graph's numbers that must be the network's; kern
 
 
 class GraphEngine(Engine):
-    """The kernels of the eager engine, captured: without the time that starting each of them takes."""
+    """Kernels of the eager engine, captured: without the time of starting each of them."""
 
     name = "graph"
     forms = ("pixels", "program", "script")
@@ -90,7 +90,7 @@ class GraphEngine(Engine):
 
 
 class _Captured(NamedTuple):
-    """`hosts`: pinned memory that the graph copies its outputs to; none where it does not."""
+    """Captured graph. `hosts`: pinned memory for its copies of its outputs; none if it does not copy."""
 
     graph: Any
     outputs: tuple[Tensor, ...]
@@ -98,7 +98,7 @@ class _Captured(NamedTuple):
 
 
 class _Replayed:
-    """The network for one batch size, by replaying a graph: what it takes, before the others are captured."""
+    """Network for one batch size, by replaying a graph: for timing, before the others are captured."""
 
     def __init__(self, network: Network, device: str, size: int, kind: Any) -> None:
         self.input_shape = network.input_shape
@@ -107,15 +107,13 @@ class _Replayed:
         self._captured = _capture(network, self._pixels, module, kind, None, copies=False)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Of whatever its input holds."""
+        """Replay the graph for the content of its input."""
         self._captured.graph.replay()
         return self._captured.outputs
 
 
 class _GraphExecutable(StreamedExecutable):
-    def __init__(
-        self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any, *, copies: bool
-    ) -> None:
+    def __init__(self, device: str, network: Network, batch_sizes: tuple[int, ...], kind: Any, *, copies: bool) -> None:
         # The network is kept: the graphs read its weights where they lie.
         super().__init__(device, network.input_shape, dict.fromkeys(batch_sizes, network))
         shape = (batch_sizes[-1], *network.input_shape)
@@ -134,7 +132,9 @@ class _GraphExecutable(StreamedExecutable):
             self._compare(network, pixels)
 
     def _compare(self, network: Network, pixels: Tensor) -> None:
-        """A step that the host does, and no kernel, is not in the graph: replayed, it answers for other images."""
+        """Compare a replay with the network: a step on the host is not in the graph, so a replay answers for other
+        images.
+        """
         noise = torch.randint(0, 256, pixels.shape, generator=torch.Generator().manual_seed(len(pixels)))
         pixels.copy_(noise.to(torch.uint8))
         expected = [output.cpu().double() for output in network(pixels)]
@@ -163,7 +163,7 @@ class _GraphExecutable(StreamedExecutable):
 
 
 def _capture(network: Network, pixels: Tensor, module: Any, kind: Any, pool: Any, *, copies: bool) -> _Captured:
-    """`copies`: into pinned memory, inside the graph, where there is such."""
+    """Capture the network; `copies`: include the outputs' copies into pinned memory, if there is such memory."""
     side = module.Stream()
     side.wait_stream(module.current_stream())
     with module.stream(side):

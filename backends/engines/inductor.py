@@ -1,10 +1,10 @@
-"""PyTorch's compiler, ahead of time: one shared library for each batch size.
+"""Inductor, PyTorch's compiler, ahead of time: one shared library for each batch size.
 
 Owns: export, compilation, and the compiled packages in the cache directory. Must not know vendors, models or images.
 
-Ahead of time (AOTInductor) and not `torch.compile`: as fast, but its graphs hang on code that all networks of a
-class share and that gives up after eight shapes (`recompile_limit`), and its modules with their constants stay in the
-process (`PyCodeCache.modules`). A package goes when its executable does, and the next start loads it.
+Ahead of time (AOTInductor) and not `torch.compile`: as fast, but the latter's graphs depend on code that all networks
+of a class share and that gives up after eight shapes (`recompile_limit`), and its modules with their constants stay in
+the process (`PyCodeCache.modules`). A package goes with its executable, and the next start loads it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _OLDEST = (2, 6)  # AOTInductor's packages had another interface before.
 
 
 def options_for(device_type: str) -> Mapping[str, Any]:
-    """Inductor's options. Freezing makes weights constants, which are folded and laid out as the CPU's kernels want
-    them: it is for the CPU, and a suspect of the end of that process (benchmarks/gpu has a question for it).
+    """Return Inductor's options. Freezing makes weights constants, folded and laid out for the CPU's kernels. It is for
+    the CPU, and a suspect in the end of that process (benchmarks/gpu has a question for it).
     """
     return {"freezing": True} if device_type == "cpu" else {}
 
 
 class InductorEngine(Engine):
-    """Seconds to minutes a batch size at the first start; `options.cache_dir` makes the next ones short."""
+    """Inductor: seconds to minutes a batch size at the first start; `options.cache_dir` makes the next ones short."""
 
     name = "inductor"
     offers = (*DTYPES, "int8")
@@ -77,9 +77,9 @@ class InductorEngine(Engine):
         options: CompileOptions,
         temporary: Path,
     ) -> Path:
-        """The folder with the packages by batch size.
+        """Return the folder with the packages by batch size.
 
-        Found by what they are made of: to quantise again, only to see that it is the same, takes most of the time.
+        The key is made of their sources: quantising again, only to compare, takes most of the time.
         """
         calibration = calibration_of(options)
 
@@ -99,12 +99,12 @@ class InductorEngine(Engine):
         return kept_or_made(options, parts, make, save, lambda folder: folder)
 
     def version(self, precision: str) -> str:
-        """PyTorch's own, and that of torchao for int8."""
+        """Return PyTorch's version, and torchao's for int8."""
         return f"{torch.__version__} {quantised.version()}" if precision == "int8" else ""
 
 
 def _refusal(device_type: str) -> str:
-    """Why Inductor cannot serve devices of this type; empty when it can."""
+    """Return the reason why Inductor cannot serve devices of this type, "" if it can."""
     if device_type not in _DEVICE_TYPES:
         return f"Inductor generates code for {', '.join(_DEVICE_TYPES)}, not for {device_type}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
@@ -121,7 +121,7 @@ def _refusal(device_type: str) -> str:
 
 
 def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory: Path) -> Any:
-    """The network for one shape, from the directory where it is there. Raises EngineRefusedError."""
+    """Return the network for one shape, from the directory if it is there. Raises EngineRefusedError."""
     program = _exported(module, device, shape)
     package = directory / f"{_fingerprint(program, device, shape)}.pt2"
     if package.is_file():
@@ -134,7 +134,7 @@ def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory:
 
 
 def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:
-    """Raises EngineRefusedError."""
+    """Export the network. Raises EngineRefusedError."""
     example = torch.zeros(shape, dtype=torch.uint8, device=device)
     try:
         with torch.no_grad():
@@ -166,9 +166,9 @@ def _compile(program: Any, package: Path, device: str) -> None:
 
 
 def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
-    """What the compiled program depends on: graph, weights, versions, and the processor it is compiled for.
+    """Return a name made of graph, weights, versions, and the processor that the program is compiled for.
 
-    And the shape: graphs of two batch sizes may read alike, and what was compiled for one answers wrongly to the other.
+    The shape counts, too: graphs of two batch sizes may read alike, and a program for one answers wrongly to the other.
     """
     kind = torch.device(device).type
     chip = torch.backends.cpu.get_cpu_capability()

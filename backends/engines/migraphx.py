@@ -1,6 +1,6 @@
-"""AMD's MIGraphX through torch_migraphx, which is built from source or comes in AMD's images.
+"""MIGraphX of AMD, through torch_migraphx, which is built from source or comes in AMD's images.
 
-Owns: how it is called. Must not know models or images.
+Owns: its calls. Must not know models or images.
 
 Its outputs lie in buffers of its own, which the next batch overwrites; it computes on the current stream, on which they
 have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost memory and have crashed
@@ -17,7 +17,7 @@ from backends.engines.streamed import StreamedExecutable
 
 
 class MIGraphXEngine(Engine):
-    """Compile one program for each batch size. Not in bf16, MIGraphX's youngest type, which was never tried here."""
+    """MIGraphX: one program for each batch size. Not in bf16, its youngest type, which was never tried here."""
 
     name = "migraphx"
     takes = "minutes"

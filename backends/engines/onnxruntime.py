@@ -35,7 +35,7 @@ from backends.engines.engine import (
 )
 from backends.vendors.table import Facts
 
-# What may serve a PyTorch device type, best first. A build of ONNX Runtime has few of them.
+# Providers for a PyTorch device type, best first. A build of ONNX Runtime has few of them.
 _PROVIDERS = {
     "cpu": ("OpenVINOExecutionProvider", "CPUExecutionProvider"),
     "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
@@ -63,9 +63,9 @@ _OPSET = 18  # The oldest that both exporters write without converting.
 
 
 class OnnxRuntimeEngine(Engine):
-    """fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions.
+    """ONNX Runtime. fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions.
 
-    int8 is of convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
+    In int8 are convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
     """
 
     name = "onnxruntime"
@@ -113,7 +113,7 @@ class OnnxRuntimeEngine(Engine):
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
 
     def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
-        """The network in int8 as an ONNX file, from the cache where it is there. Raises EngineRefusedError."""
+        """Return the network in int8 as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
         calibration, reduced = calibration_of(options), host.sums_overflow()
 
         def make() -> bytes:
@@ -126,7 +126,7 @@ class OnnxRuntimeEngine(Engine):
         return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
 
     def version(self, precision: str) -> str:
-        """ONNX Runtime's."""
+        """Return ONNX Runtime's version."""
         return str(_runtime().__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
@@ -147,7 +147,7 @@ class _OnnxRuntimeExecutable(Executable):
         try:
             outputs = self._session.run(None, given)
         except Exception as error:
-            # What `translated_errors` reads; the text says what kind it is.
+            # `translated_errors` reads this; the text says the kind.
             raise RuntimeError(str(error)) from error
         return tuple(outputs if self._batched else (np.asarray(output)[None] for output in outputs))
 
@@ -170,13 +170,13 @@ def _provider(runtime: Any, device_type: str) -> str:
 
 
 def _provider_options(provider: str, index: int) -> dict[str, str]:
-    """Return what a device's provider is started with. CUDA's computes float32 in TF32 unless it is told not to."""
+    """Return the options of a device's provider. CUDA's computes float32 in TF32 unless it is told not to."""
     options = {"device_id": str(index)}
     return {**options, "use_tf32": "0"} if provider == "CUDAExecutionProvider" else options
 
 
 def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) -> Any:
-    """Raises EngineRefusedError."""
+    """Start a session. Raises EngineRefusedError."""
     try:
         return runtime.InferenceSession(exported, settings, providers=[choice])
     except Exception as error:  # Its own classes derive from nothing but Exception.
@@ -184,10 +184,10 @@ def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) ->
 
 
 def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, choice: Any, size: int) -> None:
-    """Refuse a network whose work the provider leaves to the CPU, which it does not say by itself (onnxruntime#22229).
+    """Refuse a network whose work the provider silently leaves to the CPU (onnxruntime#22229).
 
-    What computes shapes belongs on the CPU. A batch of zeros is run under ONNX Runtime's profiler, which says of each
-    operator where it ran. Raises EngineRefusedError.
+    Operators that compute shapes belong on the CPU. A batch of zeros is run under ONNX Runtime's profiler, which
+    reports the place of each operator. Raises EngineRefusedError.
     """
     with tempfile.TemporaryDirectory(prefix="anychip-onnx-") as folder:
         settings.enable_profiling = True
@@ -215,14 +215,14 @@ def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, 
 
 
 def _numpy_type(onnx_type: str) -> type[np.generic]:
-    """Of an input: `tensor(uint8)`."""
+    """Return the type of an input such as `tensor(uint8)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
 
 
 def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:
-    """The file with every convolution and matrix product in int8, ranges as these images show them; `reduced`: weights
-    have 7 bits.
+    """Return the file with every convolution and matrix product in int8, with ranges from these images; `reduced`:
+    weights have 7 bits.
 
     Raises EngineRefusedError.
     """
@@ -260,8 +260,8 @@ def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:
 
 
 def _exported(network: Network, size: int) -> bytes:
-    """The network as an ONNX file, by the newer exporter where it can, else traced. Raises EngineRefusedError."""
-    # Of at least two: a size of one would be taken for a dimension that never changes.
+    """Return the network as an ONNX file, by the newer exporter if it can, else traced. Raises EngineRefusedError."""
+    # At least two: a size of one would be taken for a dimension that never changes.
     example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
     module = cast(nn.Module, network)
     reasons = []
@@ -292,7 +292,7 @@ def _by_export(module: nn.Module, example: tuple[Any, ...]) -> bytes:
 def exported_by_tracing(
     module: nn.Module, example: tuple[Any, ...], name: str = "pixels", axes: Mapping[int, str] = _BATCH
 ) -> bytes:
-    """As an ONNX file of opset 17, the newest that CANN's atc reads; `axes`: those of the input that stay open."""
+    """Export an ONNX file of opset 17, the newest that CANN's atc reads; `axes`: those of the input that stay open."""
     file = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The exporter warns of its own parts that PyTorch deprecates.

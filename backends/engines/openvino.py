@@ -48,7 +48,7 @@ _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
 
 
 class OpenVINOEngine(Engine):
-    """The compiled networks share the cores that it may use."""
+    """OpenVINO. The compiled networks share the cores that it may use."""
 
     name = "openvino"
     offers = tuple(_HINTS)
@@ -85,7 +85,7 @@ class OpenVINOEngine(Engine):
             return _OpenVINOExecutable(device, network, by_size)
 
     def version(self, precision: str) -> str:
-        """OpenVINO's."""
+        """Return OpenVINO's version."""
         import openvino
 
         return str(openvino.__version__)
@@ -156,7 +156,7 @@ def _wait(requests: list[Any]) -> None:
 
 
 def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[str, object], *, in_int8: bool) -> Any:
-    """The network for one image as an OpenVINO model, from the cache where it is there. Raises EngineRefusedError."""
+    """Return the network for one image as an OpenVINO model, from the cache if possible. Raises EngineRefusedError."""
     import openvino
 
     calibration = calibration_of(options) if in_int8 else None
@@ -174,7 +174,7 @@ def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[
 
 
 def _quantised(model: Any, pixels: Pixels) -> Any:
-    """The model in int8, by quantisation after training: ranges are what these images show."""
+    """Return the model in int8, by quantisation after training, with ranges from these images."""
     # Before the first import: NNCF reports its use to Google Analytics unless it thinks that it is being tested.
     os.environ.setdefault("NNCF_CI", "1")
     try:
@@ -195,7 +195,7 @@ def _quantised(model: Any, pixels: Pixels) -> Any:
 
 
 def _read_onnx(core: Any, network: TensorNetwork) -> Any:
-    """The file's network for one item. Raises EngineRefusedError."""
+    """Return the file's network for one item. Raises EngineRefusedError."""
     try:
         model = core.read_model(network.file)
         model.reshape({name: list(array.shape) for name, array in _one_item(network)})
@@ -205,10 +205,10 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
 
 
 def _converted(network: Network) -> Any:
-    """What a module of PyTorch's does with one item, as an OpenVINO model. Raises EngineRefusedError.
+    """Convert a PyTorch module, for one item, to an OpenVINO model. Raises EngineRefusedError.
 
-    Through the frontend, not `openvino.convert_model`: that reports every use of it to Google Analytics unless a file
-    in the home directory says no (openvino_telemetry).
+    This uses the frontend, not `openvino.convert_model`, which reports every use to Google Analytics unless a file in
+    the home directory says no (openvino_telemetry).
     """
     from openvino import PartialShape, Type
     from openvino.frontend import FrontEndManager
@@ -235,7 +235,7 @@ def _converted(network: Network) -> Any:
 
 
 def _one_item(network: Network) -> list[tuple[str, Array]]:
-    """Zeros for each input, by its name."""
+    """Return zeros for each input, by its name."""
     item = np.zeros((1, *network.input_shape), np.uint8)
     return [(name, np.asarray(take(item), order="C")) for name, take in unpacking(network)]
 

@@ -1,4 +1,4 @@
-"""What engines of compiled files have in common: a vendor's runtime has the program, and two batches are under way.
+"""Base of engines of compiled files: a vendor's runtime has the program, and two batches are in flight.
 
     items ─► arrays as the program takes them ─► Program.start ─► arrays ─► what the network answers
 
@@ -26,7 +26,7 @@ BYTES = np.dtype(np.uint8)
 
 @dataclass(frozen=True)
 class Port:
-    """An input or an output: its name, NumPy's type, and the shape of the whole tensor, with -1 for the batch."""
+    """Input or output: its name, NumPy's type, and the shape of the whole tensor, with -1 for the batch."""
 
     name: str
     dtype: np.dtype[Any]
@@ -34,7 +34,7 @@ class Port:
 
 
 class Program(ABC):
-    """What a runtime has loaded. Owned by one thread. `batch_sizes`: those it takes, ascending."""
+    """Program that a runtime has loaded. Owned by one thread. `batch_sizes`: those it takes, ascending."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -42,26 +42,27 @@ class Program(ABC):
 
     @abstractmethod
     def host_memory(self, size_bytes: int) -> Pixels:
-        """Zeros uint8 [size_bytes] from which the device copies fastest."""
+        """Return zeros uint8 [size_bytes] in memory from which the device copies fastest."""
 
     @abstractmethod
     def start(self, size: int, arrays: Sequence[Array]) -> Callable[[], tuple[Array, ...]]:
-        """Begin a batch of `size` items: an array an input, which stay as they are until it is done.
+        """Begin a batch of `size` items: an array an input, unchanged until it is done.
 
-        Returns what waits for the outputs; they are valid until two more batches have started. Raises RuntimeError.
+        Returns a function that waits for the outputs, which are valid until two more batches have started. Raises
+        RuntimeError.
         """
 
     @abstractmethod
     def silence(self) -> str:
-        """Why the device does not answer any more; empty where it does."""
+        """Return the reason why the device does not answer any more, "" if it does."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back everything; called once. Does not raise."""
+        """Release everything; called once. Does not raise."""
 
 
 class ProgramExecutable(Executable):
-    """A network whose program is loaded."""
+    """Network whose program is loaded."""
 
     depth = 2
 
@@ -73,12 +74,12 @@ class ProgramExecutable(Executable):
         self._finished = None if _is_whole(network) else cast(FinishedNetwork, network)
 
     def buffer(self, rows: int) -> Pixels:
-        """In memory from which the device copies while it computes."""
+        """Return memory from which the device copies while it computes."""
         item_bytes = int(np.prod(self._input_shape))
         return self._program.host_memory(rows * item_bytes).reshape(rows, *self._input_shape)
 
     def start(self, pixels: Pixels) -> Started:
-        """Returns before the device has finished."""
+        """Begin, and return before the device has finished."""
         self._check(pixels)
         with self._translated():
             return self._begin(pixels)
@@ -119,7 +120,7 @@ class ProgramExecutable(Executable):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translate errors; one of any other wording means a lost device where nothing computes any more."""
+        """Translate errors; an unknown one means a lost device if nothing computes any more."""
         try:
             with translated_errors(self.device):
                 yield
@@ -135,5 +136,5 @@ class ProgramExecutable(Executable):
 
 
 def _is_whole(network: Network) -> bool:
-    """Whether all of the network is in the program."""
+    """Return True if all of the network is in the program."""
     return form_of(network) != "finished"

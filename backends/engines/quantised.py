@@ -1,9 +1,9 @@
-"""int8 in PyTorch's own programs, by quantisation after training (PT2E, in torchao).
+"""Quantisation to int8 in PyTorch's own programs, after training (PT2E, in torchao).
 
-Owns: what torchao must be told. Must not know what compiles the program afterwards.
+Owns: torchao's arguments. Must not know what compiles the program afterwards.
 
-torchao 0.18 was read and run: its quantizer for x86 finds what to fuse by the module that a node came from, and raises
-ValueError for one that is called twice (as ResNet's ReLUs are). So nodes are told apart before it looks.
+torchao 0.18 was read and run: its quantizer for x86 finds operators to fuse by the module of a node, and raises
+ValueError for a module that is called twice (as ResNet's ReLUs are). So each node gets a source of its own first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _BATCH = 8  # Images at once to calibrate on.
 
 
 def version() -> str:
-    """Of torchao. Raises EngineRefusedError where it is not installed."""
+    """Return torchao's version. Raises EngineRefusedError if it is not installed."""
     return version_of("torchao", how_to_install("inductor"))
 
 
 def quantised(network: Network, pixels: Pixels) -> nn.Module:
-    """The network in int8 where x86 has kernels for it, ranges as these images show them; any batch size.
+    """Return the network in int8 where x86 has kernels for it, with ranges from these images; any batch size.
 
     `pixels`: uint8 [n, height, width, 3]. Raises EngineRefusedError.
     """
@@ -65,7 +65,7 @@ def quantised(network: Network, pixels: Pixels) -> nn.Module:
 
 
 def _tell_apart(program: Any) -> None:
-    """Every node is its own source: see above."""
+    """Make every node its own source: see above."""
     aten = torch.ops.aten
     sources: dict[Any, Any] = {
         aten.conv2d.default: nn.Conv2d,

@@ -1,16 +1,16 @@
 """Executables on devices that copy while they compute.
 
-Owns: streams, events, pinned memory, and whether a device that failed still answers. Must not know which vendor's
-device it is: it speaks through `torch.get_device_module`.
+Owns: streams, events, pinned memory, and the test that a device still answers after a fault. Must not know which
+vendor's device it is: it speaks through `torch.get_device_module`.
 
     copy stream      copy n+1 ────────┐ event
     compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
 
-Items that lie apart are copied from where they lie, once the driver has locked that memory (cudaHostRegister, which
-CUDA and ROCm have); where it does not, several threads bring them together in pinned memory first.
+Items that lie apart are copied from their places, if the driver has locked that memory (cudaHostRegister, which CUDA
+and ROCm have); otherwise several threads bring them together in pinned memory first.
 
 The copies are right on an H100, on simulated devices, and on vendors' packages over stub drivers, where a missing wait
-shows; how much they overlap only a device tells (docs/hardware.md).
+shows; only a device shows how much they overlap (docs/hardware.md).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _COPIERS = ThreadPoolExecutor(4, "copy")
 
 
 class StreamedExecutable(Executable):
-    """A network on the current device of its type, ready for each batch size.
+    """Network on the current device of its type, ready for each batch size.
 
-    At most two batches are under way, in the order they were begun.
+    At most two batches are in flight, in the order of their starts.
     """
 
     depth = 2
@@ -56,7 +56,7 @@ class StreamedExecutable(Executable):
         self._by_size = by_size
         self._module = torch.get_device_module(torch.device(device).type)
         self._copies = self._module.Stream()
-        self._pinned: list[Tensor] = []  # What `buffer` gave out.
+        self._pinned: list[Tensor] = []  # Memory that `buffer` gave out.
         # The device's memory for images, taken once. Memory from batch to batch would need record_stream between the
         # streams, and that makes the first empty_cache after a fault end the process (torch 2.13 and 2.14: the
         # allocator's queue of events is left with one that has been moved from).
@@ -65,7 +65,7 @@ class StreamedExecutable(Executable):
         self._staging: list[Pixels] = []
 
     def buffer(self, rows: int) -> Pixels:
-        """In pinned memory, where the device has such: only from there it copies while it computes."""
+        """Return pinned memory, if the device has such: only from there it copies while it computes."""
         tensor = host_memory((rows, *self._input_shape), torch.uint8).zero_()
         if tensor.is_pinned():
             self._pinned.append(tensor)
@@ -73,12 +73,12 @@ class StreamedExecutable(Executable):
         return pixels
 
     def start(self, pixels: Pixels) -> Started:
-        """Returns before the device has finished."""
+        """Begin, and return before the device has finished."""
         self._check(pixels)
         return self._begin([pixels], len(pixels))
 
     def start_rows(self, rows: Sequence[Pixels | Tensor], size: int) -> Started:
-        """Returns before the device has finished."""
+        """Begin, and return before the device has finished."""
         on_host = [row[None] for row in rows if isinstance(row, np.ndarray)]
         for row in on_host:
             self._check(row, size)
@@ -97,7 +97,7 @@ class StreamedExecutable(Executable):
         return self._begin([pixels], len(pixels)).outputs()
 
     def _begin(self, parts: Sequence[Pixels | Tensor], size: int) -> Started:
-        """Begin a batch of `size` whose items lie in these parts, each [n, *input_shape], and zeros."""
+        """Begin a batch of `size` with the items of these parts, each [n, *input_shape], and zeros."""
         hosts: list[Tensor] = []  # The memory that its outputs come to.
         with self._translated(hosts), torch.inference_mode():
             compute = self._module.current_stream()
@@ -105,7 +105,7 @@ class StreamedExecutable(Executable):
                 shape = (self.batch_sizes[-1], *self._input_shape)
                 self._inputs.append(torch.empty(shape, dtype=torch.uint8, device=self.device))
                 self._copies.wait_stream(compute)
-            # That of the batch before the last, which is done: no more than two are under way.
+            # Reuse the input of the batch before the last, which is done: at most two are in flight.
             self._inputs.append(self._inputs.pop(0))
             on_device = self._inputs[-1][:size]
             if any(isinstance(part, Tensor) for part in parts):
@@ -137,13 +137,13 @@ class StreamedExecutable(Executable):
         return Started(waited_for)
 
     def _compute(self, on_device: Tensor, hosts: list[Tensor]) -> None:
-        """Have the network run, and its outputs copied to memory that is added to `hosts`."""
+        """Run the network, and copy its outputs to memory that is added to `hosts`."""
         copy_out(self._by_size[len(on_device)](on_device), hosts)
 
     def _is_locked(self, item: Pixels) -> bool:
-        """Whether the device copies from an item's memory while it computes; tried once for each.
+        """Return True if the device copies from an item's memory while it computes; tried once for each.
 
-        Locking takes what the system has given for it: items lie on pages of their own, and few of them are used often.
+        Locking makes the system's memory resident: items lie on pages of their own, and few of them are used often.
         """
         address = item.ctypes.data
         if address not in self._locked:
@@ -157,10 +157,10 @@ class StreamedExecutable(Executable):
         return self._locked[address]
 
     def _forget_refusal(self) -> None:
-        """Take the error that a refusal of the runtime has left behind, which no fault of the next batch's is.
+        """Clear the error that the runtime's refusal has left behind: it is no fault of the next batch.
 
-        The runtime keeps it as the thread's last error, and PyTorch's binding does not clear it (torch/csrc/cuda/shared/
-        cudart.cpp). The next kernel reports it, whoever launches that: so one is launched for it.
+        The runtime keeps it as the thread's last error, and PyTorch's binding does not clear it
+        (torch/csrc/cuda/shared/cudart.cpp). The next kernel reports it: so one is launched for it.
         """
         try:
             torch.empty(1, device=self.device).fill_(0)
@@ -175,10 +175,10 @@ class StreamedExecutable(Executable):
 
     @contextmanager
     def _translated(self, hosts: list[Tensor]) -> Iterator[None]:
-        """Translate errors; one of any other wording means a lost device where nothing computes any more.
+        """Translate errors; an unknown one means a lost device if nothing computes any more.
 
-        Vendors word their faults as they like; whether a device still answers is the same question everywhere.
-        `hosts`: the memory of the batch's outputs.
+        Vendors word their faults as they like; the test that a device still answers is the same everywhere. `hosts`:
+        the memory of the batch's outputs.
         """
         try:
             with translated_errors(self.device):
@@ -195,7 +195,7 @@ class StreamedExecutable(Executable):
             raise
 
     def _silence(self) -> str:
-        """What the device says to the smallest computation; empty when it comes out right."""
+        """Return the device's answer to the smallest computation, "" if it is right."""
         try:
             # First without allocating: after a fault the vendors' allocators may end the process (see above).
             self._module.synchronize(self.device)
@@ -216,13 +216,13 @@ class StreamedExecutable(Executable):
 
 
 def _runtime(device: str) -> Any:
-    """CUDA's runtime, or HIP's under the same names, which locks memory; None where a vendor's torch shows no such."""
+    """Return CUDA's runtime, or HIP's under the same names, which locks memory; None if a vendor's torch has none."""
     runtime: Any = torch.cuda.cudart  # Without types.
     return runtime() if torch.device(device).type == "cuda" else None
 
 
 def _gather(items: Sequence[Pixels], out: Pixels) -> None:
-    """Copy items [1, …] to the rows of `out`, large batches by several threads: one alone does some 8 GB a second."""
+    """Copy items [1, …] to the rows of `out`, large batches by several threads: one thread does about 8 GB a second."""
     if sum(item.nbytes for item in items) < _BYTES_FOR_THREADS:
         for row, item in enumerate(items):
             out[row] = item[0]
@@ -231,9 +231,9 @@ def _gather(items: Sequence[Pixels], out: Pixels) -> None:
 
 
 def _event(module: Any) -> Any:
-    """An event that lets the waiting thread sleep: by default CUDA's spins, on a core that decoding wants.
+    """Return an event that lets the waiting thread sleep: by default CUDA's spins, on a core that decoding wants.
 
-    The vendor's own class: torch.Event ignores `blocking` on CUDA (vllm#47081).
+    It is of the vendor's own class: torch.Event ignores `blocking` on CUDA (vllm#47081).
     """
     try:
         return module.Event(blocking=True)
@@ -251,7 +251,7 @@ def _never_freed(pinned: list[list[Tensor]]) -> None:
 
 
 def copy_out(outputs: Sequence[Tensor], hosts: list[Tensor]) -> None:
-    """Begin to copy outputs to memory of the host that is added to `hosts`."""
+    """Begin to copy outputs to host memory that is added to `hosts`."""
     # PyTorch keeps pinned memory for the next batch, and knows when its copies are over.
     hosts += [host_memory(output.shape, output.dtype) for output in outputs]
     for host, output in zip(hosts, outputs, strict=True):
@@ -259,7 +259,7 @@ def copy_out(outputs: Sequence[Tensor], hosts: list[Tensor]) -> None:
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Pinned, where the device has such."""
+    """Return host memory, pinned if the device has such."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError as error:

@@ -2,15 +2,15 @@
 
 Owns: its options and its two caches. Must not know models or images.
 
-What the path takes and what it ignores was read in torch_tensorrt 2.14.0's sources, with which tests compare every
-call: `enabled_precisions` does nothing there, networks run in the types that they have. The cache of engines is off
-unless weights may change (`immutable_weights=False`), and an engine from it is refitted with the weights it is given.
-Its key holds operators, input shapes and settings, but no weights and no shapes or types of them, no GPU and no version
-of TensorRT: resnet50 with 10 and with 1000 classes share one. So each network, precision, GPU and version has a folder
-of its own, and engines that cannot be used are built anew, once.
+The parameters that the path uses and ignores were read in torch_tensorrt 2.14.0's sources, with which tests compare
+every call: `enabled_precisions` does nothing there, networks run in the types that they have. The cache of engines is
+off unless weights may change (`immutable_weights=False`), and an engine from it is refitted with the given weights. Its
+key holds operators, input shapes and settings, but no weights and no shapes or types of them, no GPU and no version of
+TensorRT: resnet50 with 10 and with 1000 classes share one. So each network, precision, GPU and version has a folder of
+its own, and engines that cannot be used are built anew, once.
 
-Operators that TensorRT lacks run in PyTorch, in between. int8 is what NVIDIA's ModelOpt has put quantisers into (its
-sources: 0.47.0), the rest of the network then runs in fp16. Unverified on hardware.
+Operators that TensorRT lacks run in PyTorch, in between. For int8 NVIDIA's ModelOpt inserts quantisers (its sources:
+0.47.0), and the rest of the network runs in fp16. Unverified on hardware.
 
 The cache is read by unpickling: a user who can write to `--cache-dir` can run code here.
 """
@@ -42,7 +42,7 @@ _TIMING_CACHE_BYTES = 64 * 2**20  # It only ever grows; ours of one model takes 
 
 
 class TensorRTEngine(Engine):
-    """An engine a batch size; those in int8 are built at every start, as a refit says nothing of ranges."""
+    """TensorRT: an engine a batch size. Those in int8 are built at every start, as a refit does not include ranges."""
 
     name = "tensorrt"
     takes = "minutes"
@@ -90,7 +90,7 @@ class TensorRTEngine(Engine):
                 engines = with_own_folder(
                     build, "TensorRT", options, network=network, precision=precision, machine=machine
                 )
-        # What it has taken is in modules of this name; without any it has left everything to PyTorch.
+        # The parts it runs are in modules of this name; without any it has left everything to PyTorch.
         if not any("_run_on_acc" in name for name, _ in engines[batch_sizes[0]].named_modules()):
             raise EngineRefusedError("TensorRT takes no part of this network")
         by_size = {size: partial(_from_bytes, engine) for size, engine in engines.items()}
@@ -98,12 +98,12 @@ class TensorRTEngine(Engine):
 
 
 def _typing(compile_: Callable[..., object]) -> dict[str, bool]:
-    """Return what keeps the network's own types: before torch_tensorrt 2.10 all is computed in float32 otherwise."""
+    """Return the option that keeps the network's types: before torch_tensorrt 2.10 all is float32 without it."""
     return {"use_explicit_typing": True} if "use_explicit_typing" in inspect.signature(compile_).parameters else {}
 
 
 def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callable[[], AbstractContextManager[Any]]:
-    """Put quantisers into the module, in place; returns what makes the context to export it in.
+    """Put quantisers into the module, in place; return a maker of the context to export it in.
 
     Raises EngineRefusedError.
     """
@@ -127,7 +127,7 @@ def _from_bytes(engine: Any, pixels: Tensor) -> tuple[Tensor, ...]:
 
 
 def _cache_settings(own: Path, machine: str) -> dict[str, Any]:
-    """What torch_tensorrt is to keep: engines in the network's own folder, timings for all of a machine beside it."""
+    """Return torch_tensorrt's cache options: engines in the network's own folder, timings for a machine beside it."""
     engines = own / "engines"  # To make room torch_tensorrt deletes whatever is in there.
     engines.mkdir(mode=0o700, exist_ok=True)
     timing = own.parent / f"timing-{digest_of({}, machine)}.bin"

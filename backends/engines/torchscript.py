@@ -25,7 +25,7 @@ _RUNS_TO_SETTLE = 2  # The executor watches a shape once and optimises at the ne
 
 
 class TorchScriptEngine(Engine):
-    """One graph for all batch sizes."""
+    """TorchScript: one graph for all batch sizes."""
 
     name = "torchscript"
     forms = ("pixels", "script")
@@ -42,7 +42,7 @@ class TorchScriptEngine(Engine):
         if form_of(network) != "pixels":
             # It is TorchScript.
             return torch_executable(device, network.input_shape, dict.fromkeys(batch_sizes, network))
-        # Of the largest size: a size of one might be taken for a dimension that never changes.
+        # Trace the largest size: a size of one might be taken for a dimension that never changes.
         examples = {size: torch.zeros((size, *network.input_shape), dtype=torch.uint8) for size in batch_sizes}
         try:
             graph = _traced(module, examples[batch_sizes[-1]].to(device))

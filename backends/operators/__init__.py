@@ -1,4 +1,4 @@
-"""Operators that a device lacks: which these are, how each ran, and what takes their place.
+"""Operators that a device lacks: their detection, their counts, and their replacements.
 
 Must not know networks or vendors by name.
 """

@@ -1,11 +1,10 @@
-"""What a device does about operators that it lacks.
+"""Replacement of operators that a device lacks.
 
     attempt ─► "Could not run 'aten::x'" ─► the table's replacement, else a copy to the CPU and back ─► attempt again
 
-Owns: when a replacement (backends.operators.replacements) is used, the CPU fallback and its count, operator libraries,
-and the rewriting of modules to shapes that are known. What is registered stays for the life of the process: PyTorch has
-one dispatcher. Must not know engines, or which vendor it helps. Registers at load only, in the thread that owns the
-device.
+Owns: the use of replacements (backends.operators.replacements), the CPU fallback and its count, operator libraries, and
+the rewriting of modules to known shapes. Registrations stay for the life of the process: PyTorch has one dispatcher.
+Must not know engines, or which vendor it helps. Registers at load only, in the thread that owns the device.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _loaded: set[str] = set()
 
 
 class Operators:
-    """The operators that one load needs on a device."""
+    """Operators that one load needs on a device."""
 
     def __init__(self, device_type: str) -> None:
         self._key = device_type.upper() if device_type in ("cuda", "xpu") else "PrivateUse1"
@@ -60,7 +59,7 @@ class Operators:
         self._said: set[tuple[str, str, int]] = set()
 
     def completed(self, attempt: Callable[[], T]) -> T:
-        """`attempt`, again for every operator that it shows to be missing and that can be provided.
+        """Run `attempt`, and again after each missing operator that can be provided.
 
         Every other error passes, and so does a missing operator that cannot be provided: one whose result is a view.
         """
@@ -78,11 +77,11 @@ class Operators:
             return result
 
     def found(self) -> dict[str, Kind]:
-        """What the last attempts could not have run without, and who did it; vendors' fallbacks of the process."""
+        """Return the substitutes that the last attempts needed, by operator; and vendors' fallbacks of the process."""
         return {**_heard, **self._found}
 
     def _missing(self, error: BaseException) -> str:
-        """The operator that the device lacks; empty for any other error. Engines raise theirs from PyTorch's."""
+        """Return the operator that the device lacks, "" for any other error. Engines raise theirs from PyTorch's."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, RuntimeError):
             cause = cause.__cause__
@@ -94,7 +93,7 @@ class Operators:
         return refused[1] if refused else ""
 
     def _provide(self, operator: str) -> bool:
-        """Register what stands for an operator; False when there is nothing new to register."""
+        """Register a substitute for an operator; return False if there is nothing new to register."""
         namespace, _, rest = operator.partition("::")
         base, _, named = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace), base, None)
@@ -118,7 +117,7 @@ class Operators:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Hear vendors' warnings of their own fallback; all others are warned of as they were, each once a load."""
+        """Catch vendors' warnings of their own fallback; pass on all others, each once a load."""
         always = torch.is_warn_always_enabled()
         torch.set_warn_always(True)  # Else PyTorch's way to warn once hides all operators but the first.
         caught: list[warnings.WarningMessage] = []
@@ -138,7 +137,7 @@ class Operators:
 
 
 def fallback_counts() -> dict[str, int]:
-    """How often each operator ran on the CPU instead, since the process began. Not what vendors do in silence."""
+    """Return how often each operator ran on the CPU instead since the process began, without vendors' silent ones."""
     return {operator: runs for operator, runs in dict(_runs).items() if _kinds[operator] == "cpu"}
 
 
@@ -147,7 +146,7 @@ def _name(packet: Any, overload: str) -> str:
 
 
 def _kernel(name: str, overload: Any, function: Callable[..., Tensor] | None) -> Callable[..., Any] | None:
-    """What stands for an overload; None when nothing can: a view of a copy would be no view."""
+    """Return the substitute for an overload; None if nothing can be: a view of a copy would be no view."""
     arguments, returns = overload._schema.arguments, overload._schema.returns
     written = [each for each in arguments if each.alias_info is not None and each.alias_info.is_write]
     given = len(arguments) - sum(each.kwarg_only for each in written)
@@ -180,7 +179,7 @@ def _on_cpu(name: str, overload: Any) -> Callable[..., Any]:
 
 
 def computed_on_cpu(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns, computed on the CPU from copies; tensors that it writes are written to."""
+    """Compute an operator on the CPU from copies, write back the tensors that it writes, and return its result."""
     copies: dict[int, tuple[Tensor, Tensor]] = {}  # A tensor given twice is one tensor on the CPU, too.
     devices: list[torch.device] = []
 
@@ -196,7 +195,7 @@ def computed_on_cpu(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        # What was written in place comes back as the tensor that was given.
+        # A tensor written in place comes back as the given tensor.
         given = next((original for original, copy in copies.values() if copy is value), None)
         return given if given is not None else value.to(devices[0]) if devices else value
 
@@ -218,7 +217,7 @@ def _fill(target: Tensor, result: Tensor) -> Tensor:
 
 
 def fixed_shapes(network: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
-    """Replace adaptive pooling by pooling of a fixed window where one fits; returns the names of what was rewritten.
+    """Replace adaptive pooling by pooling of a fixed window if one fits; return the names of the modules.
 
     The network, on the CPU, is run once on a black image of `input_shape` to see the sizes. Left alone: a module that
     sees several sizes, or one that its output does not divide.
@@ -264,9 +263,9 @@ def _fixed(module: Any, size: tuple[int, int]) -> nn.Module | None:
 
 
 def register_operator_libraries(paths: Iterable[str]) -> None:
-    """Have these loaded with the first network, once the vendor's package is there: they may be linked with it.
+    """Register libraries to load with the first network, after the vendor's package: they may be linked with it.
 
-    Raises BackendError at once for a file that is not there.
+    Raises BackendError at once for a missing file.
     """
     for path in paths:
         _file(path)

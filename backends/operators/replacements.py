@@ -1,4 +1,4 @@
-"""Operators made of plainer ones, for devices that lack them.
+"""Substitutes for operators, made of plainer ones, for devices that lack them.
 
 Owns: the arithmetic, as exact as PyTorch's own kernels: those compute half precision in float32, too. Must not know
 when it is used, or on which device.
@@ -105,4 +105,4 @@ REPLACEMENTS: Mapping[str, Callable[..., Tensor]] = {
     "aten::adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "aten::upsample_nearest2d": _upsample_nearest2d,
 }
-"""Operators made of plainer ones; each also stands for its in-place and `out=` forms."""
+"""Substitutes by operator; each also serves its in-place and `out=` forms."""

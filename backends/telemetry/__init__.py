@@ -1,8 +1,8 @@
-"""What vendors' tools say of their devices: utilisation, power, energy, temperature.
+"""Telemetry of devices from vendors' tools: utilisation, power, energy, temperature.
 
-Owns: the tools (a row of `tools`, or a module with `read` where a row cannot say it), the thread that samples, the
-limits on what it runs. Must not be on the request path, and knows nothing of torch's device numbers: indexes are the
-tool's own, which differ from torch's where a visibility variable hides devices. An adapter maps them.
+Owns: the tools (a row of `tools`, or a module with `read` if a row does not suffice), the thread that samples, the
+limits on its commands. Must not be on the request path, and knows nothing of torch's device numbers: indexes are the
+tool's own, which differ from torch's if a visibility variable hides devices. An adapter maps them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from backends.telemetry.tools import TOOLS, read
 
 
 def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
-    """`read(tool)` of what a vendor's row names: a tool, a module of this package, or a dotted name of another's.
+    """Return `read(tool)` for the name in a vendor's row: a tool, a module here, or a dotted name of another's.
 
     It may have a parameter `wanted`: the numbers of the devices to ask for, none for all.
 
@@ -33,7 +33,7 @@ def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
 
 
 def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sampler:
-    """A sampler over a vendor's tool, each run of which may take `limit_s`. Cheap: nothing runs before `latest`.
+    """Return a sampler over a vendor's tool, each run within `limit_s`. Cheap: nothing runs before `latest`.
 
     `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
     """

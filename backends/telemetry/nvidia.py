@@ -39,7 +39,7 @@ _FIGURES = {
 
 
 def parse_care(text: str) -> dict[int, Telemetry]:
-    """Lines of `--query-gpu` with the memory's temperature, clocks, errors and reasons to slow down, by index."""
+    """Parse lines of `--query-gpu` with memory temperature, clocks, errors and throttling, by index."""
     return {
         number: replace(
             telemetry(members, _FIGURES),
@@ -57,7 +57,7 @@ _SMI = (  # Energy is never given.
 
 
 def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
-    """By NVML's index; `wanted`: those to watch for XIDs. Raises ToolError, or NVML's own errors (Exceptions)."""
+    """Read all cards by NVML's index; `wanted`: those to watch for XIDs. Raises ToolError, or NVML's own errors."""
     try:
         import pynvml
     except ImportError:
@@ -68,7 +68,7 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
 
 
 def read_nvml(nvml: Any) -> dict[int, Telemetry]:
-    """By NVML's index; each figure on its own, since boards differ in what they can say. Units: %, mW, mJ, C."""
+    """Read all cards by NVML's index; each figure on its own, since boards differ. Units: %, mW, mJ, C."""
     nvml.nvmlInit()
     try:
         return {number: _device(nvml, number) for number in range(nvml.nvmlDeviceGetCount())}
@@ -77,7 +77,7 @@ def read_nvml(nvml: Any) -> dict[int, Telemetry]:
 
 
 def uuids(nvml: Any) -> dict[str, int]:
-    """NVML's index by UUID (`GPU-...`), to find a CUDA device by the UUID in its properties."""
+    """Return NVML's index by UUID (`GPU-...`), to find a CUDA device by the UUID in its properties."""
     nvml.nvmlInit()
     try:
         found = {}
@@ -128,18 +128,18 @@ def _device(nvml: Any, number: int) -> Telemetry:
 
 
 def _active(cells: Iterable[str]) -> float:
-    """Of `Active` and `Not Active`: 1 if any is active; NaN where nvidia-smi says something else."""
+    """Return 1 if any of `Active` and `Not Active` is active, else 0; NaN for other texts of nvidia-smi."""
     said = set(cells)
     return 1.0 if "Active" in said else 0.0 if said == {"Not Active"} else nan
 
 
 def _field(nvml: Any, handle: Any, field: int) -> float:
-    """A field's value, which NVML writes as an unsigned integer where it is a temperature."""
+    """Return a field's value, which NVML writes as an unsigned integer for a temperature."""
     [value] = nvml.nvmlDeviceGetFieldValues(handle, [field])
     return float(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS and value.value.uiVal else nan
 
 
 def _row_remapping_works(nvml: Any, handle: Any) -> float:
-    """1, or 0 where a broken row of memory could not be replaced, or waits for a reset to be."""
+    """Return 1, or 0 if a broken row of memory could not be replaced, or waits for a reset."""
     _, _, waiting, failed = nvml.nvmlDeviceGetRemappedRows(handle)
     return float(not waiting and not failed)

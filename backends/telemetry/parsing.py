@@ -1,7 +1,7 @@
-"""Numbers out of what vendors' tools print.
+"""Parsing of numbers in the output of vendors' tools.
 
 Owns: tolerant reading of figures, and the forms in which tools print several devices. Must not run anything, and never
-raises for odd text: what cannot be read is NaN, or is left out.
+raises for odd text: unreadable figures are NaN, or are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from backends.contract.backend import Telemetry
 
 Members = Mapping[str, Any]
-"""What a tool prints of one device, by the tool's own names."""
+"""Output of a tool for one device, by the tool's own names."""
 Names = Mapping[str, tuple[str, ...]]
 """Fields of Telemetry, each with the names that tools have for it, the best first."""
 
@@ -40,7 +40,7 @@ _FIGURES = {
 
 
 def number(value: object, low: float = -inf, high: float = inf) -> float:
-    """The figure in `value`, with or without its unit (%, W, C, MHz); NaN if it is none or outside low..high."""
+    """Return the figure in `value`, with or without its unit (%, W, C, MHz); NaN without one, or outside low..high."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return nan
     match = _NUMBER.fullmatch(str(value)[:64])
@@ -49,13 +49,13 @@ def number(value: object, low: float = -inf, high: float = inf) -> float:
 
 
 def index(value: object) -> int | None:
-    """A device's index; None if `value` is none."""
+    """Return a device's index; None if `value` is none."""
     figure = number(value, 0, 9999)
     return int(figure) if figure == figure // 1 else None
 
 
 def telemetry(members: Members, names: Names) -> Telemetry:
-    """The figures of one device; what cannot be read is NaN."""
+    """Return the figures of one device; NaN for unreadable ones."""
     read: dict[str, float] = {}
     for field, candidates in names.items():
         low, high, factor = _FIGURES[field]
@@ -64,13 +64,13 @@ def telemetry(members: Members, names: Names) -> Telemetry:
 
 
 def first(members: Members, names: Sequence[str]) -> Any:
-    """The member that the first of `names` that is there names, whatever the case; "" if none is."""
+    """Return the member with the first of `names` that is there, whatever the case; "" if none is."""
     folded = {name.lower(): value for name, value in members.items()}
     return next((folded[name.lower()] for name in names if name.lower() in folded), "")
 
 
 def completed(sample: Telemetry, *others: Telemetry) -> Telemetry:
-    """The sample, with what only the others know."""
+    """Return the sample, completed with figures that only the others know."""
     for other in others:
         known = {name: value for name, value in asdict(other).items() if not isnan(value)}
         sample = replace(sample, **{name: value for name, value in known.items() if isnan(getattr(sample, name))})
@@ -78,14 +78,14 @@ def completed(sample: Telemetry, *others: Telemetry) -> Telemetry:
 
 
 def rows(text: str, separator: str = ",") -> list[list[str]]:
-    """The lines that have a separator, as stripped cells."""
+    """Return the lines that have a separator, as stripped cells."""
     return [[cell.strip() for cell in line.split(separator)] for line in text.splitlines() if separator in line]
 
 
 def csv_members(text: str, columns: Sequence[str] = (), key: str = "index") -> dict[int, Members]:
-    """Lines of cells -> members by the index in the column `key`; the last line of a device counts.
+    """Parse lines of cells -> members by the index in the column `key`; the last line of a device counts.
 
-    `columns`: their names; without any, a line that has `key` in it names them, without their units in parentheses.
+    `columns`: their names; without any, a line with `key` in it has the names, without their units in parentheses.
     """
     devices: dict[int, Members] = {}
     for cells in rows(text):
@@ -100,16 +100,16 @@ def csv_members(text: str, columns: Sequence[str] = (), key: str = "index") -> d
 
 
 def csv_telemetry(text: str) -> dict[int, Telemetry]:
-    """Lines of `index, utilisation %, power W, temperature C` without a header -> Telemetry by index."""
+    """Parse lines of `index, utilisation %, power W, temperature C` without a header -> Telemetry by index."""
     columns = ("utilization_ratio", "power_watts", "temperature_celsius")
     devices = csv_members(text, ("index", *columns))
     return {number: telemetry(members, {each: (each,) for each in columns}) for number, members in devices.items()}
 
 
 def sections(text: str) -> dict[int, Members]:
-    """Lines `key : value` below headings that begin with GPU -> members by the order of the headings.
+    """Parse lines `key : value` below headings that begin with GPU -> members by the order of the headings.
 
-    Of a key that comes twice the first counts; what stands in parentheses after it, as `hotspot(sensor0)`, is left out.
+    Of a repeated key the first counts; text in parentheses after a key, as in `hotspot(sensor0)`, is left out.
     """
     found: list[dict[str, str]] = []
     for line in text.splitlines():
@@ -123,7 +123,7 @@ def sections(text: str) -> dict[int, Members]:
 
 
 def kunlun_cards(text: str) -> dict[int, Members]:
-    """Lines of `xpu_smi -m`, cells without names -> members by the third cell, the card's number.
+    """Parse lines of `xpu_smi -m`, cells without names -> members by the third cell, the card's number.
 
     Power is in watts on a P800 and in milliwatts on a K200: no card takes 2 kW, and none 2 W.
     """
@@ -138,7 +138,7 @@ def kunlun_cards(text: str) -> dict[int, Members]:
 
 
 def json_value(text: str) -> Any:
-    """The JSON in `text`, with hy-smi's commas put back where it lacks them; None where it is not JSON."""
+    """Return the JSON in `text`, after putting back commas that hy-smi leaves out; None if it is not JSON."""
     for candidate in (text, _MISSING_COMMA.sub('","', text)):
         try:
             return json.loads(candidate)
@@ -148,7 +148,7 @@ def json_value(text: str) -> Any:
 
 
 def json_cards(text: str) -> dict[int, Members]:
-    """JSON of rocm-smi or hy-smi, `{"card0": {...}}` -> members by card."""
+    """Parse JSON of rocm-smi or hy-smi, `{"card0": {...}}` -> members by card."""
     document = json_value(text)
     return {
         int(card.group(1)): members
@@ -158,8 +158,8 @@ def json_cards(text: str) -> dict[int, Members]:
 
 
 def memory_errors(text: str) -> dict[int, Members]:
-    """JSON of `hy-smi --showrasinfo`, members `"Block umc is": "ENABLED (ue: 0, ce: 3)"` -> `corrected` and
-    `uncorrected` by card, of all blocks together; a card without such members is left out.
+    """Parse JSON of `hy-smi --showrasinfo`, members `"Block umc is": "ENABLED (ue: 0, ce: 3)"` -> sums over all blocks,
+    `corrected` and `uncorrected`, by card; a card without such members is left out.
     """
     found: dict[int, Members] = {}
     for card, members in json_cards(text).items():
@@ -172,7 +172,7 @@ def memory_errors(text: str) -> dict[int, Members]:
 
 
 def cnmon_cards(text: str) -> dict[int, Members]:
-    """The file of `cnmon info -j`, `{"CnmonInfo": [...]}` -> members of a card's groups by `CardNum`."""
+    """Parse the file of `cnmon info -j`, `{"CnmonInfo": [...]}` -> members of a card's groups by `CardNum`."""
     document = json_value(text)
     cards = first(document, ("CnmonInfo",)) if isinstance(document, dict) else ()
     devices: dict[int, Members] = {}

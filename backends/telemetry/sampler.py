@@ -21,14 +21,14 @@ _MOST_WATTS = 1e6  # More is a tool's mistake
 
 
 class Energy:
-    """Energy from power: the trapezium between two known samples. Never falls, bridges no gap in what is known."""
+    """Energy from power: the trapezium between two known samples. It never falls, and bridges no gap."""
 
     def __init__(self) -> None:
         self._joules = nan
         self._last: tuple[float, float] | None = None
 
     def add(self, now_s: float, watts: float) -> float:
-        """Joules since the first known power; NaN before it."""
+        """Add a sample; return the joules since the first known power, NaN before it."""
         if not 0 <= watts <= _MOST_WATTS:  # NaN too
             self._last = None
             return self._joules
@@ -42,11 +42,11 @@ class Energy:
 
 
 class Sampler:
-    """Calls `read` every `interval_s` in its own thread, which the first `latest` starts.
+    """Sampler that calls `read` every `interval_s` in its own thread, which the first `latest` starts.
 
-    `read` -> Telemetry by device index. It may raise: then everything but the energy is unknown until it succeeds
-    again, and the log says so once. Where it gives no energy, energy is integrated from its power over `clock`
-    (seconds). `cancel`, called by `close`, must make a running `read` return soon.
+    `read` -> Telemetry by device index. It may raise: then all but the energy is unknown until it succeeds again, and
+    the log says so once. Without an energy counter, energy is integrated from power over `clock` (seconds). `cancel`,
+    called by `close`, must make a running `read` return soon.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Sampler:
         cancel: Callable[[], None] = lambda: None,
         asked: set[int] | None = None,
     ) -> None:
-        """`asked`: where to note the devices that callers have asked for."""
+        """Prepare a sampler. `asked`: the set for devices that callers have asked for."""
         self._asked = set() if asked is None else asked
         self._read = read
         self._interval_s = interval_s
@@ -72,7 +72,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def latest(self, index: int) -> Telemetry:
-        """The last sample of a device, at once; NaN before the first and for a device that was not seen."""
+        """Return a device's last sample, at once; NaN before the first, and for an unknown device."""
         self._asked.add(index)
         if self._thread is None:
             self._start()
@@ -98,7 +98,7 @@ class Sampler:
         self._samples = samples
 
     def close(self) -> None:
-        """End the thread, and by `cancel` what it waits for. Idempotent; the last sample stays."""
+        """End the thread, and cancel its read. Idempotent; the last sample stays."""
         self._stop.set()
         self._cancel()
         with self._lock:

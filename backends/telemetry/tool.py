@@ -1,4 +1,4 @@
-"""Runs a vendor's command-line tool so that it can do no harm.
+"""Harmless runs of a vendor's command-line tool.
 
 Owns: the processes it starts, their time limit and their working directory. Must not know what the output means.
 """
@@ -25,20 +25,20 @@ class ToolError(Exception):
 
 
 class Tool:
-    """Runs a tool in a temporary directory, since some write where they stand, for at most `limit_s` a run."""
+    """Runner of a tool in a temporary directory, since some write where they stand, for at most `limit_s` a run."""
 
     def __init__(self, limit_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
         self._clock = clock
         self._seldom: dict[tuple[str, ...], tuple[float, str]] = {}
         self.kept: list[tuple[int, int, int]] = []
-        """What a reader need not ask for again."""
+        """Results that a reader need not ask for again."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def run(self, *command: str, output_file: str | None = None) -> str:
-        """What the command prints, or what it writes into `output_file`; at most 1 MiB, undecodable bytes replaced.
+        """Run a command; return its output or its `output_file`, at most 1 MiB, undecodable bytes replaced.
 
         Raises ToolError. One run at a time. Output goes to a file, not a pipe: a child that outlives a killed tool
         would keep a pipe open.
@@ -62,9 +62,9 @@ class Tool:
                 raise ToolError(f"{command[0]} wrote no {output_file or 'output'}: {error}.") from error
 
     def run_seldom(self, *command: str) -> str:
-        """What the command printed within the last minute; empty where it fails.
+        """Return the command's output of the last minute; "" if it fails.
 
-        For what changes slowly, and for options that not every version of a tool knows: the rest does without.
+        This is for slow figures, and for options that not every version of a tool knows.
         """
         ran_s, printed = self._seldom.get(command, (-_SELDOM_S, ""))
         if self._clock() - ran_s >= _SELDOM_S:
@@ -76,7 +76,7 @@ class Tool:
         return printed
 
     def close(self) -> None:
-        """Kill what runs; nothing starts any more. Idempotent, from any thread."""
+        """Kill the running command; nothing starts any more. Idempotent, from any thread."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -108,7 +108,7 @@ class Tool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The tool and whatever it started."""
+    """Kill the tool and its children."""
     try:
         if hasattr(os, "killpg"):
             os.killpg(process.pid, _KILL)

@@ -1,6 +1,6 @@
-"""Vendors' tools that are known by their command lines and the names in their output: one row each.
+"""Tools of vendors, known by their command lines and the names in their output: one row each.
 
-Owns: the rows, and running them. What a tool does not say, or says in words that were not found in public, stays
+Owns: the rows, and running them. A figure that a tool does not report, or whose name was not found in public, stays
 unknown. None was verified on hardware:
 
 - rocm-smi: options from memory; keys of ROCm 5 (`Average ... Power`), 6 (`Current Socket ... Power`) and of its clocks
@@ -9,12 +9,12 @@ unknown. None was verified on hardware:
   driver's libamd_smi.so exactly.
 - hy-smi: as quoted in public text. No more is asked at a time: `--showhcuutil` alone would take a second. Clocks and
   errors come by options that older tools may not have.
-- brsmi: only the form of the query and `temperature.gpu` were seen in public text; the other fields are named as
-  nvidia-smi's, whose likeness brsmi is. A refused field leaves everything unknown.
+- brsmi: only the form of the query and `temperature.gpu` were seen in public text; the other fields have nvidia-smi's
+  names, which brsmi imitates. A refused field leaves everything unknown.
 - cnmon, which writes its JSON into the working directory: names as gpustack/runtime (an older state than the one that
-  drives libcndev) reads them. It reads no power, and how cnmon names that, health, errors and clocks was not found.
+  drives libcndev) reads them. It reads no power; cnmon's names of power, health, errors and clocks were not found.
 - xpu_smi, Kunlun's: cells by their order, as quoted of a P800 and as two public parsers read them. Clocks are left out:
-  it prints six, and which is which was not found.
+  it prints six, and their meanings were not found.
 - mx-smi: temperatures as quoted; `GPU : 0 %` of --show-usage and `Total ... W` of --show-board-power as public parsers
   read them. Each by a run of its own, as headings would come again.
 - ixsmi: the fields of the query as public scripts ask for them; no output was found. Before CoreX 4 power has another
@@ -48,15 +48,15 @@ from backends.telemetry.parsing import (
 from backends.telemetry.tool import Tool
 
 Parser = Callable[[str], Mapping[int, Telemetry]]
-"""What a tool prints -> Telemetry by the tool's number of the device."""
+"""Parser of a tool's output -> Telemetry by the tool's number of the device."""
 
 
 @dataclass(frozen=True)
 class Query:
     """One run of a tool.
 
-    `seldom`: what changes slowly, or what not every version of the tool knows: once a minute, and where that fails, the
-    rest does without. `output_file`: where the tool writes, if it does not print.
+    `seldom`: for slow figures, or options that not every version of the tool knows: once a minute; if it fails, these
+    figures are missing. `output_file`: the tool's output, if it does not print.
     """
 
     command: tuple[str, ...]
@@ -65,14 +65,14 @@ class Query:
     output_file: str | None = None
 
     def answer(self, tool: Tool) -> Mapping[int, Telemetry]:
-        """Raises ToolError, unless it is asked seldom."""
+        """Run the query. Raises ToolError, unless it is `seldom`."""
         if self.seldom:
             return self.parse(tool.run_seldom(*self.command))
         return self.parse(tool.run(*self.command, output_file=self.output_file))
 
 
 def read(queries: tuple[Query, ...], tool: Tool) -> dict[int, Telemetry]:
-    """By the tool's own number: the devices of the first query, with what the others add. Raises ToolError."""
+    """Read the devices of the first query, completed by the others, by the tool's own number. Raises ToolError."""
     devices, *others = (query.answer(tool) for query in queries)
     return {
         number: completed(sample, *(each.get(number, Telemetry()) for each in others))
@@ -81,7 +81,7 @@ def read(queries: tuple[Query, ...], tool: Tool) -> dict[int, Telemetry]:
 
 
 def named(members_of: Callable[[str], Mapping[int, Members]], **names: tuple[str, ...]) -> Parser:
-    """A parser of a form of output in which the figures have these names."""
+    """Return a parser of a form of output in which the figures have these names."""
     return lambda text: {number: telemetry(members, names) for number, members in members_of(text).items()}
 
 
@@ -94,11 +94,11 @@ _CARDS = named(
     clock_hertz=("sclk clock speed:", "sclk clock speed"),
 )
 CSV = "--query-gpu=index,utilization.gpu,power.draw,temperature.gpu", "--format=csv,noheader,nounits"
-"""What nvidia-smi and its likeness are asked for `csv_telemetry`."""
+"""Options of nvidia-smi and its imitations for `csv_telemetry`."""
 
 
 def _ixsmi(seldom: bool = False, **fields: str) -> Query:
-    """One question to ixsmi; `fields`: those of Telemetry, each with the tool's name of it."""
+    """Return one query of ixsmi; `fields`: those of Telemetry, each with the tool's name of it."""
     columns = ("index", *fields.values())
     command = ("ixsmi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits")
     names = {field: (column,) for field, column in fields.items()}

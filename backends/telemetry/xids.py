@@ -1,7 +1,7 @@
-"""XIDs, the errors NVIDIA's driver reports of a GPU, counted while this process lives.
+"""Counts of XIDs, the errors NVIDIA's driver reports of a GPU, while this process lives.
 
 Owns: NVML's event set. Not run on hardware. In some virtual machines and containers NVML refuses events: then nothing
-is known. An XID is logged with its number, whose meaning NVIDIA's XID catalogue has; how many there were is counted.
+is known. An XID is logged with its number; NVIDIA's XID catalogue explains it. The number of XIDs is counted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MOST_AT_ONCE = 1000  # A driver that reports without end must not hold the samp
 
 
 class Xids:
-    """Events of the GPUs it was told to watch. NVML stays open for it: closing would drop what was registered."""
+    """Events of the watched GPUs. NVML stays open: closing it would drop the registrations."""
 
     def __init__(self, nvml: Any) -> None:
-        """Raises NVML's errors where there are no events."""
+        """Open the event set. Raises NVML's errors if there are no events."""
         self._nvml = nvml
         nvml.nvmlInit()
         self._events = nvml.nvmlEventSetCreate()
@@ -28,7 +28,7 @@ class Xids:
         self._counts: dict[int, int] = {}
 
     def counted(self, wanted: Collection[int]) -> dict[int, float]:
-        """How many there were so far by NVML's index, of those of `wanted` that can be watched."""
+        """Return the number of XIDs so far by NVML's index, for those of `wanted` that can be watched."""
         nvml = self._nvml
         for number in set(wanted) - self._tried:
             self._tried.add(number)
@@ -51,7 +51,7 @@ class Xids:
 
 
 def counted_xids(nvml: Any, wanted: Collection[int]) -> dict[int, float]:
-    """`Xids.counted` of the one there is in this process; nothing where NVML has no events."""
+    """Return `Xids.counted` of this process; {} if NVML has no events."""
     xids = _watched(nvml)
     return {} if xids is None else xids.counted(wanted)
 

@@ -1,4 +1,4 @@
-"""The vendors: one row of facts each, and one small file for what a row cannot say.
+"""Vendors: one row of facts each, and one small file for what a row cannot say.
 
 Must not know networks.
 """

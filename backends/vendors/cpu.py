@@ -1,7 +1,7 @@
-"""The CPU: always there, the reference for everything else.
+"""CPU backend: always there, the reference for everything else.
 
-Owns: what the CPU backend offers and prefers. How a network runs is the engines' business, what the machine has is read
-by backends.host.
+Owns: the engines and precisions of the CPU backend. Engines run the networks; backends.host reads the machine's
+resources.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ _UNMEASURED_BF16_FLAGS = {"bf16", "svebf16"}  # ARM's: bf16 serves there by its 
 
 
 class CpuBackend(Backend):
-    """All cores this process may use, as one device."""
+    """Backend of all cores this process may use, as one device."""
 
     name = "cpu"
     facts = vendors.CPU
 
     def __init__(self, threads: int | None = None) -> None:
-        """`threads`: how many cores the engines may use; by default all that this process may."""
+        """Use `threads` cores; by default all that this process may."""
         self._threads = threads or host.core_count()
         self._energy = host.EnergyCounter()
         self._last_energy = (time.monotonic(), self._energy.joules())
         psutil.cpu_percent()  # Utilisation counts from here.
 
     def probe(self) -> Probe:
-        """Always available."""
+        """Return that it is available, always."""
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """One device."""
+        """Return one device."""
         flags = host.cpu_flags()
         return [
             Device(
@@ -82,7 +82,7 @@ class CpuBackend(Backend):
         *,
         options: CompileOptions,
     ) -> LoadedNetwork:
-        """Sets the number of threads that PyTorch uses in this process."""
+        """Load, and set PyTorch's number of threads in this process."""
         if precisions[0] == "bf16" and self.devices()[0].details["bf16"] == "none":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
             log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")
@@ -91,13 +91,13 @@ class CpuBackend(Backend):
         return compile_first(engines, network, _DEVICE, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
-        """`allocated` and `reserved` are the process's resident set: the C library does not tell them apart."""
+        """Return the resident set as `allocated` and `reserved`: the C library does not tell them apart."""
         resident = int(psutil.Process().memory_info().rss)
         used, total = host.memory_bytes()
         return Memory(resident, resident, used, total)
 
     def release_cache(self, device: str) -> int:
-        """Collect garbage and let the C library return free pages; the bytes are those the resident set lost."""
+        """Collect garbage and let the C library return free pages; return the decrease of the resident set in bytes."""
         process = psutil.Process()
         before = int(process.memory_info().rss)
         gc.collect()
@@ -105,7 +105,7 @@ class CpuBackend(Backend):
         return max(0, before - int(process.memory_info().rss))
 
     def telemetry(self, device: str) -> Telemetry:
-        """Utilisation of the machine and mean power since the last call; energy since the backend was made."""
+        """Return the machine's utilisation and mean power since the last call; energy since the backend was made."""
         (then_s, then_joules), now_s, joules = self._last_energy, time.monotonic(), self._energy.joules()
         self._last_energy = (now_s, joules)
         elapsed_s = now_s - then_s
@@ -118,6 +118,6 @@ class CpuBackend(Backend):
 
 
 def _temperature_celsius() -> float:
-    """Of the hottest package or core, as Linux's drivers for Intel and AMD report it."""
+    """Return the temperature of the hottest package or core, by Linux's drivers for Intel and AMD."""
     sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # Only where psutil knows how.
     return max((entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, ())), default=nan)

@@ -1,6 +1,6 @@
 """NVIDIA through torch.cuda.
 
-Owns: its decoder, its numbers of devices, and what tells its torch from others that look like it.
+Owns: its decoder, its numbers of devices, and the test that tells its torch from others that look like it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class CudaBackend(CudaTypeBackend):
-    """`cuda`: NVIDIA GPUs."""
+    """Backend `cuda`: NVIDIA GPUs."""
 
     facts = vendors.NVIDIA
 
@@ -35,7 +35,7 @@ class CudaBackend(CudaTypeBackend):
         return nvjpeg_decoder(target)
 
     def _tool_index(self, index: int) -> int | None:
-        """NVML's number of a device, by its UUID: CUDA's is another where a variable hides or sorts devices."""
+        """Return NVML's number of a device, by its UUID: CUDA's differs if a variable hides or sorts devices."""
         try:
             import pynvml
 

@@ -1,7 +1,7 @@
-"""Which version of a vendor's driver or toolkit is here, read from files: nothing of the vendor's is imported or asked.
+"""Versions of vendors' drivers and toolkits, read from files: nothing of the vendor's is imported or asked.
 
-Owns: where drivers and toolkits write their version, and which torch_npu Huawei pairs with which CANN. Must import
-nothing but the standard library: set-up and `anychip doctor` read this file by its path, without torch.
+Owns: the files with versions, and Huawei's pairs of torch_npu and CANN. Must import nothing but the standard library:
+set-up and `anychip doctor` read this file by its path, without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "dtk": (("/opt/dtk/.info/version", r"([\d.]+)"),),
 }
 _CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
-# Of CANN's folder. Huawei's own pages ask the first; installations without the toolkit have the second alone, which
+# Files in CANN's folder. Huawei's pages use the first; installations without the toolkit have only the second, which
 # begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
 _CANN_FILES = (
     ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),
@@ -56,11 +56,11 @@ CANN_OF_TORCH_NPU: Mapping[str, str] = {
     "2.5.1": "8.1",
     "2.4.0.post4": "8.1",
 }
-"""torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of Ascend/pytorch with TorchNPU 26.1.1."""
+"""Table torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of Ascend/pytorch, TorchNPU 26.1.1."""
 
 
 def driver_version(vendor: str, root: Path = Path("/")) -> str:
-    """Return the version that a driver (or `cann`, `rocm`, `dtk`) has left in a file; empty where there is none."""
+    """Return the version of a driver (or `cann`, `rocm`, `dtk`) from its file; "" without one."""
     for file, pattern in _cann_files(root) if vendor == "cann" else _files(vendor, root):
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
@@ -77,7 +77,7 @@ def _files(vendor: str, root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the CANN whose set_env.sh was sourced; of those in the usual places where none was."""
+    """Yield the files of the CANN whose set_env.sh was sourced, else of those in the usual places."""
     home = os.environ.get("ASCEND_HOME_PATH")
     for folder in [Path(home)] if home else [root / name.lstrip("/") for name in _CANN_FOLDERS]:
         for name, pattern in _CANN_FILES:
@@ -86,7 +86,7 @@ def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:
 
 
 def cann_of(torch_npu: str) -> str:
-    """Return the CANN that Huawei pairs with a torch_npu: of a `.postN` not in the table, its predecessor's, or ''."""
+    """Return the CANN that Huawei pairs with a torch_npu; for an unknown `.postN` its predecessor's, or ''."""
     if torch_npu in CANN_OF_TORCH_NPU:
         return CANN_OF_TORCH_NPU[torch_npu]
     base, post = _post(torch_npu)

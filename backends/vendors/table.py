@@ -1,8 +1,8 @@
-"""What is known of each vendor's chips: one row of facts a vendor, and nothing that runs.
+"""Table of the vendors' chips: one row of facts a vendor, and nothing that runs.
 
 Owns: the rows. Detection, the adapters, the translation of faults, telemetry, simulated devices, set-up
 (`deploy/install.py`) and the images (`deploy/image/dockerfiles.py`) read them. Must import nothing but the standard
-library: set-up reads this file, by its path, where torch is not installed yet.
+library: set-up reads this file, by its path, before torch is installed.
 
 A vendor outside this repository brings its own row (docs/new-backend.md).
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Container:
-    """What a vendor's container takes of its host. Paths may hold `*`.
+    """Parts of the host that a vendor's container takes. Paths may hold `*`.
 
-    `one_of`: the first that is there is taken, the vendor's tool. `groups`: files whose groups the container's user
+    `one_of`: the vendor's tool; the first path that exists is taken. `groups`: files whose groups the container's user
     must be in. `group_variables`: of deploy/compose/.env, with the file whose group is their value. `runtime`: an
     option of `docker run`.
     """
@@ -34,7 +34,7 @@ class Container:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to a vendor's tool: its command, and the pattern of what in an answer means trouble."""
+    """Question to a vendor's tool: its command, and the pattern of trouble in an answer."""
 
     command: tuple[str, ...]
     trouble: str
@@ -42,7 +42,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a simulated device shows: its name, the message of a fault, and the compute capability."""
+    """Properties of a simulated device: its name, the message of a fault, and the compute capability."""
 
     device: str
     fault: str
@@ -51,43 +51,40 @@ class Sample:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of a backend before any device is touched.
+    """Facts of a backend that are known before any device is touched.
 
-    Names. `name`: what `--device` takes. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor as
-    people call it. `aliases`: other words that `--device` takes. `device_type`: PyTorch's name of the device type.
+    Names. `name`: for `--device`. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor's name for
+    people. `aliases`: other words for `--device`. `device_type`: PyTorch's name of the device type.
 
-    Software. `packages`: the Python packages that bring the device type, any of them will do; none where it is part
-    of torch; `without_torch`: the vendor's own, by which its cards are served where none of them is here.
-    `torch_build`: the attribute of torch.version that a build for this vendor has, where that is not called like
-    the device type. `install`: what to do when the software is not there, as the end of a sentence. `build_tags`:
-    parts of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`).
-    `constraints`: what pip must keep to where the vendor's software needs it. `compilers`: packages of its engines
-    that are not those of the device.
+    Software. `packages`: the Python packages that bring the device type, any of them will do; none if it is part of
+    torch; `without_torch`: the vendor's own package, which serves its cards if none of them is installed.
+    `torch_build`: the attribute of torch.version in a build for this vendor, if its name is not the device type.
+    `install`: the remedy for missing software, as the end of a sentence. `build_tags`: parts of a torch version by
+    which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: limits for pip that the
+    vendor's software needs. `compilers`: packages of its engines that are not those of the device.
 
-    Machine. `device_files`: patterns of the files that the driver makes; any of them will do. `pci_vendor`: the
-    vendor's number in /sys/bus/pci, empty where unknown. `visibility_variable`: the environment variable that limits a
-    process to some devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one.
-    `libraries`: what its stack loads first: driver, runtime, management. `health`, `users`: what its tool is asked
-    about ill cards, and about other people's processes on them. `flavour`: its image, `container` what that takes of
-    the host.
+    Machine. `device_files`: patterns of the driver's files; any of them will do. `pci_vendor`: the vendor's number in
+    /sys/bus/pci, empty if unknown. `visibility_variable`: the environment variable that limits a process to some
+    devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one. `libraries`: those that
+    its stack loads first: driver, runtime, management. `health`, `users`: questions to its tool about ill cards, and
+    about other people's processes on them. `flavour`: its image; `container`: the parts of the host for that image.
 
-    Processes. `environment`: what a worker process is started with, because the vendor's libraries read it when they
-    load; `{cache}` in it is the cache directory. `late_environment`: they read it when they first need it, so that a
-    process which has them already may be used. `switches`: what is set in the process that owns the device, by the
-    dotted name in the device's module of torch, or in torch where it begins with `torch.`.
+    Processes. `environment`: variables of a worker process, which the vendor's libraries read when they load;
+    `{cache}` in it is the cache directory. `late_environment`: they read it at first need, so that a process that has
+    loaded them already may be used. `switches`: values to set in the process that owns the device, by the dotted name
+    in the device's module of torch, or in torch if it begins with `torch.`.
 
-    Networks. `engines` and `precisions` are in order of preference, and the first precision is what `--precision auto`
-    means; `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`:
-    whether networks are laid out so; None: as measured, when a network is loaded. `fixed_shapes`: whether plain pooling
-    is worth more than adaptive. `fused_layers`: whether cuDNN's kernels for a convolution and what follows it are
-    looked for (backends.engines.fused).
+    Networks. `engines` and `precisions` are in order of preference, and `--precision auto` means the first precision;
+    `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`: True for
+    this layout of networks; None: as measured, when a network is loaded. `fixed_shapes`: True if plain pooling is worth
+    more than adaptive. `fused_layers`: True to try cuDNN's fused kernels for convolutions (backends.engines.fused).
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
-    parts of messages that mean too little memory, beside PyTorch's own. `remedies`: what to do, by part of a message.
+    parts of messages that mean too little memory, beside PyTorch's own. `remedies`: advice, by part of a message.
 
-    Behaviour. `computes`: where False, its answers mean nothing: the precision gate skips it, and `auto` never takes
-    it. `reads_pixels`: where False, they do not even depend on the images, which are not decoded. `ballast_bytes`: so
-    much is sent to a worker with what it is to load, for tests. `sample`: what simulates the device, if anything does.
+    Behaviour. `computes`: if False, its answers mean nothing: the precision gate skips it, and `auto` never takes it.
+    `reads_pixels`: if False, its answers do not even depend on the images, which are not decoded. `ballast_bytes`:
+    extra bytes sent to a worker with its models, for tests. `sample`: properties of its simulated device, if any.
     """
 
     vendor: str
@@ -130,18 +127,18 @@ class Facts:
 
     @property
     def graph_class(self) -> str:
-        """The class of captured graphs in the device's module of torch: every vendor's is called in this way."""
+        """Return the class of captured graphs in the device's module of torch; all vendors' names have this form."""
         return f"{self.device_type.upper()}Graph"
 
     @property
     def host_memory(self) -> bool:
-        """Whether the device's memory is the host's, so that others add to what is used of it."""
+        """Return True if the device's memory is the host's, so that others add to its used memory."""
         return self.device_type == "cpu"
 
     def variables(self, surroundings: Mapping[str, str], cache_dir: Path) -> dict[str, str]:
-        """`environment` for a process in these surroundings, which win.
+        """Return `environment` for a process in these surroundings, which win.
 
-        Of allocator settings there may be one: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
+        Only one allocator setting is allowed: torch_npu ends a process that has both PYTORCH_NPU_ALLOC_CONF and
         PYTORCH_ALLOC_CONF (NPUAllocatorConfig.cpp), and a user who sets one means it.
         """
         allocator = any(name.endswith("_ALLOC_CONF") for name in surroundings)
@@ -172,7 +169,7 @@ _CUDA_LOST = (
     "external entity outside of cuda",
 )
 
-# What runs beside numpy 1, with which Huawei's, Cambricon's and Hygon's base images come. CANN 8 fails with numpy 2
+# Packages for numpy 1, which Huawei's, Cambricon's and Hygon's base images have. CANN 8 fails with numpy 2
 # (remedies, below); OpenCV 4.12 and ml-dtypes 0.6, which onnx needs, are the first that need numpy 2.
 NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-dtypes<0.6")
 
@@ -254,7 +251,7 @@ ASCEND = Facts(
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
         # Executors kept on the host, one for each operator and shape; the default is 10000.
         "ACLNN_CACHE_LIMIT": "2000",
-        # Where operators are compiled after all (310P, 910A), they are kept.
+        # If operators are compiled after all (310P, 910A), they are kept.
         "ACL_OP_COMPILER_CACHE_MODE": "enable",
         "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
         # torch_npu runs operators that it lacks on the CPU and only tells standard error. As an error they are known:
@@ -283,7 +280,7 @@ ASCEND = Facts(
     },
     sample=Sample(
         "Ascend910B3",
-        # What torch_npu 2.13 raises over a driver that answers 507015.
+        # Error of torch_npu 2.13 over a driver that answers 507015.
         "npuSynchronizeDevice:../torch_npu/csrc/core/npu/NPUStream.cpp:748 NPU function error: "
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
         "[Error]: The aicore execution is abnormal.",
@@ -316,7 +313,7 @@ AMD = Facts(
     engines=("migraphx", "graph", "eager"),
     by_name=("onnxruntime",),  # onnxruntime-migraphx
     precisions=("fp16", "bf16", "fp32"),
-    # Which layout MIOpen is faster in differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
+    # MIOpen's faster layout differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
     channels_last=None,
     switches=_FLOAT32,
     lost=_CUDA_LOST,
@@ -510,15 +507,15 @@ _known = {row.name: row for row in (*ACCELERATORS, CPU)}
 
 
 def learn(facts: Facts) -> None:
-    """Add the row that another package brings, in the place of the one of its name."""
+    """Add the row of another package, in place of the row with its name."""
     _known[facts.name] = facts
 
 
 def known() -> Iterable[Facts]:
-    """Every row of this process."""
+    """Return every row of this process."""
     return tuple(_known.values())
 
 
 def of_type(device_type: str) -> tuple[Facts, ...]:
-    """The rows of a PyTorch device type: `cuda` has several."""
+    """Return the rows of a PyTorch device type: `cuda` has several."""
     return tuple(facts for facts in known() if facts.device_type == device_type)

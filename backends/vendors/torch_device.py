@@ -1,7 +1,7 @@
-"""What every accelerator that PyTorch reaches has in common; a vendor's file holds only its differences.
+"""Base of all accelerators that PyTorch reaches; a vendor's file holds only its differences.
 
-Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`.
-Must not import a vendor's package except in `_module`, in the process that owns the device.
+Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`. Must not import
+a vendor's package except in `_module`, in the process that owns the device.
 
 Run on an H100 (docs/hardware.md), unverified on other vendors' cards: tests use fakes of the answers and packages.
 """
@@ -55,9 +55,9 @@ log = logging.getLogger(__name__)
 
 
 class TorchBackend(Backend):
-    """A vendor behind a PyTorch device type. `name` is what `--device` takes; ids are `name:index`.
+    """Backend of a vendor behind a PyTorch device type. `name` is the value for `--device`; ids are `name:index`.
 
-    `_engines`: those that the row names and anychip has not.
+    `_engines`: those in the row that anychip itself does not have.
     """
 
     facts: Facts
@@ -65,13 +65,13 @@ class TorchBackend(Backend):
     _taken: tuple[Device, ...] | None = None  # Found by another process.
 
     def __init__(self, facts: Facts | None = None) -> None:
-        """`facts`: the vendor's row, where the class does not name one."""
+        """Use `facts`, the vendor's row, if the class does not name one."""
         if facts is not None:
             self.facts = facts
         self.name = self.facts.name
 
     def probe(self) -> Probe:
-        """The first call in a process may take the child's time; no context is created here."""
+        """Probe; the first call in a process may take the child's time. No context is created here."""
         try:
             reason = self._refusal()
         except Exception as error:  # The contract: whatever happens, it is an answer.
@@ -80,7 +80,7 @@ class TorchBackend(Backend):
         return Probe(not reason, reason, not reason or self._is_here())
 
     def devices(self) -> list[Device]:
-        """What the child has seen, or another process has found."""
+        """Return the devices that the child has seen, or another process has found."""
         if self._taken is not None:
             return list(self._taken)
         probe = self.probe()
@@ -108,7 +108,7 @@ class TorchBackend(Backend):
         *,
         options: CompileOptions,
     ) -> LoadedNetwork:
-        """Imports the vendor's package into this process."""
+        """Import the vendor's package into this process, and load."""
         engines = engines_of(self.facts, engine, network, host.core_count(), self._engines)
         target = self._torch_id(device)
         module = self._module()
@@ -133,7 +133,7 @@ class TorchBackend(Backend):
         return loaded._replace(report=replace(loaded.report, operators=operators.found()))
 
     def memory(self, device: str) -> Memory:
-        """In the process that owns the device: it creates a context."""
+        """Return the memory, in the process that owns the device: this creates a context."""
         target, module = self._torch_id(device), self._module()
         with translated_errors(target):
             allocated, reserved = int(module.memory_allocated(target)), int(module.memory_reserved(target))
@@ -151,7 +151,7 @@ class TorchBackend(Backend):
         return Memory(allocated, reserved, int(total - free), int(total))
 
     def release_cache(self, device: str) -> int:
-        """Bytes that the allocator gave back. Raises what a device fault is translated to: on npu this synchronises."""
+        """Return the bytes that the allocator gave back. Raises translated device faults: on npu this synchronises."""
         target, module = self._torch_id(device), self._module()
         with translated_errors(target):
             before = int(module.memory_reserved(target))
@@ -160,14 +160,14 @@ class TorchBackend(Backend):
             return max(0, before - int(module.memory_reserved(target)))
 
     def _beside(self, device: str) -> AbstractContextManager[object]:
-        """A stream of its own: allocators hand out what was freed on a stream to whoever is next on that one."""
+        """Return a stream of its own: allocators give memory freed on a stream to the next user of that stream."""
         target, module = self._torch_id(device), self._module()
         module.set_device(target)
         stream: AbstractContextManager[object] = module.stream(module.Stream())
         return stream
 
     def telemetry(self, device: str) -> Telemetry:
-        """The last sample of the vendor's tool, at once; NaN at first, without a tool, and where it is silent."""
+        """Return the last sample of the vendor's tool, at once; NaN at first, without a tool, or if it is silent."""
         if simulates(self.facts.device_type) or not self.facts.telemetry:
             return Telemetry()
         index = self._tool_index(int(device.partition(":")[2] or "0"))
@@ -184,7 +184,7 @@ class TorchBackend(Backend):
         return decoder
 
     def _vendors_decoder(self, target: str) -> ImageDecoder | None:
-        """What the vendor's libraries decode JPEG with on a device of PyTorch's name."""
+        """Return the vendor's decoder of JPEG on a device of PyTorch's name, None without one."""
         return None
 
     def _take(self, devices: Sequence[Device]) -> None:
@@ -197,7 +197,7 @@ class TorchBackend(Backend):
         return made
 
     def _tool_index(self, index: int) -> int | None:
-        """The number a vendor's tool gives to the device that torch calls `index`; None where that cannot be known.
+        """Return the number in a vendor's tool of the device that torch calls `index`; None if unknown.
 
         The visibility variable hides devices from torch, not from the tools. It may also name devices otherwise.
         """
@@ -221,12 +221,12 @@ class TorchBackend(Backend):
         _set_switches(module, self.facts.switches)
 
     def _has_bf16(self, module: Any) -> bool:
-        """Older chips of a vendor lack it: 910A, 310P, MLU370 and before."""
+        """Return True if the chip has bf16. A vendor's older chips lack it: 910A, 310P, MLU370 and before."""
         knows_bf16 = getattr(module, "is_bf16_supported", None)
         return knows_bf16 is None or bool(knows_bf16())
 
     def _not_installed(self) -> str:
-        """Why the software is not there; empty when it is."""
+        """Return the reason why the software is missing, "" if it is there."""
         if self._package and not detect.installed(self._package):
             return f"{self._package} is not installed: {self.facts.install}."
         built_for = self.facts.torch_build or self.facts.device_type
@@ -236,18 +236,18 @@ class TorchBackend(Backend):
 
     @property
     def _package(self) -> str:
-        """The package to import: of several the first that is installed. Empty: the device type is part of torch."""
+        """Return the package to import, the first that is installed; "": the device type is part of torch."""
         packages = self.facts.packages
         return next((each for each in packages if detect.installed(each)), packages[-1] if packages else "")
 
     def _is_here(self) -> bool:
-        """Whether there is a package of the vendor's, or its driver and, where the system shows cards, a card."""
+        """Return True for a package of the vendor's, or its driver and, if the system shows cards, a card."""
         cards = detect.system_evidence().pci
         card = not cards or not self.facts.pci_vendor or self.facts.pci_vendor in cards
         return (bool(driver_files(self)) and card) or (bool(self._package) and detect.installed(self._package))
 
     def _mistaken(self, answer: detect.Found) -> str:
-        """Why the devices that answered are not this vendor's; empty when they are."""
+        """Return the reason why the devices are not this vendor's, "" if they are."""
         return ""
 
     def _refusal(self) -> str:
@@ -296,7 +296,7 @@ class TorchBackend(Backend):
 
 
 class CudaTypeBackend(TorchBackend):
-    """A vendor that answers to torch.cuda."""
+    """Backend of a vendor that answers to torch.cuda."""
 
     def _mistaken(self, answer: detect.Found) -> str:
         vendor = detect.vendor_of_cuda(answer, detect.system_evidence())
@@ -308,7 +308,7 @@ class CudaTypeBackend(TorchBackend):
 
 
 def torch_device(backend: Backend, device: str) -> torch.device:
-    """PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
+    """Return PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
 
     Tools use it to look into a network operator by operator; workers use `Backend.load`.
     """
@@ -322,7 +322,7 @@ def torch_device(backend: Backend, device: str) -> torch.device:
 
 
 def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
-    """Set what is there. A newer package may have renamed a switch: whether answers are right says the gate."""
+    """Set the switches that exist. A newer package may have renamed one: the gate then judges the answers."""
     for path, value in switches.items():
         *holders, name = path.removeprefix("torch.").split(".")
         target: Any = torch if path.startswith("torch.") else module
@@ -335,7 +335,7 @@ def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
 
 
 def _held_by_others(memory_of: Callable[[str], Memory], device: str) -> str:
-    """What to say of a device that is too small, where others hold a part of it that matters; else empty."""
+    """Return a hint for a device that is too small, if others hold a quarter of its memory; else ""."""
     try:
         memory = memory_of(device)
     except BackendError:
@@ -348,7 +348,7 @@ def _held_by_others(memory_of: Callable[[str], Memory], device: str) -> str:
 
 
 def driver_files(backend: TorchBackend) -> list[str]:
-    """The device files of the driver of the backend's vendor that are here, whether or not they may be opened."""
+    """Return the device files of the backend's vendor's driver that exist, whether or not they may be opened."""
     return [path for pattern in backend.facts.device_files for path in glob.glob(pattern)]
 
 
