@@ -285,7 +285,7 @@ class OmProgram(Program):
         return wait
 
     def _staged(self, slot: _Slot, array: Array, pointer: int, size_bytes: int) -> Pixels:
-        """The array in pinned memory of its slot; `pointer`: the input's memory on the card, of `size_bytes`."""
+        """Return the array in pinned memory of its slot; `pointer`: the input's memory on the card, of `size_bytes`."""
         if pointer not in slot.staging:
             slot.staging[pointer] = self._card.pinned(size_bytes)
         staged = slot.staging[pointer][: array.nbytes]
