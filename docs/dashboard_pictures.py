@@ -40,7 +40,7 @@ QUIET_S, LOUD_S = 45.0, 30.0
 
 
 async def happen(services: list[str], kill: list[int]) -> None:
-    """A steady load, workers that die, and an overload."""
+    """Run a steady load, then kill workers, then run an overload."""
     async with contextlib.AsyncExitStack() as stack:
         for url in services:
             await stack.enter_async_context(Load(url, PREDICT, GREY, 3))
@@ -57,7 +57,7 @@ async def happen(services: list[str], kill: list[int]) -> None:
 
 
 def small(path: Path) -> None:
-    """As few bytes as plots need."""
+    """Reduce a picture to 128 colours, which plots need, so that the file is small."""
     with Image.open(path) as image:
         image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size} bytes")

@@ -39,7 +39,7 @@ _QUERIES: dict[Kind, str] = {
 
 @dataclass
 class Answered:
-    """What a service said of one file."""
+    """Answer of a service to one file."""
 
     said: str = ""
     """The refusal; empty where it is served."""

@@ -12,7 +12,7 @@ from benchmarks.zoo.networks import Floats, Kind
 
 @dataclass(frozen=True)
 class Limits:
-    """What rounding may do: in float32, and in what a device has by default behind the precision gate."""
+    """Limits of rounding: in float32, and in the default of a device behind the precision gate."""
 
     score: float
     pixels: float
@@ -22,7 +22,7 @@ class Limits:
     classes: float
     """Share of a map's pixels with another class."""
     depth: float
-    """Of the range of a depth map, or of the largest value."""
+    """Share of the range of a depth map, or of the largest value."""
 
 
 FLOAT32 = Limits(score=2e-3, pixels=1.0, lost=0.02, cosine=1e-4, classes=2e-3, depth=1e-2)

@@ -1,4 +1,4 @@
-"""What a row of the zoo is. Owns: its words; nothing here imports a library."""
+"""Row of the zoo. Owns: its terms. Must not import a library."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Made:
     """A file that was written, and what its library answers to each picture."""
 
     model: str
-    """What stands behind `NAME=`; `{}` is the row's folder."""
+    """Text behind `NAME=`; `{}` is the row's folder."""
     kind: Kind
     answers: Sequence[Floats]
     """`scores`: [classes]; `boxes`: [k, 6], corners, score, class; `vector`, `values`: [d]; others: [h, w]."""
     sides: tuple[int, int] | None = None
     """Width and height of the pictures, where they are brought to those of the network."""
     refused: str = ""
-    """What stands behind `NAME=` of the file that is refused: `model` is then what the refusal's line makes of it."""
+    """Text behind `NAME=` for the refused file; `model` is then the file that the refusal's line writes."""
     line: str = ""
-    """What the refusal must say."""
+    """Text that the refusal must contain."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Network:
     name: str
     library: str
     file: str
-    """How the file is written, in a few words."""
+    """Form of the file, in a few words."""
     build: Callable[[Path, Sequence[Image.Image]], Made]
     packages: tuple[str, ...] = field(default_factory=tuple)
     """Modules without which the row cannot be built."""

@@ -1,1 +1,1 @@
-"""How files of each library are written, and what the library answers: imported in processes that build."""
+"""Writers of each library's files, with the library's answers; only processes that build import them."""

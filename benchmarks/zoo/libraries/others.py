@@ -38,7 +38,7 @@ def _classified(network: Any, pixels: torch.Tensor, folder: Path, **stated: Any)
 
 
 def _open_clip(folder: Path, images: Images) -> Made:
-    """A folder as its hub has them: refused; the line of the refusal exports the images' side."""
+    """Write a folder of open_clip's hub, which is refused; the refusal's line exports the image encoder."""
     open_clip: Any = importlib.import_module("open_clip")
     from safetensors.torch import save_file
 

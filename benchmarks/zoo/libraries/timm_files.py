@@ -57,7 +57,7 @@ def _folder(
 
 
 def _flat(folder: Path, images: Images) -> Made:
-    """The form before 2023: no pretrained_cfg, all keys at the top."""
+    """Write the folder in its form before 2023: no pretrained_cfg, all keys at the top."""
     import timm
 
     made = _folder("test_resnet", folder, images)

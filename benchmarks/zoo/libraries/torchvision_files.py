@@ -86,7 +86,7 @@ _SIDE = 320
 
 
 def _detector(name: str, folder: Path, images: Images) -> Made:
-    """The file is refused under the network's name, with the export that is served."""
+    """Write a detector's file, which is refused under the network's name, and its export, which is served."""
     import torchvision as tv
 
     network = tv.models.get_model(name, weights=None, weights_backbone=None, num_classes=_CLASSES + 1)

@@ -163,7 +163,7 @@ def _timm_wrapper(folder: Path, images: Images) -> Made:
 
 
 def _optimum(folder: Path, images: Images) -> Made:
-    """An .onnx with the names that optimum gives inputs and outputs, and both configurations beside it."""
+    """Write an .onnx with optimum's names of inputs and outputs; both configurations stand beside it."""
     network, processor = _made_vit()
     together = torch.cat([each["pixel_values"] for each in _given(processor, images)])
     enliven(network, lambda: network(pixel_values=together), _CLASSES)

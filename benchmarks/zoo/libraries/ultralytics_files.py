@@ -126,7 +126,7 @@ def _checkpoint(yaml: str, folder: Path, images: Images) -> Made:
 
 
 def _refused(yaml: str, folder: Path, images: Images) -> Made:
-    """A `.pt` of a network that is not ours: the export is the way."""
+    """Write the `.pt` of a network that is not ours, which is refused; its export is served."""
     made = _exported(yaml, {}, folder, images)
     (folder / "given").mkdir()
     shutil.move(folder / "best.pt", folder / "given" / "best.pt")

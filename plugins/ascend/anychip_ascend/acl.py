@@ -129,7 +129,7 @@ class AclCard:
         self.acl.rt.free_host(pointer)
 
     def is_pinned(self, array: Array) -> bool:
-        """Whether an array lies where memory begins that `pinned` has given."""
+        """Return True if an array begins where memory of `pinned` begins and fits into it."""
         return array.flags.c_contiguous and self._pinned.get(array.ctypes.data, 0) >= array.nbytes
 
     def copy(self, target: int, source: int, size_bytes: int, kind: int, stream: int) -> None:

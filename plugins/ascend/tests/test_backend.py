@@ -1,4 +1,4 @@
-"""Where Ascend's backend stands, and what it does that plain torch_npu is not asked for."""
+"""Place of Ascend's backend, and the calls that plain torch_npu is not asked for."""
 
 from __future__ import annotations
 

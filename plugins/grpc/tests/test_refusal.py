@@ -19,15 +19,15 @@ from app.ingress import context
 
 
 class Content:
-    """What a message holds."""
+    """Empty content of a message."""
 
 
 class AbortError(Exception):
-    """As gRPC's: raised by `abort`, and kept by the call."""
+    """Error like gRPC's: `abort` raises it and the call keeps it."""
 
 
 class Call:
-    """What `abort` raises it keeps."""
+    """Double of a call: it keeps what `abort` raises."""
 
     def __init__(self, raises):
         self.ended, self.raises = False, raises

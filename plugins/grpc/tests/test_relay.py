@@ -1,4 +1,4 @@
-"""What carries gRPC's connections: bytes arrive as they are, nothing piles up, and everything is given back."""
+"""Relay of gRPC's connections: bytes arrive unchanged, nothing piles up, and everything is given back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MB = 1 << 20
 
 @contextlib.asynccontextmanager
 async def carried(serve):
-    """A relay to `serve(reader, writer)` in place of the C core, its port, and what counts its connections."""
+    """Yield a relay to `serve(reader, writer)`, which stands in for the C core, its port, and its connection budget."""
     budget, running = Budget(16, "connections", least=4), set()
 
     async def served(reader, writer):

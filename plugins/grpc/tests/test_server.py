@@ -1,4 +1,4 @@
-"""What the server offers, and that it is found, or said where it is not."""
+"""Methods that the server offers; the service finds it, or says in a sentence what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What these tests share lies beside them."""
+"""Shared parts of these tests, which lie beside them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Page:
 
 @cache
 def chinese_font() -> Path | None:
-    """A font with Chinese characters: ANYCHIP_TEST_FONT, else one of the system's."""
+    """Return a font with Chinese characters: ANYCHIP_TEST_FONT, else one of the system's; None without any."""
     named = os.environ.get("ANYCHIP_TEST_FONT")
     if named:
         return Path(named)
@@ -43,13 +43,13 @@ def chinese_font() -> Path | None:
 
 
 def font(size: int, chinese: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The font of a line."""
+    """Load the font of a line."""
     file = chinese_font() if chinese else None
     return ImageFont.truetype(str(file), size) if file else ImageFont.load_default(size=size)
 
 
 def text(kind: str, generator: random.Random, length: int) -> str:
-    """A line of a kind: `chinese`, `latin`, `digits`."""
+    """Generate a line of a kind: `chinese`, `latin`, `digits`."""
     if kind == "digits":
         return "".join(generator.choice("0123456789") for _ in range(length // 2)) + f".{generator.randrange(100):02}"
     if kind == "chinese":

@@ -1,4 +1,4 @@
-"""What is asked of the models, and what becomes of their answers."""
+"""Requests to the models, and the use of their answers."""
 
 from __future__ import annotations
 

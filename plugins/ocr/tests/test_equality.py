@@ -59,7 +59,7 @@ def reference():
 
 
 def compared(client, reference):
-    """The share of lines with the same text, and the greatest distance of corners in pixels."""
+    """Return the share of lines with the same text, and the greatest distance of corners in pixels."""
 
     def asked(page):
         answer = client.post("/v1/models/ocr:predict", content=png(page), headers=PNG)
@@ -88,7 +88,7 @@ SERVED = (
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
-    """As a user would start it: the default engine and precision."""
+    """Start the service as a user would: the default engine and precision."""
     with running(tmp_path_factory.mktemp("ocr"), *SERVED, "--compat", "paddlex") as service:
         yield service
 
@@ -165,7 +165,7 @@ def test_the_page_draws_lines(service, reference, tmp_path):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """The networks as PaddleOCR exports them: what is to be known of each is in `inference.yml` alone."""
+    """Write the networks as PaddleOCR exports them: `inference.yml` alone describes each."""
     folder = tmp_path_factory.mktemp("exported")
     half = {"NormalizeImage": {"mean": [0.5] * 3, "std": [0.5] * 3, "scale": "1./255.", "order": "hwc"}}
     boxes = {"name": "DBPostProcess", "thresh": 0.3, "box_thresh": 0.5, "unclip_ratio": 1.6, "max_candidates": 1000}

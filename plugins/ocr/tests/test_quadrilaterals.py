@@ -20,7 +20,7 @@ from anychip_ocr.quadrilaterals import (
 
 
 def drawn(*rectangles, shape=(200, 300), level=0.9):
-    """A map with rotated rectangles: centre, sides and angle."""
+    """Draw a map with rotated rectangles: centre, sides and angle."""
     found = np.zeros(shape, np.float32)
     for rectangle in rectangles:
         cv2.fillPoly(found, [cv2.boxPoints(rectangle).round().astype(np.int32)], level)

@@ -19,7 +19,7 @@ REPORTS = sorted((DOCS / "reports").glob("*.json"))
 
 
 def read(path: Path) -> tuple[VerifyReport, bool]:
-    """The report, and whether it says of itself that it has passed."""
+    """Read the report, and the `passed` that is written in it."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     passed = found.pop("passed")
     parts = [
