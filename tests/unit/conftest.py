@@ -38,13 +38,13 @@ def _starts_no_process() -> Iterator[None]:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """A loop in virtual time for who uses the fixture of that name."""
+    """Return a loop in virtual time for tests with the `virtual_time` fixture, else one of asyncio's."""
     is_virtual = "virtual_time" in getattr(item, "fixturenames", ())
     return {"loop": VirtualLoop if is_virtual else asyncio.new_event_loop}
 
 
 @pytest.fixture
 async def virtual_time() -> AsyncIterator[None]:
-    """The loop of the test, and the app's clock, are in virtual time."""
+    """Put the test's loop and the app's clock into virtual time."""
     with as_clock(asyncio.get_running_loop()):
         yield

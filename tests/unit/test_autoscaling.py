@@ -33,9 +33,9 @@ class Run:
 
 
 def replay(growth_a_minute: float, decode_a_s: float, compute_a_s: float, seen: set[str], minutes: int = 40) -> Run:
-    """A load that begins at half of what a pod can do and grows by a share of that a minute, up to four pods' worth.
+    """Replay a load of half a pod's capacity at first, which grows by a share of that a minute, up to 3.5 pods'.
 
-    `seen`: what the scaler's query sums, of "decoding" and "queue".
+    `seen`: the waiting images that the scaler's query sums: "decoding", "queue" or both.
     """
     capacity = min(decode_a_s, compute_a_s)
     [policy] = VALUES["behavior"]["scaleUp"]["policies"]

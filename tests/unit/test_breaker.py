@@ -9,7 +9,7 @@ from app.fleet.breaker import BROKEN_S, IN_A_ROW, IN_WINDOW, WINDOW_S, Breaker
 
 
 def pauses(deaths, between_s=1.0, **each):
-    """The pauses after so many deaths, each so long after the end of the pause before."""
+    """Return the pauses after so many deaths, each so long after the end of the pause before, and the breaker."""
     breaker, now_s, found = Breaker(), 1000.0, []
     for _ in range(deaths):
         found.append(breaker.died(now_s, **each))

@@ -42,12 +42,12 @@ class Stages:
         self.fleet, self.worker, self.decoders = fleet, worker, decoders
 
     async def decode(self):
-        """A decoder has it."""
+        """Bring the image to a decoder."""
         [self.task] = ask(self.fleet, content=JPEG)
         await turns()
 
     async def queue(self):
-        """It waits for a worker, which has two full batches."""
+        """Let it wait for a worker, which has two full batches."""
         self.others = ask(self.fleet, 16)
         await turns()
         await self.decode()
@@ -55,21 +55,21 @@ class Stages:
         await turns()
 
     async def infer(self):
-        """A worker has it."""
+        """Bring it to a worker."""
         await self.decode()
         self.decoders.end(Placement(2, 2))
         await turns()
         assert len(self.worker.runs) == 1
 
     async def again(self):
-        """A worker has it for the second time, alone."""
+        """Bring it to a worker for the second time, alone."""
         await self.infer()
         hear(self.fleet, self.worker, Failed(self.worker.runs[0].batch_id, "it failed"))
         await turns()
         assert len(self.worker.runs) == 2
 
     async def refill(self):
-        """The device could not decode it, and the host does."""
+        """Let the host decode it after the device could not."""
         await self.infer_file()
         hear(self.fleet, self.worker, done(self.worker.runs[0], [None], undecoded=(0,)))
         await turns()
@@ -83,7 +83,7 @@ class Stages:
         await turns()
 
     async def finish(self):
-        """Decoders and workers are done with all that they have."""
+        """Answer all that decoders and workers have."""
         self.decoders.end(DecodeFailedError("it is not wanted any more"))
         for _ in range(3):
             for run in self.worker.runs:

@@ -249,7 +249,7 @@ ENDLESS = {
 
 
 def module_pickle(*parts: bytes) -> bytes:
-    """A module with `parts`: names and values of its attributes."""
+    """Pickle a module with `parts`: names and values of its attributes."""
     return opcodes(LINEAR, b")\x81}(", *parts, b"ub")
 
 
@@ -290,7 +290,7 @@ def test_hostile_instructions_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def tensor_pickle(length: int, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
-    """A state dict with one tensor that claims these numbers, as torch.save writes it."""
+    """Pickle a state dict with one tensor that claims these numbers, as torch.save writes it."""
 
     class Claim:
         def __reduce__(self) -> Any:
@@ -361,7 +361,7 @@ def test_a_pickle_that_is_far_too_long_is_refused(tmp_path: Path) -> None:
 
 
 def module_opcodes(depth: int) -> bytes:
-    """A module whose child is a module, `depth` deep, each under two names: 2 ** depth paths in a small file."""
+    """Build nested modules, `depth` deep, each under two names: 2 ** depth paths in a small file."""
     nested = LINEAR + b")\x81"
     for level in range(depth):
         again = b"r" + struct.pack("<I", level)

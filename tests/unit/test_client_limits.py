@@ -28,7 +28,7 @@ def caller(name: str = "a", **limits: float) -> Caller:
 
 
 def held(limits: ClientLimits, caller: Caller) -> ClientLease:
-    """What a request holds of a caller who has limits."""
+    """Return the lease of a request by a caller who has limits."""
     lease = limits.request(caller)
     assert isinstance(lease, ClientLease)
     return lease

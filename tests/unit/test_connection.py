@@ -103,7 +103,7 @@ async def app(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(keep_alive_s=75, **limits):
-    """The port of a server with these limits."""
+    """Yield the port of a server with these limits."""
     bounded = protocol(ConnectionLimits(**limits))
     times = {"timeout_keep_alive": keep_alive_s, "timeout_graceful_shutdown": 1}
     async with uvicorn_server.listening(app, bounded, **times) as (port, _):
@@ -111,7 +111,7 @@ async def listening(keep_alive_s=75, **limits):
 
 
 async def asked(port, *parts):
-    """What comes back for these bytes, until the server closes or has answered once."""
+    """Send these bytes; return the first answer's head and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for part in parts:

@@ -37,7 +37,7 @@ FAR = 10.0**9
 
 
 def refused(fleet, count, deadline_s=FAR):
-    """The code with which a request of so many images is refused."""
+    """Return the code with which a request of so many images is refused."""
     with pytest.raises(ServiceError) as error:
         fleet.link.reserve(fleet.models["m"], count, Terms(deadline_s))
     return error.value.code

@@ -49,7 +49,7 @@ async def decoding(count=2, buffers=CREDITS, models=1, **options):
 
 
 def begun(decoders, model, body, rank):
-    """A task that waits for an image, and drops it when it is cancelled."""
+    """Begin a task that waits for an image, and drops it when it is cancelled."""
     ended = asyncio.get_running_loop().create_future()
     image = PendingImage(model, rank, body, lambda _, outcome: ended.done() or ended.set_result(outcome))
     decoders.decode(image)
@@ -134,7 +134,7 @@ async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
 
 
 def pending(body=SMALL, needed_s=float("inf")):
-    """An image that keeps what became of it."""
+    """Return an image, and the list that collects its outcomes."""
     outcomes = []
     return PendingImage(0, 0.0, body, lambda _, outcome: outcomes.append(outcome), needed_s=needed_s), outcomes
 

@@ -14,7 +14,7 @@ from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, MeanOfLate, 
 
 
 def waiting(model, name, rank_s, large=False):
-    """An image whose body is its name."""
+    """Return an image whose body is its name."""
     return PendingImage(model, rank_s, name, large=large)
 
 

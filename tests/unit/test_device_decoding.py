@@ -36,7 +36,7 @@ ROOM = 1 << 20
 
 
 def jpeg(width=160, height=120, mode="RGB", orientation=0, **options):
-    """A picture in which every direction can be told from every other."""
+    """Draw a picture in which every direction can be told from every other."""
     across = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     down = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     rgb = np.stack([across, down, np.full_like(down, 60)], 2).astype(np.uint8)
@@ -238,7 +238,7 @@ class FakeDecoder(ImageDecoder):
 
 
 def filled(decoder, files, model=RESNET):
-    """The rows of files that lay in slots, and which could not be decoded."""
+    """Decode files in slots; return the rows, and which files could not be decoded."""
     slots = []
     for row, file in enumerate(files):
         slot = np.zeros(len(file) + 20, np.uint8)

@@ -189,7 +189,7 @@ MODULE = FakeModule()
 
 @pytest.fixture(autouse=True)
 def _chip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU, in the place of an accelerator that has streams and graphs."""
+    """Use the CPU in the place of an accelerator that has streams and graphs."""
     MODULE.clear()
     real = torch.get_device_module
 

@@ -32,7 +32,7 @@ REFUSED = {
 
 
 def sent(text: str) -> list[Any]:
-    """What each of the forms of JSON makes of an image in this text."""
+    """Read an image in this text by each of the forms of JSON."""
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
     _, [packed] = read_tensors(json.dumps({"inputs": [tensor]}).encode(), None)
     [instance] = read_instances(json.dumps({"instances": [{"b64": text}]}).encode(), 1)
@@ -81,7 +81,7 @@ def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
 
 
 def images(body: bytes, content_type: str) -> Any:
-    """What is read of a body."""
+    """Read the images of a body."""
     headers = {b"content-type": content_type.encode()}
     nothing: Any = None
     return asyncio.run(read_images(headers, body, 4, nothing, nothing))

@@ -318,7 +318,7 @@ def ask_with_files(fleet, host, images, files, **options):
 
 
 def with_files(fleet):
-    """The slots that hold files."""
+    """Return the slots that hold files."""
     return {item.slot for item in fleet.link._under_way.values() if item.refill is not None}
 
 
@@ -460,7 +460,7 @@ async def test_files_pass_only_where_every_worker_decodes_them():
 
 
 async def of_device(fleet, worker, undecoded=()):
-    """A batch of eight files, of which the device cannot decode these."""
+    """Send a batch of eight files, of which the device cannot decode those in `undecoded`."""
     tasks = ask_with_files(fleet, FILLED, 8, range(8))
     await turns()
     hear(fleet, worker, undone(worker.runs[-1], tuple(undecoded)))

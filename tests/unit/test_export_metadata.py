@@ -37,7 +37,7 @@ SHAPES = st.lists(st.lists(st.sampled_from([1, 2, 4, 5, 6, 7, 32, 84, 252, 300])
 
 
 def sentence_of(call: Callable[[], object], error: type[Exception]) -> str:
-    """What a call is refused with; empty where it is not."""
+    """Return the message of a refused call; empty where it is not refused."""
     try:
         call()
     except error as found:

@@ -32,7 +32,7 @@ OURS = re.compile(r"anychip(-(ascend|compat|grpc|hosting|ocr|tools))?")
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An installation of its own, beside a pip of the same environment."""
+    """Simulate an installation of its own, beside a pip of the same environment."""
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIRES)
     monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
     extras.how_to_install.cache_clear()
@@ -92,7 +92,7 @@ def product() -> list[Path]:
 
 
 def installs(text: str) -> list[str]:
-    """The packages that a text tells to install by their names."""
+    """Return our packages that a text tells to install by their names."""
     commands = re.findall(r"pip3? install ((?:[^\n`;|#](?<!  #))+)", text)
     words = [word.strip("'\"(),.:").partition("[")[0] for each in commands for word in each.split()]
     return [word for word in words if OURS.fullmatch(word)]
@@ -111,7 +111,7 @@ def test_nothing_tells_to_install_a_name_of_ours_from_a_registry():
 
 
 def sources_and_pages() -> list[Path]:
-    """What people read, and what prints to them."""
+    """Return the pages that people read, and the sources that print to them."""
     kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".html", ".js")
     files = [path for path in ROOT.glob("*") if path.suffix == ".md" or path.name.startswith("Dockerfile")]
     folders = ("anychip_base", "app", "backends", "benchmarks", "deploy", "docs", "models", "plugins")

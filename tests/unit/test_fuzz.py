@@ -55,7 +55,7 @@ def _bounded() -> Iterator[None]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a client has done wrong may be said; a fault of ours, or any other exception, may not come."""
+    """Allow refusals of a client's mistake; a fault of ours, or any other exception, fails the test."""
     try:
         yield
     except ServiceError as error:
@@ -101,7 +101,7 @@ def bent(data: bytes, how: list[Bend]) -> bytes:
 
 
 def passed(data: bytes) -> None:
-    """A device may be given a file or not; of one that it is given, both readers of headers say the same."""
+    """Check that both readers of headers agree on a file that may be passed to a device."""
     plain = plain_header(memoryview(data), 1 << 20)
     if plain is not None:
         assert plain[0] == read_header(data)

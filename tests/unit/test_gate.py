@@ -50,7 +50,7 @@ class Remembering:
 
 
 def served(spec, folder):
-    """A model whose weights are read once, and what it is tried on."""
+    """Open a model whose weights are read once; return it and its probes."""
     model = opened(spec, folder)
     network = Remembering(model.network())
     vars(model)["network"] = lambda: network

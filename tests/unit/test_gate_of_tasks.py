@@ -113,7 +113,7 @@ def swapped(network: Network) -> None:
 
 
 def shifted(network: Network) -> None:
-    """What lies in a place: by a cell."""
+    """Move all positions by one cell."""
     network.second.weight.data = network.second.weight.data.roll(1, dims=3)
 
 

@@ -29,7 +29,7 @@ PROBES = np.arange(ITEMS * 3, dtype=np.uint8).reshape(ITEMS, *SHAPE)
 
 
 def sums(pixels: Any) -> Any:
-    """The only network here: the sum of an image's bytes, float32 [n, 1]."""
+    """Compute the only network here: the sum of an image's bytes, float32 [n, 1]."""
     return np.asarray(pixels, np.float32).sum(axis=(1, 2, 3))[:, None]
 
 
@@ -372,7 +372,7 @@ def test_the_worst_of_all_outputs_is_measured_in_both_directions(
 def own(
     error: float, weights: str = "best.onnx", device: str = "cpu:0", engine: str = "eager", precision: str = "fp32"
 ) -> Any:
-    """The verdict on a file of somebody's own whose answers are off by so much."""
+    """Check a file of somebody's own whose answers are off by `error`; return the verdict."""
     executable = Answering(lambda outputs: outputs + np.float32(error))
     executable.device = device
     return Gate(Sums(weights), PROBES).check(executable, LoadReport(engine, precision))

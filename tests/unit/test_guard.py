@@ -20,12 +20,12 @@ def guard(shared=False, **limits):
 
 
 def device(used):
-    """That much in tensors."""
+    """Return a level with so many bytes in tensors."""
     return replace(START, allocated=used, reserved=used, used=used)
 
 
 def cached(bytes_):
-    """That much in the allocator's cache."""
+    """Return a level with so many bytes in the allocator's cache."""
     return replace(START, reserved=100 + bytes_, used=100 + bytes_)
 
 
@@ -55,12 +55,12 @@ def test_it_climbs_only_as_far_as_needed():
 
 
 def resident(bytes_):
-    """The process's own memory."""
+    """Return a level with so many bytes in the process's own memory."""
     return replace(START, resident=bytes_)
 
 
 def climbs(watch, level_after, turns=30, batches=10):
-    """A look after every ten batches, long after the last one; the highest rung each climbs, 0 for none."""
+    """Look after every ten batches, long after the last look; return the highest rung that each climbs, 0 for none."""
     rungs = []
     for turn in range(1, turns + 1):
         for _ in range(batches):

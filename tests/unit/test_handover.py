@@ -176,7 +176,7 @@ async def test_stopping_ends_a_hand_over_that_is_under_way(made):
 
 
 async def staged(serving, made):
-    """The first replica's worker serves with what was ready in seconds, and a compiled one is being started."""
+    """Let the first worker serve a quick plan and start a compiled one; return its replica and the new worker."""
     replica = serving.replicas[0]
     replica.plan = replace(replica.plan, load=replace(replica.plan.load, quick=True))
     serving.handovers.compile(replica.current)

@@ -81,7 +81,7 @@ def chunk(kind, content=b""):
 
 
 def png(bit_depth, colour_type, rows):
-    """A PNG of rows that are encoded already."""
+    """Write a PNG of rows that are encoded already."""
     height, width = rows.shape[:2]
     header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
     content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
@@ -387,7 +387,7 @@ def test_a_jpeg_of_many_scans_is_refused(size):
 
 
 def scan_after_comment(jpeg: bytes, comment: bytes, times: int) -> bytes:
-    """The file with its last scan so many times more, and before each a comment of these bytes."""
+    """Repeat the last scan of a file so many times, each after a comment of these bytes."""
     last = jpeg.rindex(b"\xff\xda")
     between = b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment
     return jpeg[:last] + (between + jpeg[last:-2]) * times + jpeg[-2:]

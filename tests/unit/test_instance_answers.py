@@ -45,7 +45,7 @@ def detections(model: Any, form: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def whole(mask: dict[str, Any]) -> Any:
-    """A mask of the image out of a PNG of its part."""
+    """Expand a PNG of a part to a mask of the whole image."""
     part = cv2.imdecode(np.frombuffer(base64.b64decode(mask["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
     assert part is not None
     image = np.zeros(mask["size"], np.uint8)

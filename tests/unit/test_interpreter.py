@@ -20,7 +20,7 @@ INSTALLED = sysconfig.get_path("purelib")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a user's, which is the current one."""
+    """Make a user's folder and enter it."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -29,7 +29,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def origin(name: str) -> str:
-    """The file of a module that is not imported yet, as Python would find it."""
+    """Find the file of a module that is not imported yet, as Python would."""
     found = (finder.find_spec(name, None) for finder in sys.meta_path)
     return next(str(spec.origin) for spec in found if spec is not None)
 
@@ -130,7 +130,7 @@ def distribution(folder: Path, name: str, **texts: str) -> None:
 
 
 def package(folder: Path) -> Path:
-    """A package, and a file of it."""
+    """Make a package; return a file of it."""
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder / "part.py").touch()

@@ -69,12 +69,12 @@ def trees() -> dict[Path, ast.Module]:
 
 
 def of_app() -> dict[Path, ast.Module]:
-    """The sources in `app/`."""
+    """Return the sources in `app/`."""
     return {path: tree for path, tree in trees().items() if path.is_relative_to(ROOT / "app")}
 
 
 def part_of(module: str) -> str:
-    """The package or module of app that `app.part.…` names."""
+    """Return the package or module of app that `app.part.…` names."""
     return module.split(".")[1]
 
 

@@ -170,7 +170,7 @@ class Ingress:
         self.link.submit(room, tokens, content, options or Options(), position)
 
     def told(self, *kinds):
-        """What the owner has said of these kinds, and forget it."""
+        """Return what the owner has said of these kinds, and forget all that it has said."""
         told = [each for each in self.heard if isinstance(each, kinds)]
         self.heard.clear()
         return told
@@ -178,7 +178,7 @@ class Ingress:
 
 @contextlib.asynccontextmanager
 async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=True):
-    """An owner and its ingress that is ready: the owner's fleet, with `ingresses` and the first one's end `ingress`."""
+    """Connect an owner to ready ingresses; yield its fleet with `ingresses`, and the first one's end as `ingress`."""
     async with dispatching(*workers, models=models, decoders=decoders) as fleet:
         ends, made = [], []
 
@@ -231,7 +231,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
 
 
 async def computed(fleet, worker, results=None):
-    """The worker answers all that it has."""
+    """Let the worker answer all that it has."""
     await turns()
     for run in worker.runs:
         hear(fleet, worker, done(run, results))

@@ -41,7 +41,7 @@ class Echo(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(connections, protocol=Echo):
-    """The port of a listener; when it is closed nothing is counted any more."""
+    """Yield the port of a listener, and the listener; when it is closed no connection is held any more."""
     served = Listener(protocol, connections, refusal=too_many())
     await served.listen("127.0.0.1", 0)
     try:

@@ -39,7 +39,7 @@ def is_a_clock(node: ast.AST) -> bool:
 
 
 def told_by_a_clock(node: ast.AST, names: set[str]) -> bool:
-    """What else is called with a time, as with a deadline, tells something of its own."""
+    """Return True if a clock determines the value. Other calls with a time, as with a deadline, do not count."""
     if is_a_clock(node) or (isinstance(node, ast.Name) and node.id in names):
         return True
     if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in ARITHMETIC):
@@ -84,7 +84,7 @@ def measures(marks: ast.AST) -> bool:
 
 
 def asserted(tree: ast.Module) -> Iterator[int]:
-    """The lines of assertions that compare what a clock says."""
+    """Yield the lines of assertions that compare what a clock says."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and "pytestmark" in map(ast.unparse, node.targets) and measures(node.value):
             return

@@ -16,7 +16,7 @@ from models.onnx.graph import OnnxGraph
 def computed(
     operator: str, given: Any, *more: Any, opset: int = 18, outputs: tuple[str, ...] = ("y",), **attributes: Any
 ) -> Any:
-    """What one node makes of a tensor and of constants; None for one that is left out."""
+    """Compute one node of a tensor and of constants; None stands for a constant that is left out."""
     constants = {f"c{number}": np.array(each) for number, each in enumerate(more) if each is not None}
     names = ["x", *("" if each is None else f"c{number}" for number, each in enumerate(more))]
     node = Node(operator, tuple(names), outputs, attributes)

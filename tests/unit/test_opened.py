@@ -29,7 +29,7 @@ DAY_S = 86_400
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of two files, and beside its folder one that is none of its business."""
+    """Write a model of two files, and a file beside its folder that does not belong to it."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "net.bin").write_bytes(b"weights")
     (tmp_path / "model" / "labels.txt").write_text("cat\ndog\n")

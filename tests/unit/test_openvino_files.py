@@ -38,7 +38,7 @@ ADAPTIVE = """<layer id="3" name="act" type="AdaptiveAvgPool" version="opset8">
 
 
 def pooled(sides: tuple[int, int]) -> tuple[str, bytes]:
-    """The network with AdaptiveAvgPool in Swish's place, and its weights."""
+    """Put AdaptiveAvgPool into Swish's place in the network; return it and its weights."""
     before, _, after = NETWORK.partition('<layer id="3"')
     text = before + ADAPTIVE + after.partition('<layer id="4" ')[2]
     edge = '<edge from-layer="5" from-port="0" to-layer="3" to-port="1"/>\n</edges>'

@@ -100,7 +100,7 @@ class Service:
 
 
 def paused(models, pauses):
-    """The service, and when it has had its time to get over the last pause."""
+    """Run the service; return it, and the time at which it must have recovered from the last pause."""
     begin_s, settled_s = BEFORE_S, BEFORE_S
     timed = []
     for apart_s, lasts_s, of in pauses:

@@ -33,7 +33,7 @@ KERNEL = Image.Resampling.BICUBIC
 
 
 def onnx_file(file: Path, taken: tuple[int, ...], given: list[tuple[int, ...]]) -> Path:
-    """A file that states these shapes, and answers with noise."""
+    """Write a file that states these shapes, and answers with noise."""
     kind = onnx.TensorProto.FLOAT
     info = onnx.helper.make_tensor_value_info
     nodes = [
@@ -358,7 +358,7 @@ HUGGING_KEYS = (
 
 
 def said(folder: Path, config: object, processor: object = None) -> str:
-    """The sentences by which a folder is refused, "" where it is read."""
+    """Return the sentences by which a folder is refused, "" where it is read."""
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     sentences = []

@@ -33,7 +33,7 @@ class Place:
         self.replica = Replica("null:0", None, None, events)
 
     async def begun(self):
-        """A worker that is ready, and after how many seconds it was started."""
+        """Wait for the next worker and make it ready; return it, and after how many seconds it was started."""
         loop, count = asyncio.get_running_loop(), len([each for each in self.made if each.ready is not None])
         began_s = loop.time()
         await until(lambda: len(self.made) > count)

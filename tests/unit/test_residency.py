@@ -158,8 +158,8 @@ load_times = st.lists(st.sampled_from([0.05, 0.2, 1.0, 4.0, 20.0]), min_size=5, 
 
 
 def replayed(events, sizes_mb, loads_s):
-    """A history of requests that are answered once their model is there, of some that hold theirs until they are
-    dropped, of slow loads and of failures; what happened in it, counted.
+    """Replay requests that are answered once their model is there, requests that hold theirs until they are dropped,
+    slow loads and failures; count what happened.
     """
     tenants = [
         Tenant(f"m{number}", size * MB, load_s)

@@ -140,7 +140,7 @@ def boxes_like(draw: st.DrawFn, count: int, side: int = 64) -> Tensor:
 
 @st.composite
 def assignments(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Objects, Assignment]:
-    """What `assign` is given for a batch of two 64 x 64 images, and what it answers."""
+    """Draw the arguments of `assign` for a batch of two 64 x 64 images, and its answer."""
     count = draw(st.integers(1, 4))
     generator = torch.Generator().manual_seed(draw(SEEDS))
     centres, strides = anchors(64, 64)

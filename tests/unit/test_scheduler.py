@@ -279,7 +279,7 @@ def test_expired_items_are_dropped_and_reported_not_computed():
 
 
 def enough(seconds):
-    """A deadline for what takes so long, its answer's way back included."""
+    """Return a deadline for what takes so long, the answer's way back included."""
     return seconds / (1 - WAY_BACK)
 
 
@@ -928,7 +928,7 @@ def test_a_lowered_ceiling_is_one_model_s_and_one_worker_s():
 
 
 def calls_an_image(workers, images=400):
-    """Calls of Python functions for each image of a service that is busy, in batches of two."""
+    """Return the calls of Python functions for each image of a busy service, in batches of two."""
     scheduler = make({"m": 1000}, {1: 0.001, 2: 0.0011, 8: 0.0015}, [f"w{index}" for index in range(workers)])
     flying, calls, now = [], 0, 0.0
 
@@ -1470,7 +1470,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.queued, "starved"
 
     def _work_conserving(self):
-        """An idle worker stands beside waiting work only if another, busy one is faster, and in time."""
+        """Check that no worker is idle beside waiting work, unless a busy one is faster and in time."""
         idle = self._idle()
         for model in self.LIMITS:
             waiting = [item for item in self.queued if item.model == model]

@@ -71,7 +71,7 @@ def test_tensors_have_the_scores_too() -> None:
 
 
 def read(outputs: Any, stated: Any = None, labels: int = 0) -> Any:
-    """The scores of the first image, whether each class has its own, and what is told."""
+    """Read an output: the first image's scores, True if each class has its own sigmoid, and the note about it."""
     raw = torch.tensor(outputs)
     names = tuple(map(str, range(labels))) or None
     about = Description(task="classify", takes="classes", scores=stated, labels=names)

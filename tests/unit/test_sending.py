@@ -27,7 +27,7 @@ async def endless(send):
 
 @contextlib.asynccontextmanager
 async def listening(monkeypatch):
-    """The port of a server that answers much, what it has written so far, and whether each connection has ended."""
+    """Yield the port of a server that answers much, and the list of its connections that have ended."""
     ended = []
 
     class Noted(connection.LimitedProtocol):
@@ -52,7 +52,7 @@ async def listening(monkeypatch):
 
 
 def connected(port, *lines, path="/"):
-    """A client whose system keeps little of what comes."""
+    """Connect a client whose system buffers little."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", port))

@@ -21,8 +21,8 @@ CAT, DOG = np.eye(1000, dtype=np.float32)[:2]
 
 @contextlib.asynccontextmanager
 async def shadowing(share=1.0, left=0, **of_worker):
-    """A fleet of two versions of which the second is the first one's shadow; what was counted is `moved()`. `left`:
-    images that are held at the end.
+    """Yield a fleet of two versions, of which the second is the first one's shadow; `moved()` returns its counters.
+    `left`: images that are held at the end.
     """
     worker = Worker(models=MODELS, **of_worker)
     async with dispatching(worker, models=MODELS) as fleet:
@@ -49,7 +49,7 @@ async def answered(fleet, logits=CAT, images=1):
 
 
 async def shadowed(fleet):
-    """The batch that the shadow is to compute by now; None where there is none."""
+    """Return the batch that the shadow is to compute by now; None without one."""
     await asyncio.sleep(0.07)
     runs = [run for run in fleet.worker.runs if run.model == 1]
     fleet.worker.sent[:] = [each for each in fleet.worker.sent if each not in runs]

@@ -30,7 +30,7 @@ def files() -> Iterator[str]:
 
 
 def functions_of(path: str) -> set[str]:
-    """The tests of a file, as pytest names them without parameters."""
+    """Return the tests of a file, as pytest names them without parameters."""
     found = set()
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         inside = [(f"{node.name}::", node.body)] if isinstance(node, ast.ClassDef) else [("", [node])]

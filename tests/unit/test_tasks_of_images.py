@@ -28,7 +28,7 @@ def task(
 
 
 def asked(adapter: TaskAdapter, *outputs: torch.Tensor, placement: Placement = SQUARE, **options: Any) -> Any:
-    """The answer to the first image of a batch."""
+    """Return the answer to the first image of a batch."""
     chosen = Options(**options)
     computed = [each.numpy() for each in adapter.compute(outputs)]
     [reduced, *_] = adapter.reduce_all(computed, [chosen])

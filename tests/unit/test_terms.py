@@ -27,7 +27,7 @@ def request(query, **headers):
 
 
 def terms_of(query="", **headers):
-    """The terms of a prediction."""
+    """Return the terms of a prediction."""
     return predict.PredictCall(request(query, **headers), "m").terms(SETTINGS)
 
 

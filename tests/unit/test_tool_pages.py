@@ -49,7 +49,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def headings(command: str) -> list[str]:
-    """The line with the columns' names in the page's example of a command."""
+    """Return the lines of the page's example of a command."""
     blocks = re.findall(r"^```\n\$ anychip (\S+).*?\n(.*?)^```$", TOOLS, re.MULTILINE | re.DOTALL)
     return [line for name, text in blocks if name == command for line in text.splitlines()]
 

@@ -70,7 +70,7 @@ def test_it_is_told_by_its_input_and_outputs(inputs: tuple[Value, ...], outputs:
 
 
 def guarded(**changes: Any) -> OnnxFile:
-    """A file that asks whether there is any box before it suppresses: as torchvision's are exported."""
+    """Build a file that checks for boxes before it suppresses, as torchvision's are exported."""
     nothing = OnnxFile(
         nodes=[Node("Constant", (), ("none",), {"value": np.zeros(0, np.int64)})], outputs=(value("none", ("k",)),)
     )

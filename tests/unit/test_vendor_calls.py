@@ -29,7 +29,7 @@ LISTED = [
 
 
 def lacking(calls: Iterable[Call], table: dict[str, Any]) -> set[str]:
-    """What the code asks for and the vendor's list lacks, unless the code asks first and the table says what then."""
+    """Return the calls that the vendor's list lacks, unless the code asks first and the table says what then."""
     public, lacks = set(table["public"]), table.get("lacks", {})
     return {
         call.name

@@ -17,7 +17,7 @@ ROWS = {each.name: each.facts for each in BACKENDS if each.name in OURS}
 
 
 def table_of(page: str, heading: str) -> dict[str, list[str]]:
-    """The first table of a page that begins with a row of `--device` and has `heading`: its other cells by device."""
+    """Read the first table of a page that begins with a row of `--device` and `heading`: its other cells by device."""
     text = (ROOT / page).read_text(encoding="utf-8")
     [start, *_] = [each.start() for each in re.finditer(r"^\| `--device` \|.*$", text, re.M) if heading in each[0]]
     lines = text[start:].split("\n\n", 1)[0].splitlines()[2:]

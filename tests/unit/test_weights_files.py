@@ -53,7 +53,7 @@ def outside(location: str) -> Any:
 
 
 def branches(tensor: Any) -> list[Any]:
-    """An If whose branches hold the tensor."""
+    """Build an If whose branches hold the tensor."""
     result = onnx.helper.make_tensor_value_info("z", F, [4])
     branch = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["z"])], "b", [], [result], [tensor])
     truth = onnx.helper.make_node("Constant", [], ["c"], value=onnx.helper.make_tensor("t", B, [], [True]))
@@ -107,7 +107,7 @@ def test_weights_that_are_not_beside_it_identify_nothing(tmp_path: Path, locatio
 
 
 def within(tag: int, message: bytes) -> bytes:
-    """A message as a field of another one."""
+    """Encode a message as a field of another one."""
     size, length = len(message), b""
     while size > 127:
         length, size = length + bytes([size & 127 | 128]), size >> 7

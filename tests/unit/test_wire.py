@@ -16,7 +16,7 @@ from app.protocols import wire
 
 
 def attempt(read, *arguments):
-    """What is read, None where that is refused; any other failure fails the test."""
+    """Read something; None if that is refused. Any other failure fails the test."""
     with contextlib.suppress(ServiceError):
         return read("x", *arguments)
     return None

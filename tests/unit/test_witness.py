@@ -32,7 +32,7 @@ def constant(name: str, values: Any) -> Any:
 
 
 def saved(path: Path, nodes: Sequence[Any], constants: Sequence[Any], output: str = "y", opset: int = 18) -> Path:
-    """A file that takes images of SIZE."""
+    """Write a file that takes images of SIZE."""
     inputs = [onnx.helper.make_tensor_value_info("images", F, ["n", 3, SIZE, SIZE])]
     outputs = [onnx.helper.make_empty_tensor_value_info(output)]
     graph = onnx.helper.make_graph(nodes, "g", inputs, outputs, constants)
@@ -73,7 +73,7 @@ def asked(file: Path, **sidecar: Any) -> dict[str, Any]:
 
 
 def changed(operator: str, how: Callable[[Any], Any] = lambda found: found, **attributes: Any) -> Any:
-    """An operator that is read wrongly: with other attributes, or with another result."""
+    """Make an operator that is read wrongly: with other attributes, or with another result."""
     right = OPERATORS[operator]
     return lambda inputs, given: how(right(inputs, {**given, **attributes}))
 
@@ -112,7 +112,7 @@ def test_an_operator_that_is_misread_is_refused_by_its_name(
 
 
 def said_of(file: Path) -> str:
-    """What is said of a file of one output, whatever it means."""
+    """Return the witness's sentence on a file of one output, of any meaning."""
     graph, read = load_onnx(file)
 
     def ours(given: Tensor) -> list[Tensor]:

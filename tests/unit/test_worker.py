@@ -75,7 +75,7 @@ class Talk:
         self.channel.send(to_worker(message))
 
     def hear_any(self):
-        """The next message."""
+        """Return the next message."""
         for _ in range(WAIT_S):
             if self.said:
                 break
@@ -85,13 +85,13 @@ class Talk:
         return self.said.pop(0)
 
     def hear(self):
-        """The next message that is not Progress, Stats or Beat."""
+        """Return the next message that is not Progress, Stats or Beat."""
         while isinstance(message := self.hear_any(), Progress | Stats | Beat):
             pass
         return message
 
     def results(self, done, slots, model=0):
-        """What Done speaks of."""
+        """Read the results that Done names."""
         if done.small:
             return read_results(done.results, None, slots, done.small)
         overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
