@@ -20,7 +20,7 @@ __all__ = ["client", "grpc_port", "port", "serve", "service"]
 
 @pytest.fixture(scope="session")
 def grpc_port() -> int:
-    """The shared service's."""
+    """Choose the port of gRPC for the shared service."""
     return free_port()
 
 
@@ -48,7 +48,7 @@ second would rather speak HTTP/2, as clients in Java would.
 
 @pytest.fixture(scope="session")
 def clients(service: ServiceProcess) -> Iterator[dict[str, httpx.Client]]:
-    """A client of the shared service for each of the WAYS."""
+    """Yield a client of the shared service for each of the WAYS."""
     with contextlib.ExitStack() as stack:
         found = {way: stack.enter_context(service.client()) for way in WAYS}
         for way, headers in WAYS.items():
@@ -58,12 +58,12 @@ def clients(service: ServiceProcess) -> Iterator[dict[str, httpx.Client]]:
 
 @pytest.fixture(params=WAYS)
 def either(request: pytest.FixtureRequest, clients: dict[str, httpx.Client]) -> httpx.Client:
-    """A client whose test is run for each of the WAYS."""
+    """Return one client; its test runs for each of the WAYS."""
     return clients[request.param]
 
 
 @pytest.fixture(scope="session")
 def client(service: ServiceProcess) -> Iterator[httpx.Client]:
-    """A client of the shared service."""
+    """Yield a client of the shared service."""
     with service.client() as client:
         yield client

@@ -46,7 +46,7 @@ def keys_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def guarded(keys_file):
-    """A service with keys, these, and the addresses of HTTP and gRPC by bind."""
+    """Start a service with keys; yield it, the keys, and the addresses of HTTP and the ports of gRPC by bind."""
     folder, file = keys_file.parent, keys_file
     made = {"wrong": "ak_wrong", "infer": keys.add(file, "cam", "infer"), "admin": keys.add(file, "ops", "admin")}
     for limits in LIMITED:
@@ -69,7 +69,7 @@ def guarded(keys_file):
 
 
 def expected(need, who, bind, *, open_code, refused, forbidden):
-    """What a caller gets; `open_code` stands for anything but a refusal."""
+    """Return the expected status of a call; `open_code` stands for anything but a refusal."""
     if need == "open":
         return open_code
     if need == "admin" and bind == "public":

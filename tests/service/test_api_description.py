@@ -35,7 +35,7 @@ def description(service):
 
 
 def examples(description):
-    """Method, path and command of every route."""
+    """Return method, path and command of every route."""
     return [
         (method, path, re.search(r"```\n(.*?)\n```", operation["description"], re.DOTALL)[1])
         for path, operations in description["paths"].items()

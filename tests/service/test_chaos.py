@@ -129,7 +129,7 @@ class Chaos:
 
 
 def held(service):
-    """What the service holds, in numbers that must come back to what they were."""
+    """Return the numbers that must come back to what they were: images, processes, threads, descriptors, memory."""
     found = processes(service)
     status = Path(f"/proc/{found.server.pid}/status").read_text()
     anonymous = int(status.split("RssAnon:")[1].split()[0]) / 1024
@@ -171,7 +171,7 @@ def not_as_before(before, after):
 
 
 async def settled(service):
-    """What the service holds once its connections are closed."""
+    """Return `held` once the service's connections are closed and its counts do not move."""
     await until(lambda: metric(service, "anychip_images_in_flight") == 0)
     await until(lambda: len(service.workers()) == 1)
     last, same = held(service), 0
@@ -188,7 +188,7 @@ async def settled(service):
 
 @contextlib.asynccontextmanager
 async def innocent(service, grpc_port, ledger):
-    """The innocent clients, as long as the block lasts; then each gets its last answer."""
+    """Run the innocent clients as long as the block lasts; then each gets its last answer."""
     async with forwarded(grpc_port) as address, grpc.aio.insecure_channel(address) as channel:
         with http_clients(service.url) as over_http:
             async with asking({**over_http, **grpc_clients(channel)}, ledger):
@@ -218,7 +218,7 @@ async def offend(chaos, offenders, end_s, chance):
 
 
 async def answered_as_before(loads, before):
-    """What the models answer clients in a hurry, as a share of before; that of the model that comes off worst."""
+    """Return the best share of the former rate that clients in a hurry get, of the model with the least."""
     share = 0.0
     for _ in range(_GOODPUT_TRIES):
         now = await goodput(loads, _GOODPUT_S)
@@ -309,7 +309,7 @@ async def test_chaos(tmp_path):
 
 @contextlib.asynccontextmanager
 async def last_requests(service):
-    """The last requests of innocent clients: under way when the block begins, and with an outcome at its end."""
+    """Yield the last requests of innocent clients, in flight as the block begins; its end waits for their outcomes."""
     ledger, stop = Ledger(), asyncio.Event()
     with http_clients(service.url) as clients:
         tasks = [asyncio.create_task(run_client(name, ask, ledger, stop)) for name, ask in clients.items()]

@@ -43,7 +43,7 @@ def test_silent_connections_of_one_address_stop_nobody_else(serve, tmp_path):
 
 
 def infer_request():
-    """A small request with an answer of two times OUTPUT_MIB."""
+    """Build a small request with an answer of two times OUTPUT_MIB."""
     head = {"name": "image", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(GREY) + 4}}
     document = json.dumps({"inputs": [head], "parameters": {"binary_data_output": True}}).encode()
     body = document + len(GREY).to_bytes(4, "little") + GREY

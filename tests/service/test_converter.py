@@ -99,7 +99,7 @@ async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
 
 
 async def converting(converter, *signals):
-    """A conversion that has begun in a child that does not run, and then gets these signals."""
+    """Begin a conversion in a stopped child, then send the child these signals."""
     await converter.convert(documents.packed_instances, 1, instances(b"x"))
     [child] = converter._children
     os.kill(child.process.pid, signal.SIGSTOP)

@@ -54,7 +54,7 @@ def test_the_demo_answers_what_readme_says_and_is_silent_about_vendors(tmp_path:
 
 
 def _until_ready(demo: subprocess.Popen[str]) -> str:
-    """What it prints until it can be asked."""
+    """Return what the demo prints until it can be asked."""
     assert demo.stdout is not None
     lines = []
     for line in demo.stdout:

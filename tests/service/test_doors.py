@@ -32,7 +32,7 @@ ENDLESS = 64 << 20
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """A service with every door that it can have, its administrator's key, and its doors."""
+    """Start a service with every possible door; yield it, its administrator's key, its doors, and the ports of gRPC."""
     folder = tmp_path_factory.mktemp("doors")
     key, rpc = keys.add(folder / "keys.txt", "ops", "admin"), free_port()
     options = ("--api-keys-file", str(folder / "keys.txt"), "--ingresses", "1", "--compat", "deepstack")
@@ -41,7 +41,7 @@ def house(tmp_path_factory):
 
 
 def doors(pid):
-    """The ports that a process and those that it has started listen on. No other sockets listen."""
+    """Return the ports that a process and its descendants listen on. Asserts that no other reachable sockets listen."""
     processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     found, open_sockets = set(), set()
     for each in processes:

@@ -16,7 +16,7 @@ from tests.support.service_process import ServiceProcess, running
 
 @pytest.fixture(scope="module")
 def exchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path, bytes]]:
-    """A service with one file, that file, and what another one holds."""
+    """Start a service with one file; yield it, that file, and the content of another one."""
     folder = tmp_path_factory.mktemp("exchanged")
     for seed, name in enumerate(("small", "other"), 1):
         small_classifier.written(folder, name, seed)

@@ -22,7 +22,7 @@ FORK_SERVERS = ("fork-workers", "fork-decoders")
 
 
 def named(service, name):
-    """The processes of the service of this name that live, by their number."""
+    """Return the living processes of the service with this name, by their number."""
     found = {}
     for child in service.children():
         try:

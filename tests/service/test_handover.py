@@ -29,7 +29,7 @@ def write(tmp_path):
 
 
 def labels(service, times=10):
-    """The ends of all labels that some answers have."""
+    """Return the label suffixes in `times` answers."""
     answers = [httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S) for _ in range(times)]
     found = [answer.json()["predictions"][0]["classes"] for answer in answers]
     return {each["label"].partition(" of ")[2] for classes in found for each in classes}

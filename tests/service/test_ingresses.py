@@ -56,7 +56,7 @@ def settled(answer):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """The same model by the owner alone and by ingresses."""
+    """Serve the same model by the owner alone and by ingresses."""
     folder = tmp_path_factory.mktemp("ingresses")
     options = ("--models", small_classifier.written(folder), "--device", "cpu")
     with (

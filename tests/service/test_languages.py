@@ -47,7 +47,7 @@ public class Ask {
 
 
 def node() -> str | None:
-    """The machine's, else that of the tests' browser."""
+    """Find Node on the machine, else that of the tests' browser."""
     driver = Path(playwright.__file__).parent / "driver" / "node"
     return shutil.which("node") or (str(driver) if driver.exists() else None)
 

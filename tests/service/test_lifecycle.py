@@ -90,7 +90,7 @@ def test_workers_die_with_a_server_that_is_killed(tmp_path):
 
 
 def anychip(folder, *arguments):
-    """A command that ends by itself."""
+    """Run a command that ends by itself."""
     return warm.completed(folder, "-m", "app", *arguments, timeout_s=WAIT_S * 3)
 
 

@@ -171,7 +171,7 @@ def channel(service, port):
 
 
 def rpc(channel, method, data):
-    """The status of a call with these bytes; and the future, as it is asked for at once."""
+    """Begin a call with these bytes at once; return its future."""
     return channel.unary_unary(f"/inference.GRPCInferenceService/{method}").future(data, timeout=WAIT_S)
 
 

@@ -21,7 +21,7 @@ PREDICT = "/v1/models/resnet18:predict"
 
 @pytest.fixture
 def written(monkeypatch):
-    """What goes to stderr; logging is as it was afterwards."""
+    """Capture what goes to stderr; restore the logging afterwards."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(logs, "sys", SimpleNamespace(stderr=stream))

@@ -102,7 +102,7 @@ class Story:
     async def watched(
         self, folder: Path, job: str, model: str, *options: str, constants: Constants = MappingProxyType({})
     ) -> AsyncIterator[ServiceProcess]:
-        """A service that is scraped, at least once before anything happens to it."""
+        """Start a service that is scraped, at least once before anything happens to it."""
         place = folder / job
         place.mkdir()
         common = ("--models", model, "--weights", "random", "--timeout-ms", "200000")
@@ -185,7 +185,7 @@ async def surprise(story: Story, folder: Path) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A folder on a disk of 64 MB, where that can be made."""
+    """Yield a folder on a disk of 64 MB where that can be made."""
     folder.mkdir()
     if not SMALL_DISKS:
         yield folder
@@ -198,7 +198,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def photograph() -> bytes:
-    """A JPEG that takes a while to decode, and does not count as large."""
+    """Build a JPEG that takes a while to decode, and does not count as large."""
     pixels = np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)
     image, written = Image.fromarray(pixels).resize((4000, 3000)), io.BytesIO()
     image.save(written, "JPEG")
@@ -206,7 +206,7 @@ def photograph() -> bytes:
 
 
 async def decoding(story: Story, folder: Path) -> None:
-    """The device, told to look at images, is quick; two decoders are not. And the disk of the cache is full."""
+    """Load one decoder beside a quick device, while the disk of the cache is full."""
     options = ("--null", "nan=#010203", "--decoders", "1", "--batch-sizes", "1,2,4,8")
     with small_disk(folder / "disk") as disk:
         async with story.watched(folder, "decoding", "resnet18", *NULL, *options, "--cache-dir", str(disk)) as service:

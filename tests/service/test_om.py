@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def knobs(folder: Path, **values: Any) -> None:
-    """What the double of pyACL does from now on, in every process."""
+    """Set the behaviour of the double of pyACL in every process from now on."""
     new = folder / "knobs.new"
     new.write_text(json.dumps(values))
     os.replace(new, folder / "knobs.json")

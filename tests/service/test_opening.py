@@ -68,7 +68,7 @@ def starting(folder: Path, port: int, *options: str) -> Iterator[subprocess.Pope
 
 
 def ask(channel: Any, method: str) -> Any:
-    """The answer to an empty message of the inference service."""
+    """Return the answer to an empty message of the inference service."""
     descriptor = METHODS[method]
     call = channel.unary_unary(
         f"/{SERVICE}/{method}",
@@ -79,7 +79,7 @@ def ask(channel: Any, method: str) -> Any:
 
 
 def said(port: int, words: str) -> httpx.Response:
-    """The first answer about readiness with these words."""
+    """Wait for the first readiness answer with these words."""
     pause = threading.Event()
     for _ in range(WAIT_S * 20):
         with contextlib.suppress(httpx.TransportError):

@@ -48,7 +48,7 @@ def serve(folder, *options, models, port):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, port):
-    """A classifier, a detector, and a network of tensors."""
+    """Serve a classifier, a detector, and a network of tensors."""
     folder = tmp_path_factory.mktemp("files")
     dynamic = ({0: torch.export.Dim("batch", max=64)},)
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 8),), dynamic_shapes=dynamic)
@@ -62,7 +62,7 @@ def service(tmp_path_factory, port):
 
 @pytest.fixture(scope="module")
 def expected(service):
-    """What `:predict` answers."""
+    """Return the answers of `:predict`, by model."""
     with service.client() as client:
         return {
             model: client.post(f"/v1/models/{model}:predict", content=IMAGE.read_bytes()).json()["predictions"][0]
@@ -114,7 +114,7 @@ def test_deepstacks_clients(service, port, expected):
 
 
 def example_of(word, folder, service):
-    """The block of Python of docs/protocols.md that has a word in it, with this service's address."""
+    """Write the Python block of docs/protocols.md that contains a word, with this service's address."""
     [block] = [each for each in PAGE.split("```python\n")[1:] if word in each.partition("```")[0]]
     file = folder / "example.py"
     file.write_text(block.partition("```")[0].replace("http://127.0.0.1:8000", service.url))
@@ -188,7 +188,7 @@ def test_go_posts_an_image_with_any_content_type(service, expected, tmp_path):
 
 
 def measured(model, address, *options):
-    """What perf_analyzer prints of eight requests."""
+    """Run perf_analyzer with eight requests and return its output."""
     command = [PERF_ANALYZER, "-m", model, "-u", address, "--request-count", "8", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -225,7 +225,7 @@ def view_port():
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory, view_port):
-    """The classifier as clients see it that want one input and one output."""
+    """Serve the classifier in the view for clients that want one input and one output."""
     folder = tmp_path_factory.mktemp("view")
     with serve(folder, "--compat", "image-client", models="resnet18:random", port=view_port) as service:
         yield service

@@ -51,7 +51,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def null_service(tmp_path_factory):
-    """Computes nothing, 20 ms a batch: for what is about time."""
+    """Serve without computing, 20 ms a batch, for tests of timing."""
     options = ("--models", "yolov8n,resnet50", *NULL, "--null", "delay_ms=20,power_w=75")
     with running(tmp_path_factory.mktemp("null"), *options) as service:
         yield service
@@ -199,7 +199,7 @@ def test_masks_turned_boxes_and_key_points_are_drawn_where_they_are(browser, nul
 
 @pytest.fixture(scope="module")
 def of_tasks(tmp_path_factory):
-    """A service of exported files, whose answers are one instance in the middle of the image."""
+    """Serve exported files whose answers are one instance in the middle of the image."""
     folder = tmp_path_factory.mktemp("files")
     models = ",".join(f"{task}={written(folder, task)}" for task in ("segment", "pose", "obb", *OF_IMAGES))
     options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")

@@ -41,7 +41,7 @@ async def by_rpc(port):
 
 
 def uploading(service):
-    """A connection whose request has begun, and does not end."""
+    """Open a connection whose request has begun and does not end."""
     url = httpx.URL(service.url)
     connection = socket.create_connection((url.host, url.port), timeout=WAIT_S)
     connection.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\nhalf".encode())
@@ -49,7 +49,7 @@ def uploading(service):
 
 
 async def under_way(service, port):
-    """Requests by every way, none of which gets an answer from the worker."""
+    """Send requests by every way; the worker answers none of them."""
     asked = [asyncio.create_task(each) for each in (gathered(service, [GREY]), by_fastapi(service), by_rpc(port))]
     await until(lambda: metric(service, "anychip_images_in_flight") == 3)
     return asked, uploading(service)

@@ -19,7 +19,7 @@ CALIBRATION = 32
 
 
 def calibration_images(folder: Path) -> str:
-    """A folder of images like those that the sample weights were trained on."""
+    """Write images like those that the sample weights were trained on; return their folder."""
     folder.mkdir()
     for index in range(CALIBRATION):
         rgb, _ = classification_image(2063, index, (500, 375))

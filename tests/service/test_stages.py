@@ -29,7 +29,7 @@ def service(tmp_path_factory):
 
 
 def cropped(box, margin):
-    """A PNG of the part of the image that the second stage is to see."""
+    """Cut the part of the image that the second stage is to see; return a PNG."""
     wide, high = margin * (box["x2"] - box["x1"]), margin * (box["y2"] - box["y1"])
     with Image.open(IMAGE) as image:
         left, top = max(0, int(np.floor(box["x1"] - wide))), max(0, int(np.floor(box["y1"] - high)))

@@ -31,7 +31,7 @@ def encoded(image, **options):
 
 
 def mosaic():
-    """The sample image twice across and twice down, 1280 x 960."""
+    """Paste the sample image twice across and twice down, 1280 x 960."""
     with Image.open(IMAGES / "detect_1.jpg") as image:
         whole = Image.new("RGB", (1280, 960))
         for x in (0, 640):

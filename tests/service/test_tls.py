@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certifi
 
 
 def issued(folder, name, by):
-    """A certificate for localhost, by an authority."""
+    """Issue a certificate for localhost by an authority."""
     key, request, certificate = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "pem"))
     openssl(
         "req",
