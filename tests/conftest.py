@@ -34,7 +34,7 @@ with contextlib.suppress(ImportError):
 
 
 def pytest_configure() -> None:
-    """The processor that was asked for."""
+    """Hide the kernels that the processor in ANYCHIP_TEST_CPU does not have."""
     if "ANYCHIP_TEST_CPU" in os.environ:
         older_cpu.hide_kernels(os.environ["ANYCHIP_TEST_CPU"])
 

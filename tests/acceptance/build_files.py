@@ -117,7 +117,7 @@ def _write_own(folder: Path, picture: Image.Image, answers: dict[str, Any]) -> N
 
 
 def _write_questions(folder: Path, answers: dict[str, Any]) -> None:
-    """A network of tensors: words in, one score of each word out."""
+    """Write a network of tensors: words in, one score of each word out."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 1), nn.Flatten()).eval()
     words = torch.randint(0, 50, (2, 12))

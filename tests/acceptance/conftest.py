@@ -29,7 +29,7 @@ PATIENCE_S = 600
 
 
 def _descendants(pid: int) -> list[tuple[int, str]]:
-    """Processes below one, each with the time of its start, as numbers are given again."""
+    """Return all descendants of a process, each with its start time, since process ids are reused."""
     parents: dict[int, list[tuple[int, str]]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -64,7 +64,7 @@ class Service:
     said: str
 
     def ask(self, path: str, body: bytes | None = None) -> Any:
-        """What it answers a browser, or of an image; from JSON where it is that. Raises HTTPError."""
+        """Return the answer to a browser, or to an image in `body`; JSON is decoded. Raises HTTPError."""
         headers = {"Content-Type": "image/jpeg", "Accept": "application/json"} if body else {"Accept": "text/html, */*"}
         request = urllib.request.Request(self.address + path, body, headers)
         # No proxy of the machine's.
@@ -73,7 +73,7 @@ class Service:
             return json.loads(said) if "json" in answer.headers.get("Content-Type", "") else said
 
     def predict(self, model: str, image: Path) -> dict[str, Any]:
-        """The prediction of one image."""
+        """Return the prediction of one image."""
         [prediction] = self.ask(f"/v1/models/{model}:predict", image.read_bytes())["predictions"]
         found: dict[str, Any] = prediction
         return found
@@ -93,16 +93,16 @@ class Anychip:
         return {name: text for name, text in said.items() if text is not None}
 
     def run(self, *arguments: str, cwd: Path, status: int = 0) -> str:
-        """What a command says on both streams, after it ended with this status."""
+        """Run the command with these arguments, check its exit status, and return what both streams hold."""
         return self.completed([str(self.command), *arguments], cwd=cwd, status=status)
 
     def completed(self, command: Sequence[str], *, cwd: Path, status: int = 0) -> str:
-        """The same of any command line."""
+        """Run any command line as `run` does."""
         done = self.done(command, cwd, status)
         return done.stdout + done.stderr
 
     def predict(self, model: str, image: Path, *, cwd: Path) -> dict[str, Any]:
-        """The prediction of one image by the command of that name, which says it in JSON."""
+        """Return the prediction of one image by `anychip predict --json`."""
         command = [str(self.command), "predict", model, str(image), "--json", "--device", "cpu"]
         found: dict[str, Any] = json.loads(self.done(command, cwd, 0).stdout)["predictions"][str(image)]
         return found
@@ -123,7 +123,7 @@ class Anychip:
 
     @contextlib.contextmanager
     def serving(self, *arguments: str, cwd: Path) -> Iterator[Service]:
-        """A service of these arguments, ended as init systems end it: it must go with status 0, and all of it."""
+        """Start a service; end it as init systems do. It must exit with status 0 and leave no process."""
         with self.started([str(self.command), *arguments], cwd=cwd) as service:
             yield service
 
@@ -131,7 +131,7 @@ class Anychip:
     def started(
         self, command: Sequence[str], *, cwd: Path, ends_with: signal.Signals = signal.SIGTERM, status: int | None = 0
     ) -> Iterator[Service]:
-        """The same of any command line that begins a service."""
+        """Start a service by any command line, as `serving` does."""
         log = self.home / "service.log"
         with log.open("w") as errors, subprocess.Popen(
             [*self.prefix, *command], cwd=cwd, env=self._bare(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -167,7 +167,7 @@ def _ready(process: subprocess.Popen[str], log: Path) -> tuple[str, Path, str]:
 
 @pytest.fixture(scope="session")
 def command() -> Path:
-    """The installed command that is under test."""
+    """Return the installed command under test."""
     found = Path(os.environ.get("ANYCHIP_TEST_COMMAND") or Path(sys.executable).with_name("anychip")).absolute()
     assert found.is_file(), f"{found} is not there: make install first, or name it in ANYCHIP_TEST_COMMAND"
     return found
@@ -175,14 +175,14 @@ def command() -> Path:
 
 @pytest.fixture
 def anychip(command: Path, tmp_path: Path) -> Anychip:
-    """That command for a user who has never used it."""
+    """Return that command for a user who has never used it."""
     (tmp_path / "home").mkdir()
     return Anychip(command, tmp_path / "home")
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """An empty current folder."""
+    """Make an empty folder, to be the current one."""
     (tmp_path / "empty").mkdir()
     return tmp_path / "empty"
 

@@ -15,7 +15,7 @@ import pytest
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A current folder with modules that are called like ours: whatever imports them fails."""
+    """Make a current folder with modules that are named like ours; an import of one fails."""
     folder = tmp_path / "project"
     for name in ("app/__init__.py", "app/cli.py", "backends/__init__.py", "models.py", "anychip_tools.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def reader(anychip):
 
 @pytest.fixture
 def clone(tmp_path: Path, command: Path) -> Path:
-    """A clone of the repository in which the environment is made."""
+    """Link the repository and its environment into a folder, as a clone."""
     folder = tmp_path / "anychip"
     folder.mkdir()
     for entry in ROOT.iterdir():
@@ -117,7 +117,7 @@ def clone(tmp_path: Path, command: Path) -> Path:
 
 @contextlib.contextmanager
 def started(reader, line, folder, *, ends_with=signal.SIGTERM, status=0):
-    """The service of a line of README. What asks it does so within its network."""
+    """Start the service of a line of README; the yielded reader runs its commands in the service's network."""
     with reader.started(["sh", "-c", f"exec {line}"], cwd=folder, ends_with=ends_with, status=status) as service:
         assert service.address == "http://127.0.0.1:8000"
         inside = ("nsenter", f"--net=/proc/{service.process.pid}/ns/net") if reader.prefix else ()

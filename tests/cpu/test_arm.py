@@ -44,7 +44,7 @@ pytestmark = [
 
 @pytest.fixture
 def models(tmp_path: Path) -> str:
-    """What `--models` takes: a small classifier whose scores lie apart."""
+    """Write a small classifier whose scores lie apart; return its entry for `--models`."""
     torch.manual_seed(0)
     network = torchvision.models.mobilenet_v3_small(num_classes=10)
     last = network.classifier[-1]
@@ -59,7 +59,7 @@ def models(tmp_path: Path) -> str:
 
 @contextlib.contextmanager
 def emulated(folder: Path, *options: str) -> Iterator[str]:
-    """The address of a service that runs there."""
+    """Start a service on emulated ARM and yield its address."""
     log = folder / "arm.log"
     words = [
         *constants_before(PATIENT),
@@ -98,7 +98,7 @@ def emulated(folder: Path, *options: str) -> Iterator[str]:
 
 
 def asked(url: str) -> list[dict[str, float]]:
-    """The scores of all classes for two images, asked for one after the other."""
+    """Return the scores of all classes for two images; one request follows the other."""
     with httpx.Client(base_url=url, timeout=300) as client:
         answers = [
             client.post("/v1/models/shapes:predict?top_k=10&timeout_ms=250000", content=(IMAGES / name).read_bytes())

@@ -117,7 +117,7 @@ def _skip_without_packages(engine: str) -> None:
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> CompileOptions:
-    """What Inductor has compiled once is loaded afterwards: it takes seconds a batch size."""
+    """Share Inductor's cache among tests: a compilation takes seconds a batch size."""
     return CompileOptions(cache_dir=tmp_path_factory.mktemp("compiled"))
 
 
@@ -197,7 +197,7 @@ def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> 
 
 
 def by_anchor(outputs: Any) -> list[np.ndarray[Any, Any]]:
-    """What a detector returns of its anchors, these in the order of their numbers instead of their scores."""
+    """Sort a detector's outputs by the number of the anchor, not by the score."""
     *found, anchors = (np.array(each) for each in outputs)
     rows = np.arange(len(anchors))[:, None]
     return [each[rows, anchors.argsort(axis=1)] for each in found]

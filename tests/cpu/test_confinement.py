@@ -71,7 +71,7 @@ BARE = {
 
 
 def run(script: str, *arguments: str, **variables: str) -> dict[str, Any]:
-    """What a process found that runs it from the repository's folder."""
+    """Run a script in a process with the repository's folder as the current one; return its last line, from JSON."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
     ended = subprocess.run(
         [sys.executable, "-c", script, *arguments],
@@ -316,7 +316,7 @@ class Opens(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
-    """A service with a .pt2 and a .ts that try to get out, beside a model of ours; and its folder."""
+    """Start a service with a .pt2 and a .ts that try to get out, and a model of ours; yield it and its folder."""
     folder = tmp_path_factory.mktemp("escaping")
     for name in ("models", "cache", "elsewhere"):
         (folder / name).mkdir()
@@ -350,7 +350,7 @@ def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
 
 
 def infer(service: ServiceProcess, model: str, numbers: list[float]) -> Any:
-    """The answer to four numbers."""
+    """Ask a model for its answer to four numbers."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": numbers}
     with service.client() as client:
         return client.post(
@@ -429,7 +429,7 @@ WAYS_IN = ["ONNX Runtime", "OpenVINO compiles", "OpenVINO reads", "timm", "trans
 
 @pytest.fixture(scope="module")
 def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
-    """A service with an .onnx, a folder of timm's and one of transformers' beside a model of ours; and its folder."""
+    """Start a service with an .onnx, folders of timm and transformers, and a model of ours; yield it and its folder."""
     for name in ("onnxruntime", "openvino", "timm", "transformers"):
         pytest.importorskip(name)
     onnx = pytest.importorskip("onnx")

@@ -60,7 +60,7 @@ LADDER = (1, 2, 4)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """The network from each kind of file, read as `--models qa=…` reads it."""
+    """Open the network from each kind of file, as `--models qa=…` does."""
     opened = {}
     for suffix in SUFFIXES:
         file = exported(tmp_path_factory.mktemp("files"), suffix)
@@ -250,7 +250,7 @@ class Writes:
 
 
 def changed(source, target, replaced, content):
-    """A copy of an archive in which one file, or one more, is `content`."""
+    """Copy an archive; replace one file, or add one, with `content`."""
     with zipfile.ZipFile(source) as before, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as after:
         for name in before.namelist():
             if not name.endswith(replaced):

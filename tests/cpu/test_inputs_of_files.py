@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidecar: dict[str, Any], axes: Any) -> Any:
-    """The model that a file of this network is."""
+    """Export a network to a file and open the file as a model."""
     file = folder / f"m{suffix}"
     network = network.eval().requires_grad_(False)
     with warnings.catch_warnings():
@@ -61,7 +61,7 @@ def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidec
 
 
 def check(model: Any, right: Tensor) -> None:
-    """The network's logits of PIXELS, alone and together, and what the gate takes for right."""
+    """Check the logits of PIXELS, alone and together; the gate's reference must be finite."""
     network = model.network()
     with torch.inference_mode():
         together = network(PIXELS)[0]

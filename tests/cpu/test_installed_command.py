@@ -54,7 +54,7 @@ class Mean(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a module and a package of each name, which leave a mark and end the process that imports them."""
+    """Write a module and a package of each name; an import of one leaves a mark and ends the process."""
     folder = tmp_path_factory.mktemp("hostile")
     mark = folder / "imported.txt"
     text = f"import os\nopen({str(mark)!r}, 'a').write(__file__ + chr(10))\nos._exit(66)\n"

@@ -50,7 +50,7 @@ py-modules = ["anyproject"]
 
 
 def clone(folder: Path, log: Path) -> Path:
-    """A repository with one package, whose recipe puts it into an environment that sees ours."""
+    """Write a repository with one package; its recipe installs that into an environment that sees ours."""
     folder.mkdir()
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "anyproject.py").write_text(f"text = 'of {folder.name}'")

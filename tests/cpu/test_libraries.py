@@ -48,7 +48,7 @@ def opened(folder: Path) -> PixelModel:
 
 
 def run(model: PixelModel) -> tuple[torch.Tensor, list[Any], Any]:
-    """What the network is given, as it sees it; its outputs; and the answer with everything in it."""
+    """Run a model on a photograph: its normalised input, its outputs, and the complete answer."""
     pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
     placement = model.preprocess(torch.from_numpy(photograph()), pixels, *SIZE)
     network = model.network()

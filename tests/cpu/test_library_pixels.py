@@ -46,7 +46,7 @@ def photograph(size: tuple[int, int]) -> Image.Image:
 
 
 def ours(sidecar: Sidecar, image: Image.Image) -> torch.Tensor:
-    """What a network is given of an image, [3, height, width]."""
+    """Return the input that our preprocessing makes of an image, [3, height, width]."""
     size = (sidecar.size, sidecar.size) if isinstance(sidecar.size, int) else sidecar.size
     assert size is not None
     placed = torch.zeros((*size, 3), dtype=torch.uint8)
@@ -112,7 +112,7 @@ def processors() -> dict[str, str]:
 
 
 def theirs(processor: Any, image: Image.Image) -> torch.Tensor | None:
-    """The same from the library; None where it refuses, or answers with something else than one image."""
+    """Return the library's input; None where it refuses, or answers with something else than one image."""
     try:
         found = processor(image, return_tensors="pt")["pixel_values"]
     except Exception:  # Whatever the library makes of a file that makes no sense.
@@ -121,7 +121,7 @@ def theirs(processor: Any, image: Image.Image) -> torch.Tensor | None:
 
 
 def difference(name: str, file: Mapping[str, Any]) -> float | None:
-    """The largest one of all sizes, in normalised pixels; None for a file that is refused here or there."""
+    """Return the largest difference over all sizes, in normalised pixels; None for a file that either side refuses."""
     kind = PROCESSORS.get(name.removesuffix("ImageProcessor"))
     written = {"image_processor_type": name, **file}
     try:

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def given(folder, names):
-    """What `--models` takes for networks with files of weights, which are written where they are not there."""
+    """Return an entry of `--models` for networks with weights files; write the files that are missing."""
     for name in names:
         if not (folder / f"{name}.safetensors").exists():
             network = Classifier.of(name, name, default_labels(name), "random", None)._random_core()
@@ -45,7 +45,7 @@ def given(folder, names):
 
 
 def measured(cache):
-    """What was measured of each model, as `anychip devices` says it."""
+    """Return the measurements of each model, as `anychip devices` prints them."""
     words = (sys.executable, "-m", "app", "devices", "--models", "--json", "--cache-dir", str(cache))
     rows = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
     return {row["model"]: row for row in rows}

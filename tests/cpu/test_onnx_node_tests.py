@@ -20,7 +20,7 @@ _TOLERANCE = {"float16": 1e-2, "bfloat16": 2e-2}
 
 
 def named(numbers: Any, places: Any, axis: int) -> Any:
-    """The numbers at the places that a TopK names: of equal ones it may name any, as no answer depends on which."""
+    """Take the numbers at the places of a TopK; it may name any of equal ones, as no answer depends on which."""
     return np.take_along_axis(np.asarray(numbers), np.asarray(places).astype(np.int64), axis)
 
 

@@ -126,7 +126,7 @@ class OneEngine(CpuBackend):
 
 
 def scaled(source: Path, output: str, target: Path) -> Path:
-    """A copy of an ONNX file in which one node's result is WRONG times as large."""
+    """Copy an ONNX file; multiply one node's result by WRONG."""
     import onnx
 
     proto = onnx.load(source)
@@ -272,7 +272,7 @@ def test_agreement_counts_classes_and_boxes() -> None:
 
 
 def labelled_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, float]]:
-    """What `anychip validate` says of accuracy, by precision."""
+    """Return the accuracy that `anychip validate` reports, by precision."""
     options = ["--weights", "sample", "--device", "cpu", "--engines", "eager", "--no-layers", "--limit", "2", "--json"]
     assert main(["validate", *arguments, *options]) == 0
     return {each["precision"]: each["accuracy"] for each in json.loads(capsys.readouterr().out)["comparisons"]}

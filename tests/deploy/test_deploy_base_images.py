@@ -40,7 +40,7 @@ IMAGES = {
 
 
 def environment(folder: Path, packages: dict[str, str]) -> Path:
-    """The Python of an environment in which pip sees these packages."""
+    """Create an environment in which pip sees these packages; return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     [site] = folder.glob("lib/python*/site-packages")
     for name, version in packages.items():
@@ -53,7 +53,7 @@ def environment(folder: Path, packages: dict[str, str]) -> Path:
 
 
 def resolved(folder: Path, packages: dict[str, str], signals: install.Signals) -> dict[str, str]:
-    """The versions that set-up would add or change, by name. Skips where the registry does not answer."""
+    """Return the versions that set-up would add or change, by name. Skips where the registry does not answer."""
     python = environment(folder / "image", packages)
     choice = install.choose_torch(signals, "auto", install.read_pins(constraints()))
     settled, report = folder / "constraints.txt", folder / "report.json"

@@ -206,7 +206,7 @@ def image(builder, context):
 
 @pytest.fixture(scope="module")
 def others(builder: Builder, context: Path) -> Iterator[dict[str, Future[str]]]:
-    """The names of the other images, which are built two at a time."""
+    """Build the other images, two at a time; yield the future name of each."""
     with ThreadPoolExecutor(2) as pool:
         flavours = [flavour for flavour in FLAVOURS if flavour != "cpu"]
         yield {each: pool.submit(builder.build, each, context, "--build-arg", "EXTRAS=") for each in flavours}
@@ -221,7 +221,7 @@ def answer_of(url, image, model="resnet50"):
 
 @pytest.fixture
 def cache(tmp_path):
-    """A volume as an orchestrator gives it: for the image's user alone."""
+    """Make a volume as an orchestrator does: only the image's user may write it."""
     folder = tmp_path / "cache"
     folder.mkdir()
     shutil.chown(folder, 10001, 0)

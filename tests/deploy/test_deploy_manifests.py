@@ -207,7 +207,7 @@ def test_an_update_never_takes_the_only_pod_before_there_is_another(chart, flavo
 
 
 def notes_of(chart, flavour, values):
-    """The notes, rendered as one more template: helm_python leaves NOTES.txt out."""
+    """Render the notes as one more template, since helm_python leaves NOTES.txt out."""
     import helm_python
 
     given = {**helm_python.values_from_yaml((CHART / f"values-{flavour}.yaml").read_text()), **values}

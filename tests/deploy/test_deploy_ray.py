@@ -227,7 +227,7 @@ def test_replicas_of_one_machine_claim_different_devices(tmp_path, monkeypatch):
 
 
 async def lifespan(application, during):
-    """What a host does: start, serve, stop."""
+    """Start, serve and stop, as a host of ASGI applications does; return the messages' types."""
     inbox = asyncio.Queue()
     said = []
 

@@ -27,7 +27,7 @@ PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_
 
 
 def wanted() -> list[str]:
-    """What anychip itself depends on, without torch."""
+    """Return the dependencies of anychip itself, without torch."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def unpacked(place: Path, release: str, packages: Sequence[str], architecture: str = "") -> Path:
-    """A folder with the files of `packages` from the mirror that this machine has packages from; for another processor
-    (`arm64`) also of what they want. Raises CalledProcessError, OSError, StopIteration where there is no mirror.
+    """Unpack `packages` from this machine's mirror into a folder; for another `architecture` (`arm64`), also what
+    they depend on. Raises CalledProcessError, OSError, StopIteration where there is no mirror.
     """
     targets = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)"]
     listed = subprocess.run(targets, capture_output=True, text=True, check=True).stdout.split("\n")

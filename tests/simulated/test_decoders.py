@@ -62,7 +62,7 @@ class Rig:
         self.decoders = Decoders(plan, self.arena, count, ImageLimits(**given), restarted=self.reasons.append)
 
     async def decode(self, body, model=0, *, deadline_s=60.0, rank_s=None, size=None):
-        """Raises TimeoutError at the deadline; whoever leaves gets its slot back when no decoder has it."""
+        """Decode; raises TimeoutError at the deadline. A cancelled image's slot comes back once no decoder has it."""
         slot = self.slots[model].take()
         ended = asyncio.get_running_loop().create_future()
 

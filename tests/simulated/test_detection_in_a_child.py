@@ -32,7 +32,7 @@ def get_device_module(name):
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in front of the child's path with a torch that takes no time to import."""
+    """Put a torch that takes no time to import in front of the child's path."""
     (tmp_path / "torch.py").write_text(FAKE_TORCH, encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     found.cache_clear()

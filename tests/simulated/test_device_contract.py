@@ -37,7 +37,7 @@ DRIVER = KNOBS | {"test_an_error_that_lasts_means_that_the_device_is_lost_whatev
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> str:
-    """Decoded here: the other environments have no packages with images."""
+    """Decode the photographs here, since the other environments have no packages for images."""
     path = tmp_path / "photographs.npz"
     np.savez(path, allow_pickle=False, **{name: read() for name, read in PHOTOGRAPHS.items()})
     return str(path)

@@ -24,7 +24,7 @@ PREDICT = "/v1/models/resnet50:predict"
 
 
 def picture(name="classify_star", size=None, mode="RGB", kind="JPEG", **options):
-    """A sample image as another file."""
+    """Encode a sample image as another file."""
     stream = io.BytesIO()
     with Image.open(IMAGES / f"{name}.jpg") as image:
         (image.resize(size) if size else image).convert(mode).save(stream, kind, **options)
@@ -67,7 +67,7 @@ def turned(orientation):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
-    """The same, with images decoded on the host: what answers are compared with."""
+    """Serve the same with images decoded on the host, as the reference for answers."""
     simulation = f"npu:1,decode=1,decode_error={BROKEN_WIDTH}"
     with running(tmp_path_factory.mktemp("host"), *OPTIONS, "--simulate", simulation) as service:
         yield service
@@ -192,7 +192,7 @@ def test_a_deadline_holds_for_what_is_decoded_twice(device):
 
 
 def small(folder):
-    """The options of a service whose network is small: it is not what is tested."""
+    """Return the options of a service with a small network, since the network is not under test."""
     return ("--models", small_classifier.written(folder), "--device", "npu", "--batch-sizes", "4")
 
 

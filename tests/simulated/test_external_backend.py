@@ -23,7 +23,7 @@ PHOTO = (ROOT / "models/sample/images/classify_star.jpg").read_bytes()
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package of the page, installed as its reader would."""
+    """Install the package of the page as a reader would; return the folder."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     blocks = re.findall(r"```(?:toml|python)\n# ([\w./]+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert [name for name, _ in blocks] == ["pyproject.toml", "anychip_acme/__init__.py", "anychip_acme/smi.py"]

@@ -20,7 +20,7 @@ from tests.support.small_fork_server import FAILS
 
 @pytest.fixture
 def fails(tmp_path, monkeypatch):
-    """The file that makes forks fail while it is there."""
+    """Return a path: forks fail while a file is there."""
     monkeypatch.setenv(FAILS, str(tmp_path / "fails"))
     return tmp_path / "fails"
 
@@ -38,7 +38,7 @@ async def fork_server_running():
 
 
 async def forked(fork_server):
-    """A child, and our end of its socket."""
+    """Fork a child; return it and our end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -49,7 +49,7 @@ async def forked(fork_server):
 
 
 async def ended(child, ours, word=b""):
-    """The child's exit status, once it was told to end."""
+    """Tell the child to end and return its exit status."""
     with ours:
         ours.sendall(word)
     return await asyncio.wait_for(asyncio.shield(child.exited), WAIT_S)

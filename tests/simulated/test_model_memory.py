@@ -28,7 +28,7 @@ ON_NPU = ("--device", "npu", "--timeout-ms", "60000")
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """What `--models` takes for twenty small classifiers, each with weights of its own."""
+    """Return entries of `--models` for twenty small classifiers, each with weights of its own."""
     folder = tmp_path_factory.mktemp("models")
     return [small_classifier.written(folder, f"m{seed}", seed) for seed in range(20)]
 
@@ -80,7 +80,7 @@ def on_demand(fit):
 
 
 def jpeg(seed):
-    """A small photograph of noise: another for each seed."""
+    """Make a small photograph of noise that differs by seed."""
     pixels = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).resize((64, 64)).save(buffer, "JPEG", quality=95)
@@ -88,12 +88,12 @@ def jpeg(seed):
 
 
 def scores(answer):
-    """The scores of an answer by class."""
+    """Return the scores of an answer by class."""
     return {each["label"]: each["score"] for each in answer["predictions"][0]["classes"]}
 
 
 def resident_bytes(client):
-    """What loaded models take, as the service says it."""
+    """Return the memory that loaded models take, as the service reports it."""
     return sum(on["memory_bytes"] for each in client.get("/v1/models").json()["models"] for on in each["served_on"])
 
 

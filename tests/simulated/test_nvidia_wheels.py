@@ -35,7 +35,7 @@ except BackendError as error:
 
 
 def unpacked(package: str, folder: Path) -> dict[str, str]:
-    """The environment in which Python finds the wheel, which is not installed."""
+    """Unpack the wheel, and return an environment in which Python finds it."""
     found = wheel(package)
     if isinstance(found, str):
         pytest.skip(found)

@@ -93,7 +93,7 @@ def built():
 
 
 def said_by(script, built, *args):
-    """What a process of its own prints last: PyTorch has one slot for such a device."""
+    """Return the last line that a new process prints, from JSON; PyTorch has one slot for such a device."""
     program = _DEVICE + _BEGIN + textwrap.dedent(script)
     done = warm.completed(ROOT, "-c", program, str(built), *map(str, args))
     assert done.returncode == 0, done.stderr[-3000:]

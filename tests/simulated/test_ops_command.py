@@ -48,7 +48,7 @@ def rows(found: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a network of somebody else's, and the same as an ONNX file."""
+    """Write a network of somebody else's, and the same as an ONNX file."""
     made = tmp_path_factory.mktemp("network")
     (made / "theirs.py").write_text(NETWORK)
     code = (

@@ -72,7 +72,7 @@ choose("npu").backend.load(Net(), "npu:0", "eager", "fp32", (1,))
 
 
 def compiler(folder: Path) -> dict[str, str]:
-    """The environment in which torchair is what COMPILER says."""
+    """Return an environment in which torchair is the text in COMPILER."""
     package = folder / "packages" / "torchair"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(COMPILER)

@@ -25,7 +25,7 @@ OUTCOMES = ("same", "different", "dropped")
 
 
 def picture(colour):
-    """A JPEG of one colour: the network's class of the same number."""
+    """Build a JPEG of one colour: the network's class of the same number."""
     buffer = io.BytesIO()
     rgb = tuple(255 if channel == colour else 30 for channel in range(3))
     Image.new("RGB", (48, 48), rgb).save(buffer, "JPEG")
@@ -66,7 +66,7 @@ def asked(client, name, colour=0, **query):
 
 
 def by_grpc(channel):
-    """The version that an answer over gRPC names, and the weights that it was made by."""
+    """Return the version that an answer over gRPC names, and the weights that made it."""
     answer = infer(channel, image_request(picture(0), model="dogs"))
     return answer.model_version, answer.parameters["weights"].string_param
 

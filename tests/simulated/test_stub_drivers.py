@@ -115,7 +115,7 @@ def test_without_the_stub_the_same_python_has_no_device() -> None:
 
 @pytest.fixture(scope="module")
 def torch_npu_without_cann(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for PYTHONPATH: the newest wheel, unpacked as pip would."""
+    """Unpack the newest wheel as pip would; yield a folder for PYTHONPATH."""
     found = wheel("torch-npu")
     if isinstance(found, str):
         pytest.skip(found)

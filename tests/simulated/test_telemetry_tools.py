@@ -28,7 +28,7 @@ Fake = Callable[[str, str], Path]
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Writes an executable shell script and puts it first on PATH."""
+    """Return a function that writes an executable shell script, which is first on PATH."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     monkeypatch.setenv("PATH", f"{binaries}{os.pathsep}{os.environ['PATH']}")

@@ -68,7 +68,7 @@ class Watched:
         return WorkerProcess("null:0", self.plan, self.arena, self.events.computed, self.events.message)
 
     async def hear(self, kind):
-        """The next message of a kind."""
+        """Wait for the next message of a kind."""
         while True:
             message = await asyncio.wait_for(self.messages.get(), WAIT_S)
             if isinstance(message, kind):

@@ -68,7 +68,7 @@ class Wanted:
 
 
 async def general(scope, receive, send):
-    """What FastAPI would answer."""
+    """Answer as FastAPI would."""
     more = True
     while more:
         message = await receive()
@@ -132,7 +132,7 @@ async def ask(service, *parts, answers=1):
 
 @contextlib.contextmanager
 def nothing_kept(size):
-    """What the block allocates is gone at its end but for `size` bytes, before any garbage is collected."""
+    """Check that the block frees all that it allocates but `size` bytes, before any garbage is collected."""
     gc.collect()
     gc.disable()
     tracemalloc.start()
@@ -451,7 +451,7 @@ TARGETS = (
 
 
 async def echo(scope, receive, send):
-    """What uvicorn makes of a request."""
+    """Answer with what uvicorn makes of a request."""
     body, more = b"", True
     while more:
         message = await receive()

@@ -51,7 +51,7 @@ def computes(turns):
 
 
 def run(kind, main):
-    """What was found."""
+    """Run `main` on a guarded loop of this kind; return the findings."""
 
     async def measured():
         await asyncio.wait_for(main(), 60)

@@ -31,7 +31,7 @@ class Clients:
                 await asyncio.sleep(RETRY_S)
 
     async def answered(self, seconds):
-        """What each model answers from now on for so long."""
+        """Return what each model answers from now on for so long."""
         before = {model: codes.copy() for model, codes in self.codes.items()}
         await asyncio.sleep(seconds)
         return {model: codes - before[model] for model, codes in self.codes.items()}

@@ -34,7 +34,7 @@ class Watchdog(LoopWatchdog):
         return self.waited_s
 
     def stand_still(self, seconds, looks=0, computed_s=0.0, waited_s=0.0):
-        """The loop does, for so long; other threads go on, in which the watchdog looks so often."""
+        """Stand the loop still for so long; other threads go on, in which the watchdog looks so often."""
         for _ in range(looks):
             asyncio.get_running_loop().stand_still(seconds / looks)
             self._look()
