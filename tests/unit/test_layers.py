@@ -125,6 +125,37 @@ def test_a_module_says_what_it_owns() -> None:
     assert silent == [], "a module begins with what it owns and must not do"
 
 
+INVERTED = re.compile(r"\s*(What|Of|Whether|Where|Who|As|That|How|Which|When)\b")
+"""Beginning of a docstring that names neither an action nor a thing."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Yield the docstrings of a module, its classes and its functions, and the strings behind attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+def test_the_scan_sees_every_kind_of_docstring() -> None:
+    text = "'a'\nclass B:\n    'b'\n    c = 1\n    'c'\n    def d(self):\n        'd'\n        return 'e'"
+    assert sorted(str(each.value) for each in docstrings(ast.parse(text))) == ["a", "b", "c", "d"]
+
+
+def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
+    """Ruff's D401 checks functions alone, and accepts words that it does not know."""
+    rooms = [*OURS, "benchmarks", "plugins/*/anychip_*", "plugins/*/tests"]
+    paths = [path for room in rooms for path in sorted(ROOT.glob(f"{room}/**/*.py"))]
+    read = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    assert read.keys() >= trees().keys()
+    found = [
+        f"{path.relative_to(ROOT)}:{each.lineno}: {each.value}"
+        for path, tree in read.items()
+        for each in docstrings(tree)
+        if INVERTED.match(str(each.value))
+    ]
+    assert found == []
+
+
 def test_the_scan_sees_every_part_of_app() -> None:
     text = "import app.a.b\nfrom app import c\ndef f():\n    from app.d.e import g\nfrom apple.h import i\n"
     assert set(parts_imported(ast.parse(text))) == {"a", "c", "d"}
