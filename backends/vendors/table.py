@@ -299,7 +299,7 @@ AMD = Facts(
     pci_vendor="0x1002",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="amd",
-    libraries=("libamdhip64.so", "librocm_smi64.so"),
+    # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
     compilers=("torch_migraphx",),
     flavour="rocm",
     container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
