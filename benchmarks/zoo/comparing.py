@@ -25,7 +25,7 @@ class Limits:
     """Of the range of a depth map, or of the largest value."""
 
 
-FLOAT32 = Limits(score=2e-3, pixels=1.0, lost=0.02, cosine=1e-4, classes=2e-3, depth=1e-2)
+FLOAT32 = Limits(score=5e-3, pixels=1.0, lost=0.02, cosine=1e-4, classes=2e-3, depth=1e-2)
 DEFAULT = Limits(score=0.1, pixels=6.0, lost=0.1, cosine=1e-2, classes=0.05, depth=0.1)
 
 

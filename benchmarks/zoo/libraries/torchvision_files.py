@@ -48,11 +48,10 @@ def _weights(name: str, ending: str, prefix: str, folder: Path, images: Images, 
 
 
 def _module(folder: Path, images: Images) -> Made:
+    """`torch.save(model)`, which is read as data."""
     network, transform = _network("resnet18", images)
     torch.save(network, folder / "module.pth")
-    torch.save(network.state_dict(), folder / "state.pth")
-    answers = _answers(network, transform, images)
-    return Made("resnet18:{}/state.pth", "scores", answers, refused="resnet18:{}/module.pth", line="state_dict()")
+    return Made("resnet18:{}/module.pth", "scores", _answers(network, transform, images))
 
 
 def _own_head(folder: Path, images: Images) -> Made:
