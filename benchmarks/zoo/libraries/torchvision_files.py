@@ -117,7 +117,7 @@ def _detector(name: str, folder: Path, images: Images) -> Made:
     return Made("{}/best.onnx", "boxes", as_arrays(answers), (_SIDE, _SIDE), f"{name}:{{}}/state.pth", line)
 
 
-def _heads(network: Any) -> list[nn.Module]:
+def _heads(network: Any) -> list[Any]:
     if hasattr(network, "roi_heads"):
         return [network.roi_heads.box_predictor.cls_score]
     found = network.head.classification_head
