@@ -234,7 +234,7 @@ _own = partial(_row, library="PyTorch", package="torch")
 ROWS = [
     _own("own-dynamo", file="dynamo .onnx", build=partial(_onnx, dynamo=True)),
     _own("own-legacy", file="legacy .onnx", build=_onnx),
-    _own("own-half", file="legacy .onnx, float16", build=partial(_onnx, half=True)),
+    _own("own-half", file="legacy .onnx, float16; against ONNX Runtime in float32", build=partial(_onnx, half=True)),
     _own("own-batch4", file="legacy .onnx, batch of 4", build=partial(_onnx, rows=4)),
     _own("own-external", file=".onnx, weights in a file of another name", build=_external),
     _own("own-pt2", file=".pt2", build=partial(_program, ".pt2")),
