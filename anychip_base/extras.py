@@ -29,6 +29,10 @@ def version() -> str:
     return found[1]
 
 
+NOT_INSTALLED = "anychip's own installation is not here, or an older one: make install, in its sources"
+"""Where what every installation brings is not found: its sources alone run, as with PYTHONPATH."""
+
+
 @cache
 def how_to_install(extra: str) -> str:
     """Return a command that installs an extra's requirements, such as `pip install 'onnx>=1.16'`."""
@@ -51,7 +55,7 @@ def _requirements(extra: str) -> Iterator[str]:
         if not re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", marker):
             continue
         requirement = requirement.strip()
-        if plugin := re.fullmatch(rf"{_PROJECT}-(\w+)", requirement):
+        if plugin := re.fullmatch(rf"{_PROJECT}-(\w+)(==.+)?", requirement):
             yield f"./plugins/{plugin[1]}"
         elif own := re.fullmatch(rf"{_PROJECT}\[([\w,\s-]+)\]", requirement):
             for each in re.split(r"\s*,\s*", own[1]):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from anychip_base.extras import how_to_install, version
+from anychip_base.extras import version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings, unknown_variables
@@ -29,8 +29,6 @@ from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
 """Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
-TOOLS = ("predict", "doctor", "ops", "validate", "bench", "tune", "profile", "verify", "top")
-"""The commands of anychip-tools (plugins/tools)."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
@@ -175,8 +173,6 @@ def _parser(first: str) -> argparse.ArgumentParser:
                 outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
             except Exception as error:  # The code of another package must not end the others' commands.
                 print(f"anychip: the command {entry.name} of {entry.value} cannot be used: {error}", file=sys.stderr)
-        if first in TOOLS and first not in commands.choices:
-            parser.exit(1, f"anychip: {first} is a command of the tools: {how_to_install('tools')}\n")
     return parser
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from backends.contract.errors import BackendUnavailableError
 
 VARIABLE = "ANYCHIP_SIMULATE"
@@ -19,9 +19,7 @@ VARIABLE = "ANYCHIP_SIMULATE"
 
 def missing() -> BackendUnavailableError:
     """Return the error for tools that are not installed."""
-    return BackendUnavailableError(
-        f"Simulated devices, and the one called null, are part of the tools: {how_to_install('tools')}."
-    )
+    return BackendUnavailableError(f"Simulated devices, and the one called null, are not found: {NOT_INSTALLED}.")
 
 
 def simulates(device_type: str) -> bool:

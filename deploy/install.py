@@ -32,8 +32,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = ROOT / "plugins"
-BROUGHT = ("anychip-ascend", "anychip-compat", "anychip-hosting", "anychip-tools")
+BROUGHT = ("anychip-ascend", "anychip-hosting")
 """Packages of `plugins/` that every environment gets: they need nothing else."""
+TAKEN_IN = ("anychip-compat", "anychip-tools")
+"""Packages that are parts of anychip now: where both are installed, each of their commands is there twice."""
 INDEX = "https://download.pytorch.org/whl"
 KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
 
@@ -317,9 +319,15 @@ def requirements(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]
     """Return the needs of a project with these extras, without itself; for packages in `plugins/`, their needs."""
     found: list[str] = []
     for line in named_by(project, extras):
-        own = re.fullmatch(rf"{re.escape(project['name'])}-(\w+)", line)
-        found += read_project(PLUGINS / own[1])["dependencies"] if own else [line]
-    return [line for line in dict.fromkeys(found) if line != project["name"]]
+        own = _plugin_of(line)
+        found += read_project(PLUGINS / own)["dependencies"] if own else [line]
+    return [line for line in dict.fromkeys(found) if line.partition("==")[0] != project["name"]]
+
+
+def _plugin_of(line: str) -> str:
+    """Return the folder in `plugins/` of a requirement; empty for a package that is not ours."""
+    found = re.fullmatch(r"anychip-(\w+)(==.+)?", line)
+    return found[1] if found else ""
 
 
 def named_by(project: Mapping[str, Any], extras: Iterable[str]) -> list[str]:
@@ -404,9 +412,11 @@ def install(
         run_pip([*pip, *requirements(read_project(), named)])
         return
     # Together, as pip would look for anychip elsewhere. A package with more needs (gRPC) comes if an extra names it.
-    wanted = {*BROUGHT, *named_by(read_project(), extras.split(","))}
-    folders = (each for each in sorted(PLUGINS.iterdir()) if f"anychip-{each.name}" in wanted)
-    brought = [argument for folder in folders for argument in (*link, str(folder))]
+    wanted = {_plugin_of(line) for line in (*BROUGHT, *named_by(read_project(), extras.split(",")))}
+    brought = [word for each in sorted(PLUGINS.iterdir()) if each.name in wanted for word in (*link, str(each))]
+    there = {each.name.partition("-")[0] for each in folder.glob("lib/python*/site-packages/*.dist-info")}
+    if old := [name for name in TAKEN_IN if name.replace("-", "_") in there]:
+        run_pip([str(python), "-m", "pip", "uninstall", "--yes", *old])
     run_pip([*pip, *link, f"{ROOT}[{extras}]" if extras else str(ROOT), *brought])
     if developer:
         # ultralytics brings opencv-python: its files lie over the headless build's and need a desktop's libraries.

@@ -9,12 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from anychip_base.extras import how_to_install
-
 CLIENTS = ("image-client", "triton", "ultralytics")
 """Clients of other servers that are answered if `compat` names them."""
-PACKAGED = ("deepstack", "triton-metrics", "x-anylabeling")
-"""Clients of anychip-compat (plugins/compat)."""
 CLIENT_GROUP = "anychip.clients"
 """Entry-point group of clients that other packages answer (app.compat.client)."""
 CASCADE_GROUP = "anychip.cascades"
@@ -73,8 +69,7 @@ def _known_clients(value: str) -> str:
     known = (*CLIENTS, *(entry.name for entry in entry_points(group=CLIENT_GROUP)))
     unknown = [name for name in split(value) if name not in known]
     if unknown:
-        hint = f": {how_to_install('compat')}" if unknown[0] in PACKAGED else ""
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}{hint}")
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}")
     return value
 
 

@@ -145,7 +145,7 @@ class Residents:
             # After this request has entered its queue, in this turn of the loop; a client that is refused will
             # come again.
             asyncio.get_running_loop().call_soon(self._step)
-            if now_s + expected_s > deadline_s:
+            if now_s + expected_s > deadline_s and not self._scheduler.serves(name):  # Another worker may have it.
                 pool.metrics.rejected["loading"].inc()
                 raise _loading(shown, expected_s)
 
@@ -160,8 +160,8 @@ class Residents:
     def worker_ready(self) -> None:
         """Load the models again: a new worker serves none of them yet."""
         now_s = clock.monotonic()
-        for tenant in [each for place in (Place.RESIDENT, Place.LOADING) for each in self._policy.placed(place)]:
-            tenant.place, tenant.since_s = Place.LOADING, now_s
+        self._policy.begun_anew(now_s, self._is_busy)
+        for tenant in self._policy.placed(Place.RETURNING):
             if self._pools[tenant.name].unloaded:  # By the administration: the new worker has none of it.
                 self._policy.left(tenant.name, now_s)
         self._step()
@@ -278,7 +278,8 @@ class Residents:
             for tenant in self._policy.placed(Place.LOADING):
                 for worker in serving:
                     self._tell(worker, self._pools[tenant.name], now_s - tenant.since_s)
-        if self._policy.waiting(now_s, self._is_busy) or self._draining or any(self._asked.values()):
+        returning = self._policy.placed(Place.RETURNING)
+        if returning or self._policy.waiting(now_s, self._is_busy) or self._draining or any(self._asked.values()):
             self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
 
     def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:

@@ -2,6 +2,7 @@
 
     ABSENT ─ asked for, and there is room, or others may go ─► LOADING ─► RESIDENT ─ not used for longest ─► LEAVING ─┐
        └──────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
+    RESIDENT, LOADING ─ a worker is new ─► RETURNING ─ asked for, or nobody waits for others ─► LOADING
 
 Owns: the budget, the order of loads, and their bound. Pure logic; times are in seconds, the clock is a parameter. Must
 not know workers, nor how a model is loaded.
@@ -22,6 +23,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 
 KEPT = 10.0
 SHARE = 0.1
@@ -45,6 +47,8 @@ class Place(Enum):
     RESIDENT = "resident"
     LEAVING = "leaving"
     """State after the last computation, until the memory is free."""
+    RETURNING = "returning"
+    """State after the worker ended, until the next worker loads it; it keeps its room, and requests go first."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,9 @@ class Residency:
     def next(self, now: float, busy: Busy) -> tuple[Sequence[str], str | None]:
         """Return the models that leave now, and the one that begins to load. Call it after changes and periodically."""
         excess = self.taken_bytes - self.budget_bytes
+        idle = [each for each in self.placed(Place.RETURNING) if not busy(each.name)]
+        if excess > 0 and idle:
+            return self._leave(idle[-1:], now, busy), None
         if excess > 0 and (over := self._victims(excess, now, busy, hurry=True)):  # More than it was measured before.
             return self._leave(over, now, busy), None
         if self.placed(Place.LOADING) or self.placed(Place.LEAVING):
@@ -113,8 +120,9 @@ class Residency:
         waiting = self.waiting(now, busy)
         if self._chosen not in waiting:
             self._chosen = None
-        for tenant in [self._chosen] if self._chosen else waiting:
-            missing = tenant.memory_bytes + self.taken_bytes - self.budget_bytes
+        returning = [each for each in self.placed(Place.RETURNING) if each not in waiting]
+        for tenant in [self._chosen] if self._chosen else [*waiting, *returning]:
+            missing = self._missing([tenant])
             if now < tenant.not_before_s:
                 continue
             if missing <= 0:
@@ -149,6 +157,15 @@ class Residency:
         tenant = self.tenants[name]
         tenant.place, tenant.since_s = Place.ABSENT, now
 
+    def begun_anew(self, now: float, busy: Busy) -> None:
+        """Take note that a worker is new: what was there, or on its way, is loaded again.
+
+        One at a time, so that a request waits for its own model and not for all of them.
+        """
+        for each in (*self.placed(Place.RESIDENT), *self.placed(Place.LOADING)):
+            each.place, each.since_s = Place.RETURNING, now
+            each.asked_s = now if busy(each.name) else math.inf
+
     def _leave(self, tenants: Iterable[Tenant], now: float, busy: Busy) -> list[str]:
         names = []
         for each in tenants:
@@ -159,11 +176,19 @@ class Residency:
 
     def waiting(self, now: float, busy: Busy) -> list[Tenant]:
         """Return the models that are absent and wanted, in the order of their requests."""
-        absent = [each for each in self.placed(Place.ABSENT) if each.asked_s < math.inf]
+        there = [*self.placed(Place.ABSENT), *self.placed(Place.RETURNING)]
+        absent = [each for each in there if each.asked_s < math.inf]
         for each in absent:
             if now > each.used_s + _WANTED_S and not busy(each.name):
                 each.asked_s = math.inf  # Whoever has asked has left, and did not ask again.
-        return sorted((each for each in absent if each.asked_s < math.inf), key=lambda each: each.asked_s)
+        return sorted(
+            (each for each in absent if each.asked_s < math.inf), key=lambda each: (each.asked_s, -each.used_s)
+        )
+
+    def _missing(self, tenants: Sequence[Tenant], spared_bytes: int = 0) -> int:
+        """Return the bytes that these lack beside what is taken: one that returns has its room."""
+        more = sum(each.memory_bytes for each in tenants if each.place is not Place.RETURNING)
+        return more + self.taken_bytes - spared_bytes - self.budget_bytes
 
     def _victims(
         self, missing: int, now: float, busy: Busy, wanted: Tenant | None = None, *, hurry: bool = False
@@ -205,11 +230,10 @@ class Residency:
         going_s = max((each.since_s + each.load_s - now for each in self.placed(Place.LOADING)), default=0.0)
         if tenant.place is Place.LOADING:
             return max(going_s, 0.0)
-        ahead = [each for each in self.waiting(now, busy) if each is not tenant and each.asked_s <= tenant.asked_s]
+        ahead = list(takewhile(lambda each: each is not tenant, self.waiting(now, busy)))
         loads_s = sum(each.load_s for each in ahead)
         start_s = max(going_s, tenant.not_before_s - now, 0.0) + loads_s
-        staying = self.taken_bytes - sum(each.memory_bytes for each in self.placed(Place.LEAVING))
-        missing = sum(each.memory_bytes for each in (tenant, *ahead)) + staying - self.budget_bytes
+        missing = self._missing((tenant, *ahead), sum(each.memory_bytes for each in self.placed(Place.LEAVING)))
         if missing > 0 and tenant is not self._chosen:
             start_s = max(start_s, (loads_s - self._credit(now)) / SHARE)
             for stays_s, each in sorted(self._going(now, busy, tenant), key=lambda going: going[0]):

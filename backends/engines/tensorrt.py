@@ -98,7 +98,12 @@ class TensorRTEngine(Engine):
 
 
 def _typing(compile_: Callable[..., object]) -> dict[str, bool]:
-    """Return the option that keeps the network's types: before torch_tensorrt 2.10 all is float32 without it."""
+    """Return the option that keeps the network's own types, if there is one.
+
+    In the wheels of torch_tensorrt 2.8 to 2.14 (compared 2026-11-27) `dynamo.compile` takes each of our options, with
+    one difference: this one is False by default in 2.8 and 2.9, where all is computed in float32 then, True in 2.10 to
+    2.12, and gone from 2.13 on, which always keeps the types.
+    """
     return {"use_explicit_typing": True} if "use_explicit_typing" in inspect.signature(compile_).parameters else {}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from math import inf, isnan, nan
 from typing import Any
@@ -155,6 +155,30 @@ def json_cards(text: str) -> dict[int, Members]:
         for name, members in (document.items() if isinstance(document, dict) else ())
         if (card := _CARD.fullmatch(name)) and isinstance(members, dict)
     }
+
+
+def amd_cards(text: str) -> dict[int, Members]:
+    """JSON of `amd-smi metric`, a list of cards (ROCm 6) or `{"gpu_data": [...]}` (7 and 10) -> members by `gpu`.
+
+    A member is called by its path, `temperature.hotspot`; of `{"value": 37, "unit": "C"}` it is the value.
+    "N/A" is none.
+    """
+    document = json_value(text)
+    cards = document.get("gpu_data") if isinstance(document, dict) else document
+    return {
+        number: dict(_paths(card))
+        for card in (cards if isinstance(cards, list) else ())
+        if isinstance(card, dict) and (number := index(card.get("gpu"))) is not None
+    }
+
+
+def _paths(members: Mapping[str, Any], before: str = "", depth: int = 3) -> Iterator[tuple[str, Any]]:
+    for name, value in members.items():
+        figure = value.get("value", value) if isinstance(value, dict) else value
+        if isinstance(figure, dict):
+            yield from _paths(figure, f"{before}{name}.", depth - 1) if depth else ()
+        elif figure != "N/A":
+            yield before + name, figure
 
 
 def memory_errors(text: str) -> dict[int, Members]:

@@ -3,7 +3,10 @@
 Owns: the rows, and running them. A figure that a tool does not report, or whose name was not found in public, stays
 unknown. None was verified on hardware:
 
-- rocm-smi: options from memory; keys of ROCm 5 (`Average ... Power`), 6 (`Current Socket ... Power`) and of its clocks
+- amd-smi: names as several public tests of parsers quote them, for ROCm 6 (a list) and 7 (`gpu_data`). ROCm 10 has no
+  rocm-smi any more (rocm.docs.amd.com, rocm_smi_lib 10.1.0), and many images of before have both.
+- rocm-smi, where amd-smi is not there or fails: options from memory; keys of ROCm 5 (`Average ... Power`), 6
+  (`Current Socket ... Power`) and of its clocks
   (`(800Mhz)`), as several public parsers read them. Neither health nor errors: it prints those of its RAS blocks as a
   table, from which its JSON leaves the cards' numbers out. amdsmi, the library, is not used: it must match the
   driver's libamd_smi.so exactly.
@@ -35,6 +38,7 @@ from functools import partial
 from backends.contract.backend import Telemetry
 from backends.telemetry.parsing import (
     Members,
+    amd_cards,
     cnmon_cards,
     completed,
     csv_members,
@@ -45,7 +49,7 @@ from backends.telemetry.parsing import (
     sections,
     telemetry,
 )
-from backends.telemetry.tool import Tool
+from backends.telemetry.tool import Tool, ToolError
 
 Parser = Callable[[str], Mapping[int, Telemetry]]
 """Parser of a tool's output -> Telemetry by the tool's number of the device."""
@@ -57,18 +61,25 @@ class Query:
 
     `seldom`: for slow figures, or options that not every version of the tool knows: once a minute; if it fails, these
     figures are missing. `output_file`: the tool's output, if it does not print.
+    `otherwise`: what is asked if this tool is missing or fails.
     """
 
     command: tuple[str, ...]
     parse: Parser
     seldom: bool = False
     output_file: str | None = None
+    otherwise: Query | None = None
 
     def answer(self, tool: Tool) -> Mapping[int, Telemetry]:
         """Run the query. Raises ToolError, unless it is `seldom`."""
         if self.seldom:
             return self.parse(tool.run_seldom(*self.command))
-        return self.parse(tool.run(*self.command, output_file=self.output_file))
+        try:
+            return self.parse(tool.run(*self.command, output_file=self.output_file))
+        except ToolError:
+            if self.otherwise is None:
+                raise
+            return self.otherwise.answer(tool)
 
 
 def read(queries: tuple[Query, ...], tool: Tool) -> dict[int, Telemetry]:
@@ -106,7 +117,22 @@ def _ixsmi(seldom: bool = False, **fields: str) -> Query:
 
 
 TOOLS: Mapping[str, tuple[Query, ...]] = {
-    "amd": (Query(("rocm-smi", "--showuse", "--showtemp", "--showpower", "--showclocks", "--json"), _CARDS),),
+    "amd": (
+        Query(
+            ("amd-smi", "metric", "--json"),
+            named(
+                amd_cards,
+                utilization_ratio=("usage.gfx_activity",),
+                power_watts=("power.socket_power",),
+                temperature_celsius=("temperature.hotspot", "temperature.edge"),
+                memory_temperature_celsius=("temperature.mem",),
+                clock_hertz=("clock.gfx_0.clk", "clock.GFX_0.clk"),
+                corrected_memory_errors=("ecc.total_correctable_count",),
+                uncorrected_memory_errors=("ecc.total_uncorrectable_count",),
+            ),
+            otherwise=Query(("rocm-smi", "--showuse", "--showtemp", "--showpower", "--showclocks", "--json"), _CARDS),
+        ),
+    ),
     "hygon": (
         Query(("hy-smi", "--showuse", "--showtemp", "--showpower", "--json"), _CARDS),
         Query(("hy-smi", "--showclocks", "--json"), _CARDS, seldom=True),

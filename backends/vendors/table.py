@@ -299,7 +299,7 @@ AMD = Facts(
     pci_vendor="0x1002",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="amd",
-    libraries=("libamdhip64.so", "librocm_smi64.so"),
+    # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
     compilers=("torch_migraphx",),
     flavour="rocm",
     container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
@@ -413,7 +413,8 @@ METAX = Facts(
     build_tags=("metax",),
     device_files=("/dev/mxcd",),
     pci_vendor="0x9999",
-    visibility_variable="CUDA_VISIBLE_DEVICES",
+    # As public deployers set it; whether MACA obeys CUDA_VISIBLE_DEVICES as well only a card can show.
+    visibility_variable="MACA_VISIBLE_DEVICES",
     telemetry="metax",
     engines=("graph", "eager"),
     channels_last=None,
@@ -431,6 +432,7 @@ ILUVATAR = replace(
     build_tags=("corex",),
     device_files=("/dev/iluvatar[0-9]*",),
     pci_vendor="0x1e3e",
+    visibility_variable="CUDA_VISIBLE_DEVICES",
     telemetry="iluvatar",
 )
 KUNLUN = replace(

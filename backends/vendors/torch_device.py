@@ -151,13 +151,24 @@ class TorchBackend(Backend):
         return Memory(allocated, reserved, int(total - free), int(total))
 
     def release_cache(self, device: str) -> int:
-        """Return the bytes that the allocator gave back. Raises translated device faults: on npu this synchronises."""
+        """Return the bytes that the device's allocator gave back; the host's gives back what it can, uncounted.
+
+        Raises translated device faults: on npu this synchronises.
+        """
         target, module = self._torch_id(device), self._module()
         with translated_errors(target):
             before = int(module.memory_reserved(target))
             gc.collect()
             module.empty_cache()
-            return max(0, before - int(module.memory_reserved(target)))
+            returned = max(0, before - int(module.memory_reserved(target)))
+        try:
+            with translated_errors(target):
+                _empty_host_cache(self.facts.device_type)
+        except DeviceLostError:
+            raise
+        except BackendError as error:  # No allocator of pinned memory is known of the device type.
+            log.debug("%s keeps its pinned memory: %s", device, error)
+        return returned
 
     def _beside(self, device: str) -> AbstractContextManager[object]:
         """Return a stream of its own: allocators give memory freed on a stream to the next user of that stream."""
@@ -319,6 +330,22 @@ def torch_device(backend: Backend, device: str) -> torch.device:
     with translated_errors(target):
         module.set_device(target)
     return torch.device(target)
+
+
+def _empty_host_cache(device_type: str) -> None:
+    """Give back pinned memory of the host that is kept and not used, on the device types that are torch's own.
+
+    torch 2.14 has a call for every accelerator (torch/accelerator/memory.py), before it one for what answers to
+    torch.cuda (torch/_C/__init__.pyi). A vendor's own device type may have no such allocator: there the call ends the
+    process (seen: a simulated one, torch 2.14.1). A vendor's adapter calls what its package has.
+    """
+    if device_type not in ("cuda", "xpu"):
+        return
+    general = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
+    of_cuda = getattr(torch._C, "_host_emptyCache", None) if device_type == "cuda" else None
+    empty = general or of_cuda
+    if empty is not None:
+        empty()
 
 
 def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:

@@ -15,7 +15,6 @@ A file that is refused counts as right where the refusal has the line that helps
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -103,7 +102,10 @@ def _measure(rows: list[Network], folder: Path, command: Command) -> dict[str, A
         theirs = [kept[key] for key in sorted(kept.files, key=lambda key: int(key.removeprefix("arr_")))]
         result: dict[str, Any] = {
             "library": row.library,
+            "version": made["version"],
             "file": row.file,
+            "reference": row.reference,
+            "line": made["line"],
             "said": one.said or (two.said if two else ""),
         }
         result |= {"load": round(os.getloadavg()[0], 1), "when": time.strftime("%Y-%m-%d")}
@@ -127,25 +129,36 @@ def _measure(rows: list[Network], folder: Path, command: Command) -> dict[str, A
 
 
 def table(kept: dict[str, Any]) -> list[str]:
-    """Return the Markdown, with what was counted."""
-    lines = ["| network | library | file | fp32 | default | s | |", "|---|---|---|---|---|---|---|"]
+    """Return the Markdown: what was counted, by library and in all, and each row."""
+    columns = ("library", "version", "reference", "networks", *map(_plain, _RESULTS))
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for library in dict.fromkeys(row["library"] for row in kept.values()):
+        rows = [row for row in kept.values() if row["library"] == library]
+        references = "; ".join(dict.fromkeys(row["reference"] for row in rows))
+        counts = [str([row["result"] for row in rows].count(each)) for each in _RESULTS]
+        lines.append(f"| {' | '.join((library, rows[0]['version'], references, str(len(rows)), *counts))} |")
+    results = [row["result"] for row in kept.values()]
+    counted = ", ".join(f"{results.count(each)} {_plain(each)}" for each in _RESULTS)
+    libraries = {row["library"] for row in kept.values()}
+    lines += ["", f"{len(results)} networks of {len(libraries)} libraries: {counted}."]
+    days = sorted({row["when"] for row in kept.values()})
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    lines += [f"Measured {when}, {platform.machine()}, {os.cpu_count()} processors."]
+    lines += ["", "| network | file | fp32 | default | s | |", "|---|---|---|---|---|---|"]
     for name, row in kept.items():
         default = f"{row['default']} ({row['how']})" if "default" in row else "-"
+        result = row["result"] + (f" `{row['line']}`" if row["line"] else "")
         lines.append(
-            f"| {name} | {row['library']} | {row['file']} | {row.get('fp32', '-')} | {default} | "
-            f"{row.get('seconds', '-')} | {row['result']} |"
+            f"| {name} | {row['file']} | {row.get('fp32', '-')} | {default} | {row.get('seconds', '-')} | {result} |"
         )
-    results = [row["result"] for row in kept.values()]
-    counted = ", ".join(f"{results.count(each)} {each.strip('*')}" for each in (RIGHT, REFUSED, USELESS, WRONG))
-    libraries = {row["library"] for row in kept.values()}
-    return [*lines, "", f"{len(results)} networks of {len(libraries)} libraries: {counted}.", "", _versions()]
+    return lines
 
 
-def _versions() -> str:
-    names = ("torch", "torchvision", "timm", "transformers", "ultralytics", "onnx", "onnxruntime", "openvino", "rfdetr")
-    known = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    said = ", ".join(f"{name} {known[name]}" for name in names if name in known)
-    return f"{said}; {platform.machine()}, {os.cpu_count()} processors"
+_RESULTS = (RIGHT, REFUSED, USELESS, WRONG)
+
+
+def _plain(result: str) -> str:
+    return result.strip("*")
 
 
 if __name__ == "__main__":

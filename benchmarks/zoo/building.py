@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -49,9 +50,15 @@ def main(folder: Path, names: list[str]) -> None:
             sized.save(target / "pictures" / f"{number}.png")
         about = asdict(made)
         del about["answers"]
+        about["version"] = _version(NETWORKS[name].package)
         np.savez(target / "answers.npz", *[np.asarray(each, np.float32) for each in made.answers])
         (target / "made.json").write_text(json.dumps(about, indent=1))
         print(f"{name}: built in {time.perf_counter() - began_s:.1f} s", flush=True)
+
+
+def _version(package: str) -> str:
+    [distribution, *_] = importlib.metadata.packages_distributions()[package]
+    return importlib.metadata.version(distribution)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,8 +44,10 @@ class Network:
     file: str
     """Form of the file, in a few words."""
     build: Callable[[Path, Sequence[Image.Image]], Made]
-    packages: tuple[str, ...] = field(default_factory=tuple)
-    """Modules without which the row cannot be built."""
+    package: str
+    """Its module, without which the row cannot be built."""
+    reference: str
+    """What answers in the library, in a few words."""
 
 
 def pictures() -> list[Image.Image]:

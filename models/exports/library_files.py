@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import LIBRARIES
 from models.contract.regular import read_regular
@@ -57,7 +57,7 @@ def builder() -> Any:
     """Return the module that builds networks of these libraries. Raises WeightsError if it is not installed."""
     for entry in entry_points(group=GROUP):
         return entry.load()
-    raise WeightsError(f"networks of timm and transformers are built by a package: {how_to_install('compat')}.")
+    raise WeightsError(f"networks of timm and transformers are built by anychip_compat: {NOT_INSTALLED}.")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import models.onnx.layers
 import models.onnx.resizing
 import models.onnx.shapes  # noqa: F401  # All register their operators.
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
@@ -234,7 +234,7 @@ def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
         read: Callable[[Path], OnnxFile] = entry.load()
         return read
     if suffix == ".xml":
-        raise WeightsError(f"files of OpenVINO are read by a package: {how_to_install('compat')}.")
+        raise WeightsError(f"files of OpenVINO are read by anychip_compat: {NOT_INSTALLED}.")
     return read_onnx
 
 

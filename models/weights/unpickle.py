@@ -188,7 +188,8 @@ def _admitted(path: str) -> Name:
         or any(module == root or module.startswith(root + ".") for root in _STAND_IN_MODULES)
     )
     if not known:
-        raise RefusedError(f"names {path[:100]!r}, which no weights file needs; nothing of the file has run")
+        said = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
+        raise RefusedError(f"{said}. Of a whole network save its state_dict()")
     return Name(path)
 
 

@@ -19,9 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-BROUGHT = re.findall(
-    r'"anychip-(\w+)"', *re.findall(r"^BROUGHT = .*", (ROOT / "deploy" / "install.py").read_text(), re.M)
-)
+WHERE = re.findall(r'"([\w./]+)"', *re.findall(r"^where = .*", PYPROJECT, re.M))
 PACKAGES = re.findall(r'"(\w+)\*"', *re.findall(r"^include = .*", PYPROJECT, re.M))
 LARGE = "models/sample/resnet50.safetensors"
 """Takes half a minute to compress twice: an empty file stands for it. The demo runs in test_readme.py."""
@@ -47,12 +45,10 @@ def wheels(once):
         (sources / LARGE).touch()
         build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist")
         made(*build, ".", cwd=sources)
-        for name in BROUGHT:
-            made(*build, "--wheel", f"plugins/{name}", cwd=sources)
         made(sys.executable, "-m", "venv", "--without-pip", "environment", cwd=folder)
         python = folder / "environment" / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps")
-        made(*install, *sorted((folder / "dist").glob("*.whl")), cwd=folder)
+        made(*install, *(folder / "dist").glob("*.whl"), cwd=folder)
         [packages] = (folder / "environment" / "lib").glob("python*/site-packages")
         # Files .pth in a folder that is named in one are not read: the editable installs beside stay out of sight.
         shared = [each for each in sys.path if each.endswith(("site-packages", "dist-packages"))]
@@ -71,12 +67,36 @@ def test_the_wheel_has_every_file_of_the_packages(wheels):
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = wheels / "sources"
     there = {
-        str(file.relative_to(sources))
+        str(file.relative_to(sources / folder))
+        for folder in WHERE
         for package in PACKAGES
-        for file in (sources / package).rglob("*")
+        for file in (sources / folder / package).rglob("*")
         if file.is_file()
     }
     assert packed == there
+    assert {f"{package}/py.typed" for package in PACKAGES} <= packed
+
+
+def test_one_wheel_has_every_command(wheel_command, empty):
+    said = wheel_command.run("--help", cwd=empty)
+    commands = (
+        "serve",
+        "demo",
+        "devices",
+        "predict",
+        "doctor",
+        "ops",
+        "validate",
+        "bench",
+        "tune",
+        "profile",
+        "verify",
+        "top",
+    )
+    assert [name for name in commands if not re.search(rf"^    {name} ", said, re.MULTILINE)] == []
+    assert "cannot be used" not in said
+    said = wheel_command.run("doctor", "--skip", "weights,port,devices", cwd=empty, status=0)
+    assert "PASS" in said
 
 
 def test_a_wheel_reads_a_file(wheel_command, empty, library_files, same_classes):

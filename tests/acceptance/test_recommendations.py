@@ -42,7 +42,7 @@ json.dump({extra: how_to_install(extra) for extra in sys.argv[1:]}, sys.stdout)
 def test_what_is_said_of_each_extra_can_be_done(anychip, empty):
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = re.findall(r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2].partition("\n[")[0], re.M)
-    assert {"onnx", "tools"} <= {*extras}
+    assert {"onnx", "grpc"} <= {*extras}
     python = str(anychip.command.with_name("python"))
     told = json.loads(anychip.completed([python, "-c", SAID, *extras], cwd=empty))
     for extra, said in told.items():

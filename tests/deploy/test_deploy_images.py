@@ -48,10 +48,13 @@ def test_the_dockerfiles_are_what_their_one_source_writes():
 
 
 def test_every_package_comes_into_an_image():
-    included = re.search(r"include = \[(.*)\]", (ROOT / "pyproject.toml").read_text())
-    packages = re.findall(r'"(\w+)\*"', included[1])
-    assert {"app", "models", "backends"} < {*packages}
-    assert [name for name in packages if f"!{name}\n" not in (ROOT / ".dockerignore").read_text()] == []
+    project = (ROOT / "pyproject.toml").read_text()
+    where, include = (re.search(rf"^{key} = \[(.*)\]", project, re.MULTILINE)[1] for key in ("where", "include"))
+    folders = [ROOT / each for each in re.findall(r'"([\w./]+)"', where)]
+    packages = {folder / name for name in re.findall(r'"(\w+)\*"', include) for folder in folders}
+    brought = {each.relative_to(ROOT).parts[0] for each in packages if each.is_dir()}
+    assert {"app", "models", "backends", "plugins"} < brought
+    assert [name for name in brought if f"!{name}\n" not in (ROOT / ".dockerignore").read_text()] == []
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)

@@ -63,7 +63,7 @@ class Recipe:
 
 
 _SCRIPTS = "tests/environments"
-_PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "compat", "grpc", "hosting", "tools"))
+_PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "grpc", "hosting"))
 _SET_UP = ("constraints.txt", "deploy/install.py", "backends/vendors/drivers.py", "backends/vendors/table.py")
 RECIPES = {
     "developer": Recipe(("deploy/install.py", "--dev"), _SET_UP, (".", *_PLUGINS)),
@@ -78,19 +78,19 @@ RECIPES = {
     "deploy": Recipe(
         (f"{_SCRIPTS}/deploy_environment.py",),
         (f"{_SCRIPTS}/deploy_environment.py",),
-        (".", "plugins/hosting", "plugins/tools"),
+        (".", "plugins/hosting"),
         above="developer",
     ),
     "ocr": Recipe(
         (f"{_SCRIPTS}/ocr_environment.py",),
         (f"{_SCRIPTS}/ocr_environment.py",),
-        ("plugins/ocr", "plugins/tools"),
+        (".", "plugins/ocr"),
         "developer",
     ),
     "least": Recipe(
         (f"{_SCRIPTS}/least_environment.py",),
         (f"{_SCRIPTS}/least_environment.py",),
-        (".", "plugins/compat", "plugins/grpc", "plugins/tools"),
+        (".", "plugins/grpc"),
         "developer",
     ),
     "arm": Recipe(

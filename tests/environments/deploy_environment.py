@@ -24,9 +24,7 @@ def make(folder: Path) -> None:
     settled = Path(sys.prefix) / "constraints.txt"
     constraints = settled if settled.exists() else ROOT / "constraints.txt"
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(constraints)]
-    # The tools, too: a linked environment need not see what that one has from a checkout.
-    editable = [word for name in ("hosting", "tools") for word in ("--editable", str(ROOT / "plugins" / name))]
-    run_pip([*pip, "--editable", f"{ROOT}[deploy]", *editable])
+    run_pip([*pip, "--editable", f"{ROOT}[deploy]", "--editable", str(ROOT / "plugins" / "hosting")])
 
 
 if __name__ == "__main__":

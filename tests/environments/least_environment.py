@@ -45,8 +45,8 @@ def make(folder: Path) -> None:
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--constraint", str(constraints)]
     run_pip([*pip, *(f"{name}=={version}" for name, version in least_versions().items())])
     # Linked packages do not see what is linked to them: these sources are put here, too.
-    plugins = [word for name in ("compat", "grpc", "tools") for word in ("--editable", str(ROOT / "plugins" / name))]
-    run_pip([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT), *plugins])
+    ours = [word for folder in (ROOT, ROOT / "plugins" / "grpc") for word in ("--editable", str(folder))]
+    run_pip([*pip, "--no-deps", "--no-build-isolation", *ours])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Make or renew the environment of the tests of plugins/ocr: it sees the packages of the one that runs this, and has
-the plugin, the tools, and RapidOCR with PP-OCR's networks, besides.
+the plugin, anychip itself, and RapidOCR with PP-OCR's networks, besides.
 
 Owns: what is in it. An environment of its own because anychip itself must not need any of this. Used by the
 suite ocr; example: .venv/bin/python tests/environments/ocr_environment.py .venv-ocr
@@ -28,8 +28,8 @@ def make(folder: Path) -> None:
     run_pip([*pip, "setuptools>=77", *_OF_RAPIDOCR])
     # Without what they depend on: OpenCV and NumPy are there, in the versions that anychip is tested with.
     run_pip([*pip, "--no-deps", f"rapidocr=={RAPIDOCR}"])
-    # The tools, too: a linked environment does not see what that one has from a checkout.
-    editable = [word for name in ("ocr", "tools") for word in ("--editable", str(ROOT / "plugins" / name))]
+    # anychip, too: a linked environment does not see what that one has from a checkout.
+    editable = [word for folder in (ROOT, ROOT / "plugins" / "ocr") for word in ("--editable", str(folder))]
     run_pip([*pip, "--no-deps", "--no-build-isolation", *editable])
 
 

@@ -467,6 +467,7 @@ SERVICE = ("faults", "ingress", "connections")
 PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     # The service
     ("anychip_base/", ("install", "processes", "faults", "tools")),
+    ("*/py.typed", ("install",)),
     ("app/*.py", SERVICE),
     ("app/ingress_main.py", ("ingress",)),
     ("app/converter_main.py", ("ingress",)),

@@ -26,6 +26,13 @@ def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
     return TOOLS[tool][0].parse(text)
 
 
+def parsed_otherwise(tool: str, text: str) -> Mapping[int, Telemetry]:
+    """What is read of `text` where the first tool is not there."""
+    other = TOOLS[tool][0].otherwise
+    assert other is not None
+    return other.parse(text)
+
+
 def read(tool: str, runner: Tool) -> Mapping[int, Telemetry]:
     """Read a tool's telemetry, run by `runner`."""
     return reader(tool)(runner)

@@ -125,6 +125,16 @@ def test_a_whole_pickled_module_is_read_as_its_state_dict(tmp_path: Path) -> Non
     assert same(read(tmp_path / "a.pt").state, dict(module.state_dict()))
 
 
+class Network(torch.nn.Module):
+    """Of a library that is not known here."""
+
+
+def test_a_module_of_an_unknown_class_is_refused_with_what_to_save(tmp_path: Path) -> None:
+    torch.save(Network(), tmp_path / "model.pth")
+    with pytest.raises(WeightsError, match=r"names '.*Network'.*save its state_dict\(\)"):
+        read(tmp_path / "model.pth")
+
+
 # Official YOLOv8 files: written by ultralytics, read where it cannot be imported
 
 

@@ -1,13 +1,10 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
 import json
-import re
 from importlib.metadata import EntryPoint, EntryPoints
-from pathlib import Path
 
 import pytest
 
-from anychip_base.extras import how_to_install
 from app import cli
 from app.access import keys
 from app.cli import main
@@ -85,21 +82,6 @@ def test_help_shows_an_example(capsys, command):
     assert "anychip" in text
     if command:
         assert "example: anychip" in text
-
-
-@pytest.mark.parametrize("command", cli.TOOLS)
-def test_a_command_of_a_package_that_is_not_here_names_it(command, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints())
-    with pytest.raises(SystemExit) as ended:
-        main([command])
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == f"anychip: {command} is a command of the tools: {how_to_install('tools')}\n"
-
-
-def test_the_tools_are_the_commands_that_their_package_brings():
-    text = (Path(__file__).parents[2] / "plugins" / "tools" / "pyproject.toml").read_text(encoding="utf-8")
-    commands = text.partition('"anychip.commands"]')[2].partition("\n[")[0]
-    assert sorted(re.findall(r"^(\w+) = ", commands, re.MULTILINE)) == sorted(cli.TOOLS)
 
 
 def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):

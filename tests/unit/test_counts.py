@@ -242,9 +242,32 @@ class OnDemand:
         )
         self.moved = counting(self.metrics)
 
-    async def begin(self):
+    async def begin(self, budget_bytes=100):
         footprint = SimpleNamespace(memory_bytes=60, load_s=1.0)
-        assert await self.residents.begin(100, {"a": footprint, "b": footprint}) == ""
+        assert await self.residents.begin(budget_bytes, {"a": footprint, "b": footprint}) == ""
+
+    async def with_both(self):
+        """Both fit, are loaded, and one of the two workers is taken away."""
+        await self.begin(120)
+        for name in "ab":
+            self.ask(name)
+            await turns()
+            self.answer(LoadModel, loaded=LOADED)
+        _, worker = self.workers.popitem()
+        self.lose(worker)
+
+    def lose(self, worker):
+        self.workers.pop(worker.id, None)
+        self.scheduler.remove_worker(worker.id)
+        self.residents.worker_gone(worker)
+
+    def come(self, name):
+        """A new worker."""
+        worker = self.workers[name] = Worker(name, models=(None, None))
+        worker.plan.has = lambda index: True
+        self.scheduler.add_worker(worker.id, {})
+        self.residents.worker_ready()
+        return worker
 
     def ask(self, name, deadline_s=FAR, client="one"):
         self.residents.ask(name, deadline_s, client)
@@ -372,4 +395,50 @@ async def test_a_load_that_hangs_costs_what_it_is_known_to_take_and_then_twice_t
         new.plan.has = lambda index: True
         demand.scheduler.add_worker(new.id, {})
         demand.residents.worker_ready()
+    demand.residents.stop()
+
+
+async def test_each_load_after_a_crash_has_its_own_time(virtual_time):
+    demand = OnDemand()
+    await demand.with_both()
+    [old] = demand.workers.values()
+    demand.lose(old)
+    new = demand.come("null:0#3")
+    for _ in range(2):  # Each takes longer than known, and less than what is given up; together they take more.
+        await asyncio.sleep(20)
+        assert not new.ended.done()
+        first = next(each for each in new.sent if isinstance(each, LoadModel))
+        new.sent.remove(first)
+        demand.residents.heard(new, ModelLoaded(first.model, LOADED))
+    await asyncio.sleep(1)
+    assert not new.ended.done()
+    assert demand.scheduler.serves("a")
+    assert demand.scheduler.serves("b")
+    demand.residents.stop()
+
+
+async def test_after_a_crash_a_model_is_loaded_before_those_that_nobody_waits_for(virtual_time):
+    demand = OnDemand()
+    await demand.with_both()
+    [old] = demand.workers.values()
+    demand.lose(old)
+    loop = asyncio.get_running_loop()
+    enqueue(demand.scheduler, reserve(demand.scheduler, "a", 1, FAR, 0, loop.time()), None, loop.time())
+    new = demand.come("null:0#3")  # b was used later.
+    assert [each.model for each in new.sent if isinstance(each, LoadModel)] == [0]
+    with pytest.raises(ServiceError, match="b is not loaded"):
+        demand.ask("b", loop.time() + 1.5)  # After a: two seconds.
+    demand.ask("b", loop.time() + 2.5)
+    demand.answer(LoadModel, loaded=LOADED)
+    await turns()
+    assert [each.model for each in new.sent if isinstance(each, LoadModel)] == [1]
+    demand.residents.stop()
+
+
+async def test_what_another_worker_serves_is_refused_to_nobody_while_a_new_one_loads_it(virtual_time):
+    demand, loop = OnDemand(), asyncio.get_running_loop()
+    await demand.with_both()
+    demand.come("null:0#3")
+    for name in "ab":
+        demand.ask(name, loop.time() + 0.1)
     demand.residents.stop()

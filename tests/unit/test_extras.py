@@ -20,7 +20,7 @@ REQUIRES = [
     "numpy>=1.26",
     'onnx>=1.16; extra == "onnx"',
     'onnxruntime>=1.18; extra == "onnx"',
-    'anychip-grpc; extra == "grpc"',
+    'anychip-grpc==0.1.0; extra == "grpc"',
     'torch-npu; extra == "ascend"',
     'anychip-ascend; extra == "ascend"',
     'ray[serve]>=2.40; extra == "ray"',

@@ -13,9 +13,7 @@ from fastapi import FastAPI
 from app.http.docs_page import mount_docs
 
 ROOT = Path(__file__).resolve().parents[2]
-ASCEND, COMPAT, GRPC, HOSTING, TOOLS = (
-    ROOT / "plugins" / name for name in ("ascend", "compat", "grpc", "hosting", "tools")
-)
+ASCEND, GRPC, HOSTING = (ROOT / "plugins" / name for name in ("ascend", "grpc", "hosting"))
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
 
 
@@ -252,10 +250,10 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("copy", "extras", "expected"),
     [
-        (False, "", [part for each in (ROOT, ASCEND, COMPAT, HOSTING, TOOLS) for part in ("--editable", str(each))]),
-        (True, "", [str(ROOT), str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]),
-        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]),
-        (True, "grpc", [f"{ROOT}[grpc]", str(ASCEND), str(COMPAT), str(GRPC), str(HOSTING), str(TOOLS)]),
+        (False, "", [part for each in (ROOT, ASCEND, HOSTING) for part in ("--editable", str(each))]),
+        (True, "", [str(ROOT), str(ASCEND), str(HOSTING)]),
+        (True, "cuda, onnx", [f"{ROOT}[cuda,onnx]", str(ASCEND), str(HOSTING)]),
+        (True, "grpc", [f"{ROOT}[grpc]", str(ASCEND), str(GRPC), str(HOSTING)]),
     ],
 )
 def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
@@ -310,7 +308,24 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     install.install(tmp_path, False, environ, copy=True)
     torchvision, anychip = commands
     assert torchvision[-4:] == ["--index-url", "https://mirror.example/whl/cpu", "--no-deps", "torchvision==0.25.*"]
-    assert anychip[-5:] == [str(ROOT), str(ASCEND), str(COMPAT), str(HOSTING), str(TOOLS)]
+    assert anychip[-3:] == [str(ROOT), str(ASCEND), str(HOSTING)]
+
+
+def test_what_was_a_package_of_its_own_and_is_a_part_of_anychip_now_goes_first(tmp_path, monkeypatch):
+    """Else an environment of an older checkout has each command twice."""
+    commands = []
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "link_packages", lambda python: None)
+    monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das"}
+    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    for name in ("anychip_tools", "anychip_grpc", "torch"):
+        (packages / f"{name}-0.1.0.dist-info").mkdir(parents=True)
+    install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep"})
+    assert commands[0][2:] == ["pip", "uninstall", "--yes", "anychip-tools"]
+    assert len(commands) == 2
 
 
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
@@ -385,4 +400,21 @@ def test_the_dependencies_are_those_of_the_extras_and_of_the_extras_they_name():
     of_grpc = install.requirements(install.read_project(), ["cpu", "grpc"])
     assert {"torch>=2.5", "grpcio>=1.60", "openvino>=2025.0"} < set(of_grpc)
     assert not [line for line in of_grpc if line.startswith("anychip")]
-    assert "anychip-grpc" in install.named_by(install.read_project(), ["dev"]), "tests have gRPC"
+    named = {line.partition("==")[0] for line in install.named_by(install.read_project(), ["dev"])}
+    assert "anychip-grpc" in named, "tests have gRPC"
+
+
+def test_the_packages_of_this_repository_are_of_one_version_and_want_no_other():
+    """What is a package of its own imports the insides of anychip, which change."""
+    version = install.read_project()["version"]
+    folders = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
+    assert len(folders) == 4
+    for project in (install.read_project(), *map(install.read_project, folders)):
+        assert project["version"] == version
+        lines = [
+            *project["dependencies"],
+            *(line for each in project.get("optional-dependencies", {}).values() for line in each),
+        ]
+        ours = [line for line in lines if re.match(r"anychip(?!\[)", line)]
+        assert [line for line in ours if line.partition("==")[2] != version] == [], project["name"]
+        assert ours

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from models.contract.errors import WeightsError
 from models.exports.metadata import description, yaml_metadata
 from models.onnx import graph as graphs
@@ -63,7 +63,7 @@ def test_an_adaptive_pool_of_other_windows_is_refused_by_name(tmp_path: Path) ->
 def test_without_the_package_that_reads_it_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs.reader_of.cache_clear()
     monkeypatch.setattr(graphs, "entry_points", lambda **_: EntryPoints())
-    with pytest.raises(WeightsError, match=re.escape(how_to_install("compat"))):
+    with pytest.raises(WeightsError, match=re.escape(NOT_INSTALLED)):
         load_onnx(written(tmp_path, NETWORK))
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from models import open_model, parse_spec
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Resize, Whole
@@ -306,7 +306,7 @@ def test_a_folder_of_a_library_that_is_not_built_here_says_which_export_it_wants
 def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library_files.builder.cache_clear()
     monkeypatch.setattr(library_files, "entry_points", lambda **_: EntryPoints())
-    with pytest.raises(WeightsError, match=re.escape(how_to_install("compat"))):
+    with pytest.raises(WeightsError, match=re.escape(NOT_INSTALLED)):
         library_files.builder()
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import NOT_INSTALLED
 from anychip_tools import doctor
 from app.config import Settings
 from app.serving.opening import chosen
@@ -203,7 +203,7 @@ def test_what_is_not_automatic_is_chosen_by_name_alone_and_not_reported(
     [
         ("cpu:1", r"no device 'cpu:1'; there is cpu:0"),
         ("cpu:", r"no device 'cpu:'; there is cpu:0"),
-        ("null", rf"the one called null, are part of the tools: {re.escape(how_to_install('tools'))}\.$"),
+        ("null", rf"the one called null, are not found: {re.escape(NOT_INSTALLED)}\.$"),
         ("cup", r"no device 'cup'; known are auto, first, cpu; did you mean cpu\?"),
         ("auto:0", r"did you mean auto\?"),
         ("", r"known are auto, first, cpu\.$"),

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 
@@ -23,12 +24,13 @@ from backends.telemetry.parsing import csv_telemetry
 from backends.telemetry.sampler import Energy
 from backends.telemetry.tools import TOOLS
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, parsed, values
+from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, parsed, parsed_otherwise, values
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     "ascend": smi.parse,
     "nvidia care": nvidia.parse_care,
     **{f"{name} {number}": query.parse for name, queries in TOOLS.items() for number, query in enumerate(queries)},
+    "rocm-smi": partial(parsed_otherwise, "amd"),
 }
 
 
@@ -70,9 +72,20 @@ def test_hygon_under_each_name(name: str) -> None:
 
 
 def test_amd_as_quoted() -> None:
-    assert values(parsed("amd", quoted("rocm-smi.json"))[0]) == approx(1.0, 314.0, 62.0)
+    devices = parsed("amd", quoted("amd-smi.json"))
+    assert [values(devices[card]) for card in (0, 1)] == [approx(1.0, 239, 36), approx(nan, nan, 54)]
+    assert (devices[0].clock_hertz, devices[0].memory_temperature_celsius) == (132e6, 42)
+    assert (devices[0].corrected_memory_errors, devices[0].uncorrected_memory_errors) == (0, 0)
+    of_rocm_6 = json.dumps(json.loads(quoted("amd-smi.json"))["gpu_data"])
+    assert values(parsed("amd", of_rocm_6)[0]) == approx(1.0, 239, 36)
+
+
+def test_amd_before_rocm_10_as_quoted() -> None:
+    assert values(parsed_otherwise("amd", quoted("rocm-smi.json"))[0]) == approx(1.0, 314.0, 62.0)
     text = '{"card1": {"Current Socket Graphics Package Power (W)": "97.0"}, "system": {"Driver version": "6.3.6"}}'
-    assert {card: values(sample) for card, sample in parsed("amd", text).items()} == {1: approx(nan, 97.0, nan)}
+    assert {card: values(sample) for card, sample in parsed_otherwise("amd", text).items()} == {
+        1: approx(nan, 97.0, nan)
+    }
 
 
 def test_intel_finds_columns_by_their_header() -> None:
@@ -130,7 +143,12 @@ _JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["card0", "CnmonInfo", "CardNum", "Temperature", "GPU use (%)"]), inner)
+        | st.dictionaries(
+            st.sampled_from(
+                ["card0", "gpu_data", "gpu", "value", "usage", "CnmonInfo", "CardNum", "Temperature", "GPU use (%)"]
+            ),
+            inner,
+        )
     ),
     max_leaves=8,
 )

@@ -9,6 +9,7 @@ import ctypes
 import math
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -143,6 +144,34 @@ def test_memory_and_release_speak_bytes(monkeypatch: pytest.MonkeyPatch) -> None
         backend.release_cache("npu:0")
 
 
+@pytest.mark.parametrize("has", ["torch 2.14", "torch 2.10", "no allocator"])
+@pytest.mark.parametrize(
+    "row", [vendors.NVIDIA, vendors.AMD, vendors.CAMBRICON, vendors.INTEL], ids=lambda row: row.name
+)
+def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
+    row: Facts, has: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch/accelerator/memory.py of 2.14; before it torch._C has a call for what answers to torch.cuda."""
+    emptied: list[str] = []
+
+    def general() -> None:
+        if has == "no allocator":
+            raise RuntimeError("no host allocator is registered")
+        emptied.append(has)
+
+    module = SimpleNamespace(memory_reserved=lambda device: 100, empty_cache=lambda: None)
+    if has == "torch 2.10":
+        monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", partial(emptied.append, has), raising=False)
+    else:
+        monkeypatch.setattr(torch.accelerator, "empty_host_cache", general, raising=False)
+    backend: Any = TorchBackend(row)
+    monkeypatch.setattr(backend, "_module", lambda: module)
+    assert backend.release_cache(f"{row.name}:0") == 0
+    known = {"torch 2.14": ("cuda", "xpu"), "torch 2.10": ("cuda",), "no allocator": ()}[has]
+    assert emptied == ([has] if row.device_type in known else [])
+
+
 def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -235,6 +264,17 @@ def test_telemetry_is_that_of_the_device_behind_the_visibility_variable(
     backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
     watts = backend.telemetry(f"npu:{index}").power_watts
     assert watts == 100.0 + asked if asked is not None else math.isnan(watts)
+
+
+def test_metax_counts_its_cards_by_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MetaX reads MACA_VISIBLE_DEVICES, say public deployers; Iluvatar, whose row was made of it, has CUDA's."""
+    samples = {number: Telemetry(power_watts=100.0 + number) for number in range(8)}
+    monkeypatch.setenv("MACA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for row, asked in ((vendors.METAX, 7), (vendors.ILUVATAR, 1)):
+        backend = TorchBackend(row)
+        backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
+        assert backend.telemetry(f"{row.name}:1").power_watts == 100.0 + asked
 
 
 def test_a_device_found_by_another_process_is_opened_without_asking_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

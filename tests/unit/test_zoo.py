@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.zoo.__main__ import REFUSED, RIGHT, USELESS, WRONG, table
 from benchmarks.zoo.asking import as_numbers, read_s_of, ready_s_of
-from benchmarks.zoo.comparing import DEFAULT, FLOAT32, compare
+from benchmarks.zoo.comparing import DEFAULT, FLOAT32, THRESHOLD, compare
 from benchmarks.zoo.networks import Floats, Kind, pictures
 from benchmarks.zoo.table import NETWORKS
 
@@ -54,6 +54,19 @@ def test_a_network_that_finds_nothing_shows_nothing():
     assert not compare("boxes", [none] * 3, [none] * 3, FLOAT32).same
 
 
+def test_a_box_is_compared_by_the_limits_and_may_lack_its_counterpart_about_the_threshold_alone():
+    moved = BOXES.copy()
+    moved[0, :4] += 2
+    assert not compare("boxes", [BOXES], [moved], FLOAT32).same
+    assert compare("boxes", [BOXES], [moved], DEFAULT).same
+    about = np.append(BOXES, np.array([[5, 5, 9, 9, THRESHOLD + 5e-4, 0]], np.float32), axis=0)
+    assert compare("boxes", [BOXES], [about], FLOAT32).same
+    assert compare("boxes", [about], [BOXES], FLOAT32).same
+    above = about + np.array([0, 0, 0, 0, 0.01, 0], np.float32)
+    assert not compare("boxes", [above[:3]], [above], FLOAT32).same
+    assert not compare("boxes", [above], [above[:3]], FLOAT32).same
+
+
 def test_classes_that_are_not_answered_are_not_compared():
     few = as_numbers("scores", {"classes": [{"class_id": 2, "score": 0.2}, {"class_id": 1, "score": 0.7}]})
     assert np.isnan(few[0])
@@ -72,6 +85,10 @@ def test_seconds_are_those_of_one_file():
 def test_the_table_counts_what_came_out():
     row = {
         "library": "timm",
+        "version": "1.0",
+        "reference": "network",
+        "line": "",
+        "when": "2026-11-27",
         "file": "folder",
         "fp32": "1e-06",
         "default": "1e-03",

@@ -184,14 +184,17 @@ def _rfdetr(kind: str, folder: Path, images: Images) -> Made:
     file.with_suffix(".labels.txt").write_text("\n".join(labels) + "\n")
     answers = []
     for image in images:
+        # A slot more than classes is the background, which rfdetr's own answers count as a class.
         found = network.predict(image.resize((side, side)).convert("RGB"), threshold=0.25)
         row = (found.xyxy, found.confidence[:, None], found.class_id[:, None])
-        answers.append(torch.cat([torch.as_tensor(each, dtype=torch.float32) for each in row], 1).clamp(min=0))
+        boxes = torch.cat([torch.as_tensor(each, dtype=torch.float32) for each in row], 1).clamp(min=0)
+        answers.append(boxes[boxes[:, 5] < len(labels)])
     return Made(f"{{}}/{file.relative_to(folder)}", "boxes", as_arrays(answers), (side, side))
 
 
 def _row(name: str, library: str, file: str, build: Callable[[Path, Images], Made], package: str) -> Network:
-    return Network(name, library, file, build, (package,))
+    by = {"open_clip": "network and its transform", "rfdetr": "predict"}.get(package, "network")
+    return Network(name, library, file, build, package, by)
 
 
 _SMP = "segmentation_models_pytorch"

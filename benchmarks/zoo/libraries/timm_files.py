@@ -133,7 +133,7 @@ def _module(folder: Path, images: Images) -> Made:
 
 
 def _row(name: str, file: str, build: Callable[[Path, Images], Made]) -> Network:
-    return Network(name, "timm", file, build, ("timm",))
+    return Network(name, "timm", file, build, "timm", "network and create_transform")
 
 
 def _folder_row(name: str, note: str = "", **more: Any) -> Network:

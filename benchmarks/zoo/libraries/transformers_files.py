@@ -302,7 +302,7 @@ def _made(name: str) -> tuple[Any, Any]:
 
 
 def _row(name: str, file: str, build: Callable[[Path, Images], Made]) -> Network:
-    return Network(f"hf-{name}", "transformers", file, build, ("transformers",))
+    return Network(f"hf-{name}", "transformers", file, build, "transformers", "network and its image processor")
 
 
 _FOLDER = "save_pretrained"

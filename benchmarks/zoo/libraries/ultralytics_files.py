@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
 
 from benchmarks.zoo.networks import Floats, Made, Network
-from benchmarks.zoo.pixels import Images, batch
+from benchmarks.zoo.pixels import Images
 
 _SIDE = 320
 _THRESHOLD = 0.25
@@ -53,7 +54,7 @@ def _enliven(network: Any, pixels: torch.Tensor) -> None:
             gain = 1 / bare.std()
             module.weight.mul_(gain)
             if parts[0] == "cv3":
-                best = (bare * gain).amax(dim=1).flatten(1).quantile(0.99, dim=1).median()
+                best = (bare * gain).amax(dim=1).flatten(1).quantile(0.98, dim=1).max()
                 module.bias.fill_(float(np.log(_THRESHOLD / (1 - _THRESHOLD)) - best))
             elif parts[0] == "cv2" and len(module.bias) == 4:
                 module.bias.fill_(3.0)
@@ -62,12 +63,23 @@ def _enliven(network: Any, pixels: torch.Tensor) -> None:
     network.eval()
 
 
+def _letterboxed(images: Images) -> torch.Tensor:
+    pixels = []
+    for image in images:
+        sized = image.convert("RGB")
+        sized.thumbnail((_SIDE, _SIDE))
+        whole = Image.new("RGB", (_SIDE, _SIDE), (114, 114, 114))
+        whole.paste(sized, ((_SIDE - sized.width) // 2, (_SIDE - sized.height) // 2))
+        pixels.append(torch.from_numpy(np.array(whole)).permute(2, 0, 1) / 255)
+    return torch.stack(pixels)
+
+
 def _made(yaml: str, folder: Path, images: Images) -> Any:
     ultralytics: Any = importlib.import_module("ultralytics")
 
     torch.manual_seed(0)
     model: Any = ultralytics.YOLO(yaml, verbose=False)
-    _enliven(model.model, batch(images, _SIDE) / 2 + 0.5)
+    _enliven(model.model, _letterboxed(images))
     model.model.args = model.overrides = {**model.overrides, "imgsz": _SIDE}
     model.ckpt = {"train_args": {"imgsz": _SIDE}}
     model.save(folder / "best.pt")
@@ -134,7 +146,7 @@ def _refused(yaml: str, folder: Path, images: Images) -> Made:
 
 
 def _row(name: str, file: str, build: Callable[[Path, Images], Made]) -> Network:
-    return Network(f"yolo-{name}", "Ultralytics", file, build, ("ultralytics",))
+    return Network(f"yolo-{name}", "Ultralytics", file, build, "ultralytics", "YOLO(file).predict")
 
 
 ROWS = [
