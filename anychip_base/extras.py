@@ -30,7 +30,7 @@ def version() -> str:
 
 
 NOT_INSTALLED = "anychip's own installation is not here, or an older one: make install, in its sources"
-"""Where what every installation brings is not found: its sources alone run, as with PYTHONPATH."""
+"""Message where a part of every installation is missing: the sources run uninstalled, as with PYTHONPATH."""
 
 
 @cache

@@ -47,7 +47,7 @@ class Network:
     package: str
     """Its module, without which the row cannot be built."""
     reference: str
-    """What answers in the library, in a few words."""
+    """Part of the library that answers, in a few words."""
 
 
 def pictures() -> list[Image.Image]:

@@ -27,7 +27,7 @@ def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
 
 
 def parsed_otherwise(tool: str, text: str) -> Mapping[int, Telemetry]:
-    """What is read of `text` where the first tool is not there."""
+    """Parse `text`, the output of the other tool, which runs where the first one is missing or fails."""
     other = TOOLS[tool][0].otherwise
     assert other is not None
     return other.parse(text)

@@ -262,7 +262,7 @@ class OnDemand:
         self.residents.worker_gone(worker)
 
     def come(self, name):
-        """A new worker."""
+        """Add a ready worker that may have every model."""
         worker = self.workers[name] = Worker(name, models=(None, None))
         worker.plan.has = lambda index: True
         self.scheduler.add_worker(worker.id, {})
