@@ -53,6 +53,7 @@ ENDING = {
 ELSEWHERE = {
     "PIP_INDEX_URL=https://pypi.tuna.tsinghua.edu.cn/simple "
     "ANYCHIP_TORCH_INDEX=https://mirrors.nju.edu.cn/pytorch/whl make demo": "a network; tests/unit/test_install.py",
+    "make test": "runs this file",
     ".venv/bin/anychip serve": "downloads; its two networks are those of `make demo`",
     ".venv/bin/anychip serve --models mobilenet_v3_small,yolov8s": "downloads",
     ".venv/bin/anychip weights fetch resnet50 yolov8n": "downloads; tests/unit/test_weights.py",
