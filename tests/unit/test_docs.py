@@ -125,6 +125,18 @@ def test_the_scheduling_page_has_every_reason_for_a_restart() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RESTARTS)
 
 
+DOORS = DOCS / "README.md"
+
+
+def test_behind_the_four_doors_is_every_page_once() -> None:
+    """In English; the Chinese list has the same links (tests/deploy/test_deploy_docs.py)."""
+    text = DOORS.read_text(encoding="utf-8")
+    assert len(re.findall("^## ", text, re.MULTILINE)) == 4
+    listed = re.findall(r"\]\(([^)#]+\.md)\)", text.partition("\n## ")[2])
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not page.name.endswith(".zh-CN.md")}
+    assert sorted(name for name in listed if not name.startswith("../")) == sorted(pages - {DOORS.name})
+
+
 CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
 
 
@@ -132,7 +144,7 @@ def test_what_readers_need_first_is_there_in_chinese() -> None:
     names = {name_of(page) for page in CHINESE}
     pages = {
         f"docs/{name}.zh-CN.md"
-        for name in ("api", "deploy", "hardware", "kubernetes", "settings", "troubleshooting", "which-file")
+        for name in ("README", "api", "deploy", "hardware", "kubernetes", "settings", "troubleshooting", "which-file")
     }
     installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")}
     assert names >= {"README.zh-CN.md", *pages, *installs}
