@@ -37,6 +37,12 @@ BROUGHT = ("anychip-ascend", "anychip-hosting")
 TAKEN_IN = ("anychip-compat", "anychip-tools")
 """Packages that are parts of anychip now: where both are installed, each of their commands is there twice."""
 INDEX = "https://download.pytorch.org/whl"
+BESIDE_TORCH_GB, WITH_CUDA_GB = 0.3, 3.3
+"""Sizes of what pip loads of a registry, rounded up: the packages beside torch, and these with a torch for CUDA.
+
+Summed over the wheels of constraints.txt for the extra `cpu`, CPython 3.11 and x86-64, on 2026-11-27: 0.24 and 3.25, of
+which 2.45 are CUDA's libraries.
+"""
 KINDS = ("auto", "cpu", "cuda", "rocm", "ascend", "registry", "keep")
 
 
@@ -384,6 +390,8 @@ def install(
         if choice.build and not build:
             takes += f", since {index} did not answer with a {choice.build} build"
     print(f"anychip: saw {choice.saw}; takes {takes}.", flush=True)
+    more = developer or bool(environ.get("ANYCHIP_EXTRAS"))
+    print(f"anychip: {what_it_loads(choice.kind, pins['torch'], pins['torch'] == present, more)}", flush=True)
 
     settled = folder / "constraints.txt"
     settled.write_text(with_pins(constraints, pins, choice.constraints))
@@ -428,6 +436,28 @@ def install(
             if kind != "auto":
                 raise
             print(f"anychip: goes on without its extra '{choice.optional_extra}': see above.", flush=True)
+
+
+def what_it_loads(kind: str, torch: str, here: bool, more: bool = False) -> str:
+    """Return what to say before pip begins: how much it may load with this torch.
+
+    `here`: that torch is there already; `more`: development or an extra wants packages too. What was not measured is
+    named without a size: PyTorch's own builds, vendors' packages, and these.
+    """
+    beside, remedy = ["what development and extras need"] if more else [], ""
+    if here or kind == "keep":
+        size = f"{BESIDE_TORCH_GB} GB"
+    elif "+" in torch or kind == "ascend" or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        size = f"{BESIDE_TORCH_GB} GB"
+        beside.insert(0, f"torch {torch}")
+    else:
+        size = f"{WITH_CUDA_GB} GB, most of it CUDA's libraries"
+        if kind == "cuda":
+            beside.insert(0, "TensorRT")
+        else:
+            remedy = f" A CPU build needs none of them: name a mirror of {INDEX} in ANYCHIP_TORCH_INDEX."
+    others = f", and beside it {' and '.join(beside)}" if beside else ""
+    return f"It loads up to {size}{others}.{remedy}"
 
 
 def _only_without_cuda(python: Path, pip: Sequence[str], torch: str, index: str) -> None:

@@ -218,6 +218,50 @@ def test_arm_without_pytorchs_index_gets_a_torch_without_cuda(
     assert not any("uninstall" in command for command in commands)
 
 
+@pytest.mark.parametrize(
+    ("kind", "torch", "here", "machine", "says"),
+    [
+        (
+            "cpu",
+            "2.14.1",
+            False,
+            "x86_64",
+            r"up to 3\.3 GB, most of it CUDA's .* name a mirror of .* ANYCHIP_TORCH_INDEX\.$",
+        ),
+        ("registry", "2.14.1", False, "x86_64", r"up to 3\.3 GB, .* ANYCHIP_TORCH_INDEX\.$"),
+        ("cuda", "2.14.1", False, "x86_64", r"up to 3\.3 GB, most of it CUDA's libraries, and beside it TensorRT\.$"),
+        ("cpu", "2.14.1+cpu", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.14\.1\+cpu\.$"),
+        ("cpu", "2.10.0", False, "aarch64", r"up to 0\.3 GB, and beside it torch 2\.10\.0\.$"),
+        ("ascend", "2.12.0", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.12\.0\.$"),
+        ("rocm", "2.14.1+rocm7.2", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.14\.1\+rocm7\.2\.$"),
+        ("cpu", "2.14.1", True, "x86_64", r"up to 0\.3 GB\.$"),
+        ("keep", "2.9.0", False, "x86_64", r"up to 0\.3 GB\.$"),
+    ],
+)
+def test_it_says_how_much_it_loads_before_pip_begins(kind, torch, here, machine, says, monkeypatch):
+    monkeypatch.setattr(install.platform, "machine", lambda: machine)
+    monkeypatch.setattr(install.sys, "platform", "linux")
+    said = install.what_it_loads(kind, torch, here)
+    assert re.search(says, said)
+    assert "development" not in said
+    assert "what development and extras need" in install.what_it_loads(kind, torch, here, more=True)
+
+
+def test_the_readme_says_the_same_of_what_is_loaded(tmp_path, monkeypatch, capsys):
+    said = []
+    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+    monkeypatch.setattr(install, "installed_torch", lambda python: "")
+    monkeypatch.setattr(install, "find_build", lambda *_: "")
+    monkeypatch.setattr(install, "look", install.Signals)
+    monkeypatch.setattr(install, "run_pip", lambda command: said.append(capsys.readouterr().out))
+    install.install(tmp_path, False, {"ANYCHIP_TORCH": "cpu"})
+    assert "anychip: It loads up to " in said[0]  # Before anything else of pip.
+    for page in ("README.md", "README.zh-CN.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert f" {install.BESIDE_TORCH_GB} GB" in text
+        assert f" {install.WITH_CUDA_GB} GB" in text
+
+
 def test_pins_replace_the_lines_of_the_constraints():
     text = "# why\nnumpy==2.2.6; python_version < '3.11'\nnumpy==2.4.6; python_version >= '3.11'\nTorch==2.14.1\n"
     text += "torch-tensorrt==2.14.0\ntorchvision==0.29.2\nrich==15.0.0\n"
