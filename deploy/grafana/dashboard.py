@@ -1,8 +1,10 @@
 """Source of the dashboard `anychip.json`: python deploy/grafana/dashboard.py
 
 Owns: rows, panels and queries. The JSON is the classic model (schema 39), which Grafana 9 and newer import and
-provision; it needs no rules, only a Prometheus that scrapes the service. Must not need anything but the standard
-library. A test compares the file with this script's output, and runs every query against a real Prometheus.
+provision; it needs no rules, only a Prometheus that scrapes the service. `__inputs` and `__requires` are what
+grafana.com wants of a shared dashboard: who imports it is asked for the data source. For a provisioned dashboard nobody
+is asked, and the variable takes the first Prometheus. Must not need anything but the standard library. A test compares
+the file with this script's output, and runs every query against a real Prometheus.
 """
 
 from __future__ import annotations
@@ -16,6 +18,15 @@ TARGET = Path(__file__).with_name("anychip.json")
 SCHEMA = 39
 _WIDTH = 24
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_INPUT = "DS_PROMETHEUS"
+_OLDEST_GRAFANA = "10.4.0"
+_KINDS = {
+    "timeseries": "Time series",
+    "stat": "Stat",
+    "table": "Table",
+    "heatmap": "Heatmap",
+    "state-timeline": "State timeline",
+}
 
 SERVICE = 'namespace=~"$namespace",job=~"$job",instance=~"$instance"'
 MODEL = f'{SERVICE},model=~"$model"'
@@ -540,6 +551,7 @@ def dashboard() -> dict[str, Any]:
             x, height = x + panel.width, max(height, panel.height)
         y += height
     return {
+        **_sharing(panels),
         "uid": "anychip",
         "title": "anychip",
         "description": "Classification and detection on any accelerator. Made by deploy/grafana/dashboard.py.",
@@ -554,6 +566,30 @@ def dashboard() -> dict[str, Any]:
         "annotations": {"list": []},
         "links": [],
         "panels": panels,
+    }
+
+
+def _sharing(panels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an export "for sharing externally": the data source to ask for, and what must be there."""
+    kinds = sorted({panel["type"] for panel in panels} - {"row"})
+    prometheus = {"id": "prometheus", "name": "Prometheus"}
+    return {
+        "__inputs": [
+            {
+                "name": _INPUT,
+                "label": "Prometheus",
+                "description": "The Prometheus that scrapes anychip",
+                "type": "datasource",
+                "pluginId": prometheus["id"],
+                "pluginName": prometheus["name"],
+            }
+        ],
+        "__elements": {},
+        "__requires": [
+            {"type": "grafana", "id": "grafana", "name": "Grafana", "version": _OLDEST_GRAFANA},
+            {"type": "datasource", **prometheus, "version": "1.0.0"},
+            *({"type": "panel", "id": kind, "name": _KINDS[kind], "version": ""} for kind in kinds),
+        ],
     }
 
 
@@ -658,7 +694,8 @@ def _variables() -> list[dict[str, Any]]:
         "type": "datasource",
         "query": "prometheus",
         "refresh": 1,
-        "current": {},
+        # An import writes the chosen one here. Where nobody chose, Grafana knows no such one and takes the first.
+        "current": {"text": "Prometheus", "value": f"${{{_INPUT}}}"},
     }
     return [
         datasource,

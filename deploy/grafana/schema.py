@@ -19,6 +19,10 @@ from typing import Any
 _BOARD = Path(__file__).with_name("anychip.json")
 
 
+SHARING = ("__inputs", "__elements", "__requires")
+"""What an importer reads and takes out: it is no part of a dashboard."""
+
+
 def differences(ours: object, theirs: object, path: str = "") -> Iterator[str]:
     """Yield each field of `ours` that `theirs` lacks or has otherwise; extra fields of `theirs` are defaults."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -41,6 +45,7 @@ def unknown(board: dict[str, Any]) -> list[str]:
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     plugins.register_default_plugins()  # Plugins define the options of panels and queries.
+    board = {name: value for name, value in board.items() if name not in SHARING}
     return list(differences(board, json.loads(JSONEncoder().encode(Dashboard.from_json(board)))))
 
 

@@ -147,6 +147,27 @@ def test_the_dashboard_has_its_rows_and_variables_and_no_panel_hides_another():
             assert panel["datasource"]["uid"] == "${datasource}"
 
 
+def test_the_dashboard_can_be_imported_by_the_rules_of_a_shared_one():
+    """As an importer does it: ask for each input, write the answers where the names stand, take the fields out."""
+    text = DASHBOARD.read_text()
+    board = json.loads(text)
+    [source] = board["__inputs"]
+    assert (source["type"], source["pluginId"]) == ("datasource", "prometheus")
+    assert source["label"]
+    required = {(each["type"], each["id"]) for each in board["__requires"]}
+    kinds = {("panel", panel["type"]) for panel in board["panels"] if panel["type"] != "row"}
+    assert required == {("grafana", "grafana"), ("datasource", "prometheus"), *kinds}
+    assert all({"name", "version"} <= each.keys() for each in board["__requires"])
+    assert set(re.findall(r"\$\{(\w+)\}", text)) == {source["name"], "datasource"}, "an input nobody is asked for"
+    imported = json.loads(text.replace(f"${{{source['name']}}}", "uid-of-mine"))
+    [variable] = [each for each in imported["templating"]["list"] if each["name"] == "datasource"]
+    assert (variable["type"], variable["query"], variable["current"]["value"]) == (
+        "datasource",
+        source["pluginId"],
+        "uid-of-mine",
+    )
+
+
 def test_every_metric_is_promised_documented_and_no_other_is():
     documentation = (ROOT / "docs" / "observability.md").read_text()
     families = {family.name for family in Metrics().registry.collect() if family.name.startswith("anychip_")}
