@@ -291,6 +291,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             "type": "http",
             "method": "POST",
             "http_version": line[0][-5:-2].decode(),
+            "scheme": self._general.scheme,
             "path": line[1].decode(),
             "query_string": line[2] or b"",
             "headers": head.headers,

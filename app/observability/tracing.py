@@ -139,7 +139,7 @@ class Tracing:
                 str(scope["method"]),
                 self._propagator.extract(text, self._chosen),
                 kind=self.trace.SpanKind.SERVER,
-                attributes={"http.request.method": scope["method"], "url.path": scope["path"]},
+                attributes=_known(scope),
                 start_time=_epoch_ns(started_s),
             )
             owned = True
@@ -219,6 +219,12 @@ class RequestTrace:
             self._span.set_attribute("error.type", code)
             self._span.set_status(self._tracing.trace.StatusCode.ERROR)
         self._span.end()
+
+
+def _known(scope: Scope) -> dict[str, str]:
+    """Return what OpenTelemetry's conventions for HTTP servers want at a span's begin, where samplers read it."""
+    known = {"http.request.method": scope["method"], "url.path": scope["path"]}
+    return known | ({"url.scheme": scope["scheme"]} if "scheme" in scope else {})  # gRPC has none.
 
 
 def _epoch_ns(monotonic_s: float) -> int:
