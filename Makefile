@@ -13,6 +13,7 @@ ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
 LEAST_VENV := .venv-least
 DIST_VENV := .venv-dist
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend grpc hosting) constraints.txt deploy/install.py
 SUITES := $(BIN)/python -m tests.suites
@@ -27,7 +28,7 @@ UNDECIDED := Licensing,Author,AuthorEmail,Url
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment sbom audit dist bench clean anew
+.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment sbom audit dist docs bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -104,11 +105,14 @@ dist: $(DIST_VENV)/.installed  ## build wheels of anychip and its plugins into d
 	$(DIST_VENV)/bin/twine check --strict dist/*
 	$(DIST_VENV)/bin/check-wheel-contents dist/*.whl
 
+docs: $(DOCS_VENV)/.installed  ## build the documentation's site, in both languages, into build/site/; a link that leads nowhere fails it
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
 bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(DIST_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(DIST_VENV) $(DOCS_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is asked for beside, as in ANYCHIP_EXTRAS=onnx make install, comes into an environment that is there already.
@@ -154,6 +158,11 @@ $(AUDIT_VENV)/.installed:
 $(DIST_VENV)/.installed:
 	$(PYTHON) -m venv $(DIST_VENV)
 	$(DIST_VENV)/bin/pip install --quiet --disable-pip-version-check 'build>=1.2' 'check-wheel-contents>=0.6' 'pyroma>=5' 'twine>=6'
+	@touch $@
+
+$(DOCS_VENV)/.installed:
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check 'mkdocs<2' 'mkdocs-material>=9.6,<10' 'mkdocs-static-i18n>=1.3,<2'
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py

@@ -564,6 +564,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("*.md", ()),
     ("docs/", ()),
     ("Makefile", ()),
+    ("mkdocs.yml", ()),
     (".gitignore", ()),
     (".ci/", ()),
     ("tests/conftest.py", ()),

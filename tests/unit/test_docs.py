@@ -6,6 +6,8 @@ import dataclasses
 import re
 from pathlib import Path
 
+from docs import site_hooks
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
@@ -135,6 +137,21 @@ def test_behind_the_four_doors_is_every_page_once() -> None:
     listed = re.findall(r"\]\(([^)#]+\.md)\)", text.partition("\n## ")[2])
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not page.name.endswith(".zh-CN.md")}
     assert sorted(name for name in listed if not name.startswith("../")) == sorted(pages - {DOORS.name})
+
+
+def test_the_site_has_the_order_of_the_doors() -> None:
+    found = site_hooks.doors(
+        "# Documentation\n\n[x](x.md)\n\n## Try\n\n| [a](a.md), [b](install/b.md) | c |\n\n## Other\n\n[c](../c.md)\n"
+    )
+    assert found == [("Try", ["a.md", "install/b.md"]), ("Other", [])]
+
+
+def test_a_page_of_the_site_names_files_that_the_site_has_not() -> None:
+    links = "[b](b.md#part), [tools](../../plugins/tools/README.md#top), [folder](../install)"
+    text = f"# Title\n\nEnglish · [简体中文](a.zh-CN.md)\n\n{links}\n"
+    assert site_hooks.for_site(text, "install/a.md") == (
+        "# Title\n\n\n\n[b](b.md#part), tools (`plugins/tools/README.md`), folder (`docs/install`)\n"
+    )
 
 
 CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
