@@ -35,12 +35,6 @@ from backends.engines.engine import (
 )
 from backends.vendors.table import Facts
 
-# Providers for a PyTorch device type, best first. A build of ONNX Runtime has few of them.
-_PROVIDERS = {
-    "cpu": ("OpenVINOExecutionProvider", "CPUExecutionProvider"),
-    "cuda": ("CUDAExecutionProvider", "MIGraphXExecutionProvider", "ROCMExecutionProvider"),
-    "npu": ("CANNExecutionProvider",),
-}
 # Operators that compute; the others move and shape.
 _WORK = {
     "Conv",
@@ -79,8 +73,8 @@ class OnnxRuntimeEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        runtime = _runtime()
-        provider = _provider(runtime, torch.device(device).type)
+        runtime = _runtime(self._facts)
+        provider = _provider(runtime, self._facts)
         packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
         if packed is not None and precision != "fp32":
             raise EngineRefusedError("an ONNX file keeps its own types: choose fp32, which leaves them as they are")
@@ -127,7 +121,7 @@ class OnnxRuntimeEngine(Engine):
 
     def version(self, precision: str) -> str:
         """Return ONNX Runtime's version."""
-        return str(_runtime().__version__)
+        return str(_runtime(self._facts).__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
         return super().parts(network, precision, options, torch.__version__, *more)
@@ -155,18 +149,34 @@ class _OnnxRuntimeExecutable(Executable):
         self._session = None
 
 
-def _runtime() -> Any:
-    runtime, *_ = (imported(package, how_to_install("onnx")) for package in _PACKAGES)
+def _runtime(facts: Facts) -> Any:
+    """Import ONNX Runtime and what writes its files. Raises EngineRefusedError."""
+    package = _package(facts)
+    # The extra has the plain package, which may not lie beside an accelerator's: they share one folder.
+    remedy = how_to_install("onnx") if package == _PACKAGES[0] else f"pip install {package} {' '.join(_PACKAGES[1:])}"
+    runtime, *_ = (imported(each, remedy) for each in _PACKAGES)
     runtime.disable_telemetry_events()  # Microsoft's builds for Windows report to Microsoft.
     return runtime
 
 
-def _provider(runtime: Any, device_type: str) -> str:
+def _package(facts: Facts) -> str:
+    """Return the package of ONNX Runtime for the vendor's devices: an accelerator's has what the plain one has."""
+    return facts.onnx[-1][1] if facts.onnx else _PACKAGES[0]
+
+
+def _provider(runtime: Any, facts: Facts) -> str:
+    """Return the best provider for the vendor's devices in this build. Raises EngineRefusedError."""
     present = runtime.get_available_providers()
-    for provider in _PROVIDERS.get(device_type, ()):
+    for provider, _ in facts.onnx:
         if provider in present:
             return provider
-    raise EngineRefusedError(f"ONNX Runtime has no provider for {device_type} here: it has {', '.join(present)}")
+    words = f"ONNX Runtime has no provider for {facts.title or facts.vendor} here: it has {', '.join(present)}"
+    if not facts.onnx:
+        raise EngineRefusedError(words)
+    package = _package(facts)
+    raise EngineRefusedError(
+        f"{words}; {package} has one, in place of the package that is here: uninstall that, then pip install {package}"
+    )
 
 
 def _provider_options(provider: str, index: int) -> dict[str, str]:

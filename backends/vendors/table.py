@@ -61,7 +61,9 @@ class Facts:
     `torch_build`: the attribute of torch.version in a build for this vendor, if its name is not the device type.
     `install`: the remedy for missing software, as the end of a sentence. `build_tags`: parts of a torch version by
     which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: limits for pip that the
-    vendor's software needs. `compilers`: packages of its engines that are not those of the device.
+    vendor's software needs. `compilers`: packages of its engines that are not those of the device. `onnx`: ONNX
+    Runtime's execution providers for its devices, best first, each with the package that has it: they share one folder,
+    so that only one of them may be installed.
 
     Machine. `device_files`: patterns of the driver's files; any of them will do. `pci_vendor`: the vendor's number in
     /sys/bus/pci, empty if unknown. `visibility_variable`: the environment variable that limits a process to some
@@ -101,6 +103,7 @@ class Facts:
     build_tags: tuple[str, ...] = ()
     constraints: tuple[str, ...] = ()
     compilers: tuple[str, ...] = ()
+    onnx: tuple[tuple[str, str], ...] = ()
     device_files: tuple[str, ...] = ()
     pci_vendor: str = ""
     visibility_variable: str | None = None
@@ -198,6 +201,7 @@ NVIDIA = Facts(
     ),
     users=Question(("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
     compilers=("torch_tensorrt", "tensorrt"),
+    onnx=(("CUDAExecutionProvider", "onnxruntime-gpu"),),
     flavour="cuda",
     container=Container(runtime="--gpus all"),
     # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
@@ -230,6 +234,7 @@ ASCEND = Facts(
     without_torch="acl",
     install="ANYCHIP_TORCH=ascend make install, in anychip's sources, beside CANN",
     constraints=NUMPY_1,
+    onnx=(("CANNExecutionProvider", "onnxruntime-cann"),),
     device_files=("/dev/davinci[0-9]*",),
     pci_vendor="0x19e5",
     # Its numbers must ascend, else the driver sees no device.
@@ -264,7 +269,7 @@ ASCEND = Facts(
         "matmul.allow_hf32": False,
     },
     engines=("graph", "eager"),
-    by_name=("onnxruntime",),  # onnxruntime-cann
+    by_name=("onnxruntime",),
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
     fixed_shapes=True,
@@ -301,6 +306,7 @@ AMD = Facts(
     telemetry="amd",
     # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
     compilers=("torch_migraphx",),
+    onnx=(("MIGraphXExecutionProvider", "onnxruntime-migraphx"),),
     flavour="rocm",
     container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
     # Shapes are fixed and warmed before anything is served: HYBRID measures the kernels for a shape that its database
@@ -311,7 +317,7 @@ AMD = Facts(
         "MIOPEN_CUSTOM_CACHE_DIR": "{cache}/miopen",
     },
     engines=("migraphx", "graph", "eager"),
-    by_name=("onnxruntime",),  # onnxruntime-migraphx
+    by_name=("onnxruntime",),
     precisions=("fp16", "bf16", "fp32"),
     # MIOpen's faster layout differs by architecture and version; gfx11 was slower in NHWC (pytorch#170947).
     channels_last=None,
@@ -470,6 +476,7 @@ CPU = Facts(
     vendor="cpu",
     title="CPU",
     compilers=("openvino", "onnxruntime"),
+    onnx=(("OpenVINOExecutionProvider", "onnxruntime-openvino"), ("CPUExecutionProvider", "onnxruntime")),
     flavour="cpu",
     device_type="cpu",
     engines=("openvino", "onnxruntime", "eager"),
@@ -500,7 +507,12 @@ ACCELERATORS: tuple[Facts, ...] = (
 
 SOFTWARE = tuple(
     dict.fromkeys(
-        ["torch", "torchvision", *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.compilers))]
+        [
+            "torch",
+            "torchvision",
+            *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.compilers)),
+            *(package for row in (*ACCELERATORS, CPU) for _, package in row.onnx),
+        ]
     )
 )
 """Packages whose versions decide how a network is computed."""

@@ -32,6 +32,7 @@ from backends.engines.inductor import InductorEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.vendors.cpu import CpuBackend
+from backends.vendors.table import CPU, NVIDIA
 from backends.vendors.torch_device import TorchBackend
 from models import open_model, parse_spec
 from tests.support.rows import row
@@ -120,7 +121,7 @@ class TestByName:
 
     def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        engines = [OnnxRuntimeEngine(row("fp32")), EagerEngine(row("fp32"))]
+        engines = [OnnxRuntimeEngine(CPU), EagerEngine(row("fp32"))]
         _, report = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
         assert report.engine == "eager"
         assert how_to_install("onnx") in report.refusals["onnxruntime"]
@@ -166,7 +167,7 @@ class TestInt8ByOnnxRuntime:
         with torch.inference_mode():
             [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
         for _ in range(2):
-            executable = OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
+            executable = OnnxRuntimeEngine(CPU).compile(Chain().eval(), DEVICE, "int8", (1, 3), options)
             [given] = executable.run(PIXELS)
             error = np.abs(given - expected).max()
             assert 0 < error < 0.05 * np.abs(expected).max()  # Of float32 there would be none to speak of.
@@ -194,12 +195,12 @@ class TestInt8ByOnnxRuntime:
         for known in (flags.split(), ["ssse3"], ["asimd"]):
             monkeypatch.setattr("backends.host.cpu_flags", lambda known=known: frozenset(known))
             options = CompileOptions(calibration=lambda: pixels, cache_dir=tmp_path, key="chain")
-            OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1, 3), options).close()
+            OnnxRuntimeEngine(CPU).compile(Chain().eval(), DEVICE, "int8", (1, 3), options).close()
         assert made == [overflow, not overflow]
 
     def test_it_needs_images(self) -> None:
         with pytest.raises(EngineRefusedError, match="--calibrate DIR"):
-            OnnxRuntimeEngine(row("int8")).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
+            OnnxRuntimeEngine(CPU).compile(Chain().eval(), DEVICE, "int8", (1,), CompileOptions())
 
 
 @with_compiler
@@ -335,8 +336,8 @@ class TestOnnxRuntime:
         assert "batch" in refusal("onnxruntime", OneSize())
 
     def test_an_accelerator_without_its_provider_is_refused(self) -> None:
-        with pytest.raises(EngineRefusedError, match=r"no provider for cuda here: it has .*CPUExecutionProvider"):
-            OnnxRuntimeEngine(row("fp16")).compile(Slope(), "cuda:0", "fp16", (1,), CompileOptions())
+        with pytest.raises(EngineRefusedError, match=r"no provider for NVIDIA here: it has .*CPU.*onnxruntime-gpu has"):
+            OnnxRuntimeEngine(NVIDIA).compile(Slope(), "cuda:0", "fp16", (1,), CompileOptions())
 
     def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Session:
@@ -351,7 +352,7 @@ class TestOnnxRuntime:
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr("onnxruntime.InferenceSession", Session)
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
-            OnnxRuntimeEngine(row("fp32")).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
+            OnnxRuntimeEngine(NVIDIA).compile(Slope(), "cuda:1", "fp32", (1,), CompileOptions())
         assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:

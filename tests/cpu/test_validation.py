@@ -22,6 +22,7 @@ from backends import CompileOptions, Executable, LoadedNetwork
 from backends.engines import EagerEngine, Engine, compile_first
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.vendors.cpu import CpuBackend
+from backends.vendors.table import CPU
 from models import Model, open_model, parse_spec
 from models.contract.measures import TENSOR_LIMITS, of_tensors
 from models.sample import IMAGES
@@ -109,7 +110,7 @@ class WrongOnFiles(Engine):
     ) -> Executable:
         file = scaled(Path(network.file), self._output, self._folder / f"wrong-{Path(network.file).name}")
         network.file = str(file)
-        return OnnxRuntimeEngine(row("fp32")).compile(network, device, precision, batch_sizes, options)
+        return OnnxRuntimeEngine(CPU).compile(network, device, precision, batch_sizes, options)
 
 
 class OneEngine(CpuBackend):

@@ -33,6 +33,11 @@ from anychip_tools.facts import facts_module, rows
         ({"torch": "2.14.0", "torch_tensorrt": "2.14.0", "tensorrt": "11.0.1"}, "FAIL", "11.1"),
         ({"torch": "2.9.0+das.opt1.dtk2604", "driver:hygon": "6.3.8"}, "FAIL", "6.3.30"),
         ({"torch": "2.9.0+rocm6.4", "rocm": "7.0.1"}, "WARN", "one major version"),
+        ({"onnxruntime": "1.31.1"}, "PASS", ""),
+        ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, "WARN", "share one folder"),
+        ({"onnxruntime-cann": "1.22.1", "cann": "8.2.RC1"}, "PASS", ""),
+        ({"onnxruntime-cann": "1.22.1", "cann": "9.0.0"}, "WARN", "CANN 8.2"),  # Our default image.
+        ({"onnxruntime-cann": "1.24.4", "cann": "9.0.0"}, "WARN", "not known"),
     ],
 )
 def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, words):

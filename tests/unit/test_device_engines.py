@@ -33,6 +33,8 @@ from backends.contract.backend import CompileOptions
 from backends.engines import compile_first, eager
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
+from backends.engines.onnxruntime import OnnxRuntimeEngine
+from backends.engines.onnxruntime import _provider as provider_of
 from backends.engines.streamed import StreamedExecutable
 from backends.engines.tensorrt import TensorRTEngine
 from backends.vendors import table as vendors
@@ -632,6 +634,35 @@ class TestMIGraphX:
 
     def test_offers_no_bf16(self) -> None:
         assert MIGraphXEngine(row("fp16", "bf16", "fp32")).precisions == ("fp16", "fp32")
+
+
+class TestOnnxRuntime:
+    @pytest.mark.parametrize(
+        "facts",
+        [facts for facts in vendors.ACCELERATORS if "onnxruntime" in facts.by_name],
+        ids=lambda facts: facts.name,
+    )
+    def test_a_build_without_the_vendors_provider_is_refused_with_the_package_that_has_it(
+        self, facts: Facts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        present = ["CPUExecutionProvider"]
+        runtime: Any = ModuleType("onnxruntime")
+        runtime.get_available_providers = lambda: present
+        runtime.disable_telemetry_events = lambda: None
+        runtime.SessionOptions = lambda: pytest.fail("a provider was found")
+        for package in ("onnx", "onnxscript"):
+            monkeypatch.setitem(sys.modules, package, ModuleType(package))
+        monkeypatch.setitem(sys.modules, "onnxruntime", runtime)
+        with pytest.raises(EngineRefusedError, match=f"no provider for {facts.title} here.*{facts.onnx[0][1]} has one"):
+            OnnxRuntimeEngine(facts).compile(Network(), "cuda:0", "fp32", (1,), CompileOptions())
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        with pytest.raises(EngineRefusedError, match=f"pip install {facts.onnx[0][1]} onnx onnxscript"):
+            OnnxRuntimeEngine(facts).compile(Network(), "cuda:0", "fp32", (1,), CompileOptions())
+
+    def test_the_best_provider_of_the_vendors_own_row_is_taken(self) -> None:
+        runtime = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider", "AcmeExecutionProvider"])
+        acme = row("fp32", device_type="acme", onnx=(("FastProvider", "fast"), ("AcmeExecutionProvider", "acme")))
+        assert provider_of(runtime, acme) == "AcmeExecutionProvider"
 
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)

@@ -29,7 +29,7 @@ BY_TORCH_NPU = replace(
     vendors.ASCEND,
     telemetry="anychip_ascend.smi",
     engines=("torchair", "graph", "eager"),
-    by_name=("onnxruntime", "om"),  # onnxruntime-cann; CANN's own models, through pyACL
+    by_name=("onnxruntime", "om"),  # The latter: CANN's own models, through pyACL.
     remedies={
         **vendors.ASCEND.remedies,
         # ACL's codes for a model's input (acl_base.h, ge_error_codes.h).

@@ -31,6 +31,8 @@ DRIVER_OF_CUDA: Mapping[str, str] = {"11": "450.80.02", "12": "525.60.13", "13":
 TENSORRT_OF_TORCH_TENSORRT: Mapping[str, str] = {"2.14": "11.1", "2.13": "11.0"}
 # DTK -> the oldest driver. flagos-ai/build-infra, runtime/hygon-dtk26.04.md; second-hand for the older one.
 DRIVER_OF_DTK: Mapping[str, str] = {"2604": "6.3.30", "2504": "6.3.8"}
+# onnxruntime-cann -> CANN. onnxruntime.ai, CANN Execution Provider, for 1.20 to 1.22; PyPI's newer ones have no entry.
+CANN_OF_ONNX_RUNTIME: Mapping[str, str] = {"1.20": "8.2", "1.21": "8.2", "1.22": "8.2"}
 LEAKING = {"torch_npu": {"2.8.0": "leaks host memory (vllm-project/vllm-ascend#6299): use 2.8.0.post2"}}
 
 
@@ -47,7 +49,8 @@ def findings(versions: Mapping[str, str]) -> list[VersionFinding]:
     """Compare these versions with each other.
 
     `versions`: by name of packages (torch, torchvision, torch_npu, torch_mlu, torch_musa, torch_tensorrt, tensorrt),
-    and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build). A rule whose versions are missing is left out.
+    those of ONNX Runtime, and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build). A rule whose versions
+    are missing is left out.
     """
     found = [rule(versions) for rule in _RULES]
     return [each for each in found if each is not None]
@@ -146,6 +149,26 @@ def _rocm(versions: Mapping[str, str]) -> VersionFinding | None:
     return VersionFinding("WARN", text, "the wheel brings its own ROCm: use one major version for both")
 
 
+def _onnxruntime(versions: Mapping[str, str]) -> VersionFinding | None:
+    here = [name for name in versions if name.partition("-")[0] == "onnxruntime"]
+    text = " and ".join(f"{name} {versions[name]}" for name in here)
+    if len(here) > 1:
+        return VersionFinding("WARN", text, "they share one folder: uninstall all of them, then install one")
+    return VersionFinding("PASS", text) if here else None
+
+
+def _onnxruntime_cann(versions: Mapping[str, str]) -> VersionFinding | None:
+    runtime, cann = versions.get("onnxruntime-cann", ""), versions.get("cann", "")
+    if not runtime or not cann:
+        return None
+    wanted = CANN_OF_ONNX_RUNTIME.get(".".join(map(str, _parts(runtime)[:2])), "")
+    text = f"onnxruntime-cann {runtime} and CANN {cann}"
+    if wanted and _parts(cann)[:2] == _parts(wanted):
+        return VersionFinding("PASS", text)
+    known = f"it is for CANN {wanted}" if wanted else "for which CANN it is made is not known"
+    return VersionFinding("WARN", text, f"{known}: without it, npu has its other engines")
+
+
 def _parts(version: str) -> list[int]:
     """Return the numbers of a version up to its tags: 2.8.0.post2 is [2, 8, 0]."""
     head = re.match(r"\d+(?:\.\d+)*", version)
@@ -163,4 +186,6 @@ _RULES: tuple[Callable[[Mapping[str, str]], VersionFinding | None], ...] = (
     _tensorrt,
     _dtk,
     _rocm,
+    _onnxruntime,
+    _onnxruntime_cann,
 )
