@@ -63,6 +63,21 @@ def test_without_its_software_it_says_what_to_install(installed: Path) -> None:
     }
 
 
+def test_the_doctor_checks_it_by_its_own_row(installed: Path) -> None:
+    command = ["-m", "app", "doctor", "--device", "acme", "--json", "--skip", "torch,packages,port,limits,weights"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, **variables(installed, ACME_VISIBLE_DEVICES="")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {check["name"]: check for check in json.loads(done.stdout)}
+    assert "torch_acme is not installed, which Acme needs" in found["compatibility"]["detail"]
+    assert "ACME_VISIBLE_DEVICES is empty" in found["variables"]["detail"]
+
+
 def test_one_that_is_broken_says_so_and_hides_nobody(installed: Path, tmp_path: Path) -> None:
     for name in ("anychip_acme", "anychip_acme-0.1.0.dist-info"):
         (tmp_path / name).symlink_to(installed / name)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import builtins
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from anychip_tools import doctor_vendor
+from anychip_ascend.backend import BY_PYACL
+from anychip_tools import doctor_vendor, facts
 from anychip_tools.compatibility import findings
 from anychip_tools.doctor_vendor import _contradictions, concerned, trouble
-from anychip_tools.facts import facts_module, rows
+from anychip_tools.facts import facts_module, from_json, rows
+from anychip_tools.outside_rows import in_json
+from backends import external
+from backends.vendors import table as vendors
+from backends.vendors.table import Facts
+
+
+@pytest.fixture(autouse=True)
+def _no_other_packages(monkeypatch):
+    """Leave out the child process that asks other packages for their rows."""
+    monkeypatch.setattr(facts, "_outside_rows", dict)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +102,42 @@ def test_a_device_that_is_not_here_can_be_asked_about_without_torch(monkeypatch)
     check = doctor_vendor.libraries("npu")
     assert (check.status, "libascendcl.so" in check.detail, bool(check.remedy)) == ("FAIL", True, True)
     assert doctor_vendor.compatibility("npu").status in ("PASS", "WARN", "FAIL")
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Tell the rows of a vendor outside this repository and of pyACL's cards, as the doctor's child process does."""
+    acme = replace(
+        vendors.NVIDIA,
+        name="acme",
+        packages=("torch_acme",),
+        install="install the wheel from Acme",
+        visibility_variable="ACME_VISIBLE_DEVICES",
+        libraries=("libacme.so.4",),
+        container=vendors.Container(("/dev/acme",), group_variables={"ACME_GID": "/dev/acme"}),
+        sample=vendors.Sample("A100X", "acme error", (2, 2)),
+    )
+    made = [SimpleNamespace(facts=row) for row in (acme, BY_PYACL, Facts("null", "cpu", ("null",), ("fp32",)))]
+    monkeypatch.setattr(external, "external_backends", lambda: made)
+    rows = from_json(in_json())
+    monkeypatch.setattr(facts, "_outside_rows", lambda: rows)
+    return acme, rows
+
+
+def test_the_row_of_another_package_is_told_whole(told):
+    acme, rows = told
+    assert list(rows) == ["acme", "npu"]
+    assert str(rows["acme"]) == str(acme)  # The same names and values; the class was loaded by its path.
+
+
+def test_the_row_of_another_package_is_checked_as_ours_are(told, monkeypatch):
+    monkeypatch.setattr(doctor_vendor, "_load_error", lambda name: f"{name}: cannot open shared object file")
+    assert [row.name for row in concerned("acme:0")] == ["acme"]
+    assert doctor_vendor.variables("acme", {"ACME_VISIBLE_DEVICES": ""}).status == "FAIL"
+    assert "libacme.so.4" in doctor_vendor.libraries("acme").detail
+    missing = doctor_vendor.compatibility("acme")
+    assert (missing.status, missing.remedy) == ("FAIL", "install the wheel from Acme")
+    assert "libhccl" not in doctor_vendor.libraries("npu").detail, "pyACL's cards need no collective library"
 
 
 def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():

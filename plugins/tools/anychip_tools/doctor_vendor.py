@@ -1,7 +1,7 @@
 """Checks of `anychip doctor` on vendors' software: versions, variables, libraries, cards. None needs a working torch.
 
 Owns: these checks. Must not import torch or a vendor's package: a child process tries what may not load.
-Facts are the vendors' rows (anychip_tools.facts).
+Facts are the vendors' rows (anychip_tools.facts), those of other packages included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from anychip_base.interpreter import python_command
 from anychip_tools.compatibility import findings
-from anychip_tools.facts import facts_module, rows
+from anychip_tools.facts import every_row, facts_module
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 
@@ -41,7 +41,7 @@ class Check:
 def concerned(device: str) -> list[Any]:
     """Return the vendor that `device` names, else all that have a device file, package or build of torch here."""
     name = device.split(",", maxsplit=1)[0].partition(":")[0]
-    every = rows()
+    every = every_row()
     named = [row for row in every.values() if name == row.name or name in row.aliases]
     if named:
         return named
@@ -58,7 +58,8 @@ def concerned(device: str) -> list[Any]:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages, toolkits and drivers; leave out what is not here."""
-    found = {package: _version(package) for package in facts_module("table").SOFTWARE}
+    packages = {*facts_module("table").SOFTWARE, *(each for row in every_row().values() for each in row.packages)}
+    found = {package: _version(package) for package in sorted(packages)}
     driver = facts_module("drivers").driver_version
     found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
     found |= {toolkit: driver(toolkit) for toolkit in ("cann", "rocm", "dtk")}
