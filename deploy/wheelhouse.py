@@ -75,7 +75,7 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="REQUIREMENT",
-        help="further wheels, e.g. torchvision==0.25.0+cpu for a base that has torch 2.10.0+cpu without torchvision",
+        help="further wheels, e.g. torchvision==0.27.0+cpu for a base that has torch 2.12.0+cpu without torchvision",
     )
     parser.add_argument("--index", default="", help="a further index, such as https://download.pytorch.org/whl/cpu")
     options = parser.parse_args()

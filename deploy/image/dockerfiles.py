@@ -59,13 +59,13 @@ FLAVOURS = {
     ),
     "rocm": Flavour(
         title="AMD GPUs",
-        base="rocm/pytorch:rocm7.2.4_ubuntu24.04_py3.12_pytorch_release_2.10.0",
+        base="rocm/pytorch:rocm10.0_ubuntu24.04_py3.13_pytorch_release_2.13.0",
         about="AMD's build of torch.",
     ),
     "ascend": Flavour(
         title="Huawei Ascend NPUs",
-        base="quay.io/ascend/torch-npu:2.10.0-910b-ubuntu22.04-py3.11",
-        about="CANN with torch_npu, for 910B. Others: the same tag with 310p or a3 in the place of 910b.",
+        base="quay.io/ascend/torch-npu:2.12.0-cann9.1.0-910b-ubuntu22.04-py3.12",
+        about="CANN with torch_npu, for 910B. Others: the same tag with 310p, a3 or 950 in the place of 910b.",
         vendor_environment="/usr/local/Ascend/cann/set_env.sh:/usr/local/Ascend/ascend-toolkit/set_env.sh",
         # The driver is the host's, mounted; set_env.sh does not look there.
         environment=(

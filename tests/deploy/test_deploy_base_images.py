@@ -21,6 +21,7 @@ from deploy import install
 ROOT = Path(__file__).parents[2]
 NUMPY_1, NUMPY_2 = "1.26.4", "2.2.6"
 IMAGES = {
+    "Ascend, torch_npu 2.12 on CANN 9.1": {"torch": "2.12.0+cpu", "torch-npu": "2.12.0", "torchvision": "0.27.0+cpu"},
     "Ascend, torch_npu 2.10 on CANN 9.0": {"torch": "2.10.0+cpu", "torch-npu": "2.10.0", "torchvision": "0.25.0+cpu"},
     "Cambricon, Neuware 4.7": {
         "torch": "2.11.0+cpu",

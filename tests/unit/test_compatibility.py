@@ -31,9 +31,9 @@ def _no_other_packages(monkeypatch):
         ({"torch": "2.14.1", "torchvision": "0.29.0"}, "PASS", ""),
         ({"torch": "2.14.1", "torchvision": "0.28.0"}, "FAIL", "0.29"),
         ({"torch": "2.13.0+cpu", "torch_npu": "2.12.0", "cann": "9.1.0"}, "FAIL", "2.12"),
-        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),  # Our default image.
         ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1"),
-        ({"torch": "2.10.0", "torch_npu": "2.10.0", "cann": "9.0.0"}, "PASS", ""),  # Our default image.
+        ({"torch": "2.10.0", "torch_npu": "2.10.0", "cann": "9.0.0"}, "PASS", ""),
         ({"torch": "2.12.0", "torch_npu": "2.12.0.post2", "cann": "9.1.1"}, "PASS", ""),
         ({"torch": "2.12.0", "torch_npu": "2.12.0.post9", "cann": "9.1.0"}, "PASS", ""),  # As post2, its predecessor.
         ({"torch": "2.9.0", "torch_npu": "2.9.0.post4", "cann": "8.5.0"}, "FAIL", "CANN 9.0"),  # As post2.
@@ -49,7 +49,7 @@ def _no_other_packages(monkeypatch):
         ({"onnxruntime": "1.31.1"}, "PASS", ""),
         ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, "WARN", "share one folder"),
         ({"onnxruntime-cann": "1.22.1", "cann": "8.2.RC1"}, "PASS", ""),
-        ({"onnxruntime-cann": "1.22.1", "cann": "9.0.0"}, "WARN", "CANN 8.2"),  # Our default image.
+        ({"onnxruntime-cann": "1.22.1", "cann": "9.1.0"}, "WARN", "CANN 8.2"),  # Our default image.
         ({"onnxruntime-cann": "1.24.4", "cann": "9.0.0"}, "WARN", "not known"),
     ],
 )
