@@ -87,10 +87,11 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from app.images.header import ImageError
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
+    from app.serving.opening import OpeningError
     from backends import BackendError
     from models import ModelError
 
-    ours = CommandError, CalibrationError, KeysError, TracingError, WorkerStartError
+    ours = CommandError, CalibrationError, KeysError, OpeningError, TracingError, WorkerStartError
     return (*ours, BackendError, ModelError, ImageError, OSError)
 
 

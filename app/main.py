@@ -69,7 +69,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` gets the address once every model answers.
 
     The port is open before the models are read: it says how far that is. Raises ModelError, BackendUnavailableError,
-    WorkerStartError if a worker cannot start, OSError if the port is taken.
+    OpeningError if they cannot be read, WorkerStartError if a worker cannot start, OSError if the port is taken.
     """
     room = make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)
@@ -162,7 +162,7 @@ async def _serve(
 
 
 async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model], Choice]:
-    """Open models and devices. Raises ModelError, BackendUnavailableError."""
+    """Open models and devices. Raises ModelError, BackendUnavailableError, OpeningError."""
     try:
         models, choice = await opening.apart(settings)
     except BaseException:

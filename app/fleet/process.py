@@ -227,7 +227,8 @@ class WorkerProcess:
             await self._begin()
             reason = await self._watched()
         except Exception as error:
-            log.exception("%s: its process could not be begun", self.id)
+            if not isinstance(error, OSError):  # The system's own refusal is told in the reason, once.
+                log.exception("%s: its process could not be begun", self.id)
             reason = f"its process could not be begun: {error}"
         if self._channel is not None:
             loop = asyncio.get_running_loop()

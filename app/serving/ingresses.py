@@ -10,6 +10,7 @@ that names a room, token or connection that its ingress does not have ends the p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -493,10 +494,11 @@ class Ingresses:
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
         environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
         first = worker.Begin(f"ingress {number}", environment, style, (), module_path(), bare=True, program=_PROGRAM)
-        channel.send(worker.to_process(first))
         far = _Far(self, self._link(), spawned.child, channel)
         far.unsaid = models
         self._fars.append(far)
+        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+            channel.send(worker.to_process(first))
         return far
 
     async def _look(self) -> None:

@@ -40,7 +40,13 @@ _PROGRAM = "app.serving.opening:main"
 _ASKED = {"models", "weights", "weights_mirror", "cache_dir", "trust_exported", "device", "null", "simulate"}
 """Settings that count here."""
 _END_S = 2.0
-_ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "ended": ChildProcessError, "": RuntimeError}
+
+
+class OpeningError(Exception):
+    """Failure of the process that reads models, not of a model; the message says it in one sentence."""
+
+
+_ERRORS = {"models": ModelError, "devices": BackendUnavailableError, "": OpeningError}
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -72,12 +78,19 @@ class Opening:
     async def apart(self, settings: Settings, model: str = "") -> tuple[list[Model], Choice | None]:
         """Read the models and choose the devices, as data, in a process that has torch; or read one `model` alone.
 
-        Raises ModelError, BackendUnavailableError, OSError.
+        Raises ModelError, BackendUnavailableError, OpeningError.
         """
+        try:
+            return await self._apart(settings, model)
+        except (OSError, ChannelError, ValueError, TypeError, ImportError) as error:  # Of spawn, the channel, packing.
+            raise OpeningError(f"the process that reads models cannot be begun or heard: {error}") from error
+
+    async def _apart(self, settings: Settings, model: str) -> tuple[list[Model], Choice | None]:
+        """Do what `apart` does; raise what its parts raise, too."""
         loop = asyncio.get_running_loop()
         content: tuple[list[Model], Choice | None] = [], None
         heard: asyncio.Future[Opened | Refused] = loop.create_future()
-        ended = Refused("ended", "the process that reads models has ended")
+        ended = Refused("", "the process that reads models has ended")
         spawned = await spawn("opening", forks=True)
         channel = Channel(spawned.socket)
 
@@ -99,8 +112,9 @@ class Opening:
             style = settings.log_level, settings.log_format
             begin = Begin("MainProcess", dict(os.environ), style, (), module_path(), program=_PROGRAM)
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
-            channel.send(to_process(begin))
-            channel.send(msgspec.msgpack.encode(Wanted(given, model)))
+            with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
+                channel.send(to_process(begin))
+                channel.send(msgspec.msgpack.encode(Wanted(given, model)))
             answer = await heard
             if answer is ended and await spawned.child.ends_within(_END_S):
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {spawned.child.exited.result()}")

@@ -25,7 +25,7 @@ from app.fleet.fleet import Fleet
 from app.fleet.process import WorkerStartError
 from app.fleet.submission import ModelPool
 from app.precision.described import Described
-from app.serving.opening import Opening
+from app.serving.opening import Opening, OpeningError
 from models import Model, ModelError, NormalisedModel, PixelModel
 
 log = logging.getLogger("anychip.service")
@@ -98,6 +98,7 @@ class Repository:
             log.debug("a change of the repository failed: %s", task.exception())  # Whoever waits for it hears it, too.
 
     async def _read(self, served: ModelPool) -> Model:
+        """Read the model again. Raises INVALID_REQUEST for what the file is, INTERNAL if no process can read it."""
         settings, old = self._settings, served.model
         try:
             if isinstance(old, Described):
@@ -106,6 +107,9 @@ class Repository:
                 [model] = await asyncio.to_thread(Opening().models, settings, old.name)
         except ModelError as error:
             raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
+        except OpeningError as error:
+            log.error("load: %s could not be read: %s", old.name, error)
+            raise ServiceError("INTERNAL", "the model could not be read; quote the request id") from None
         same = {name: getattr(old, name) for name in ("labels", "weights", "weights_file", "weights_sha256")}
         if isinstance(model, PixelModel) and isinstance(old, PixelModel):  # It may find other classes than before.
             same["file"] = replace(model.file, labels=old.file.labels, shapes=old.file.shapes)

@@ -671,6 +671,28 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
         assert [each.takes for each in fleet.ingresses._fars] == [True]
 
 
+async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, monkeypatch):
+    """The first message to such a process does not reach it; a pause later there is another."""
+    async with linked(clean=False) as fleet:
+        born = []
+
+        async def stillborn(name, *, forks):
+            ours, theirs = socket_pair()
+            theirs.close()
+            born.append(SimpleNamespace(child=Child(), socket=ours))
+            return born[-1]
+
+        monkeypatch.setattr(ingresses_module, "spawn", stillborn)
+        fleet.ingress.talk.end("it died")
+        await asyncio.sleep(61)
+        before, descriptors = len(born), len(os.listdir("/proc/self/fd"))
+        await asyncio.sleep(600)
+        assert len(born) > before + 3
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert [each.child.killed for each in born] == [True] * len(born)
+        assert fleet.ingresses._fars == []
+
+
 async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
     decoders, worker = Decoders(), Worker()
     async with linked(worker, decoders=decoders, clean=False) as fleet:

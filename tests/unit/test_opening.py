@@ -1,0 +1,134 @@
+"""A process that reads models and dies, or never was: what a reload is answered, what is logged, what is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from app.config import Settings
+from app.errors import ServiceError
+from app.fleet.spawn import Spawned
+from app.precision.described import described
+from app.processes.channel import Channel, socket_pair
+from app.serving import opening
+from app.serving.opening import Opened, Opening, OpeningError, Refused
+from app.serving.repository import Repository
+from models import open_model, parse_spec
+
+Dies = Callable[[Channel], None]
+
+
+def at_once(channel: Channel) -> None:
+    channel.close()
+
+
+def with_(*messages: bytes) -> Dies:
+    def die(channel: Channel) -> None:
+        for message in messages:
+            channel.send(message)
+        channel.close()
+
+    return die
+
+
+DEATHS: dict[str, tuple[Dies, str]] = {
+    "before it is asked": (at_once, "the process that reads models has ended, exit code -9"),
+    "while it reads": (
+        with_(msgspec.msgpack.encode("1 of 2")),
+        "the process that reads models has ended, exit code -9",
+    ),
+    "with what is no answer": (with_(b"\xc1"), "the process that reads models has ended, exit code -9"),
+    "with an answer and no models": (
+        with_(msgspec.msgpack.encode(Opened({}, []))),
+        "the process that reads models cannot be begun or heard: a descriptor is missing",
+    ),
+    "with an error of its own": (with_(msgspec.msgpack.encode(Refused("", "no space left"))), "no space left"),
+}
+
+
+class Processes:
+    """Stand-in for what starts processes: each dies as `dies` says, before the server has told it anything."""
+
+    def __init__(self, dies: Dies | None) -> None:
+        self.dies = dies
+        self.killed = 0
+
+    async def spawn(self, name: str, *, forks: bool) -> Spawned:
+        if self.dies is None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        ours, theirs = socket_pair()
+        exited = asyncio.get_running_loop().create_future()
+        exited.set_result(-9)
+
+        async def ends_within(limit_s: float) -> bool:
+            return True
+
+        def kill() -> None:
+            self.killed += 1
+
+        self.dies(Channel(theirs))
+        child: Any = SimpleNamespace(pid=1, exited=exited, kill=kill, ends_within=ends_within)
+        return Spawned(child, ours, {})
+
+
+def repository() -> Repository:
+    model = described(open_model(parse_spec("resnet50", "sample"), Path(), allow_download=False))
+    pool: Any = SimpleNamespace(model=model, unloaded=False)
+    return Repository(Settings(models="resnet50", weights="sample"), {"resnet50": pool}, cast(Any, None))
+
+
+async def refused_reload(served: Repository) -> ServiceError:
+    with pytest.raises(ServiceError) as refused:
+        await served.load("resnet50")
+    return refused.value
+
+
+@pytest.mark.parametrize("how", DEATHS)
+async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing(
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies, reason = DEATHS[how]
+    processes = Processes(dies)
+    monkeypatch.setattr(opening, "spawn", processes.spawn)
+    served = repository()
+    descriptors, tasks = len(os.listdir("/proc/self/fd")), asyncio.all_tasks()
+    for _ in range(2):  # The second one is not refused because of the first.
+        caplog.clear()
+        error = await refused_reload(served)
+        assert (error.code, error.message) == ("INTERNAL", "the model could not be read; quote the request id")
+        [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+        assert (record.getMessage(), record.exc_info) == (f"load: resnet50 could not be read: {reason}", None)
+    await asyncio.sleep(0)
+    assert (len(os.listdir("/proc/self/fd")), asyncio.all_tasks(), served._changes) == (descriptors, tasks, set())
+    assert processes.killed == 2
+
+
+async def test_a_reload_for_which_no_process_can_be_begun_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(opening, "spawn", Processes(None).spawn)
+    assert (await refused_reload(repository())).code == "INTERNAL"
+    assert "load: resnet50 could not be read: the process that reads models cannot be begun" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("how", DEATHS)
+async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from app.cli import _known_errors
+
+    dies, reason = DEATHS[how]
+    monkeypatch.setattr(opening, "spawn", Processes(dies).spawn)
+    with pytest.raises(OpeningError) as failed:
+        await Opening().apart(Settings(models="resnet50", weights="sample"))
+    assert str(failed.value) == reason
+    assert isinstance(failed.value, _known_errors())
