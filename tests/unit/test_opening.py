@@ -24,6 +24,7 @@ from app.serving.repository import Repository
 from models import open_model, parse_spec
 
 Dies = Callable[[Channel], None]
+GIVEN: dict[str, Any] = {"models": "resnet50", "weights": "sample"}
 
 
 def at_once(channel: Channel) -> None:
@@ -82,7 +83,7 @@ class Processes:
 def repository() -> Repository:
     model = described(open_model(parse_spec("resnet50", "sample"), Path(), allow_download=False))
     pool: Any = SimpleNamespace(model=model, unloaded=False)
-    return Repository(Settings(models="resnet50", weights="sample"), {"resnet50": pool}, cast(Any, None))
+    return Repository(Settings(**GIVEN), {"resnet50": pool}, cast(Any, None))
 
 
 async def refused_reload(served: Repository) -> ServiceError:
@@ -129,6 +130,6 @@ async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
     dies, reason = DEATHS[how]
     monkeypatch.setattr(opening, "spawn", Processes(dies).spawn)
     with pytest.raises(OpeningError) as failed:
-        await Opening().apart(Settings(models="resnet50", weights="sample"))
+        await Opening().apart(Settings(**GIVEN))
     assert str(failed.value) == reason
     assert isinstance(failed.value, _known_errors())
