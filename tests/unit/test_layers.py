@@ -148,7 +148,7 @@ def test_a_docstring_begins_with_a_verb_or_a_noun() -> None:
     read = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     assert read.keys() >= trees().keys()
     found = [
-        f"{path.relative_to(ROOT)}:{each.lineno}: {each.value}"
+        f"{path.relative_to(ROOT)}:{each.lineno}: {each.value!r}"
         for path, tree in read.items()
         for each in docstrings(tree)
         if INVERTED.match(str(each.value))
