@@ -11,6 +11,7 @@ Errors: ImageError
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,6 +67,13 @@ _BRANDS = {
 }
 
 
+_BINARY = re.compile(rb"[\0\r\n]")
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
+_LEAST_BYTES = 64
+_BINARY_WITHIN = 4096
+"""Bytes within which a header of every format has a zero or a line end: in lengths, positions, signatures."""
+
+
 class ImageError(Exception):
     """The encoded image cannot be used; the message is one plain sentence for the client."""
 
@@ -109,6 +117,9 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
     view = memoryview(data)
+    begin = view[:_BINARY_WITHIN]
+    if len(view) >= _LEAST_BYTES and bytes(view[:4]).startswith(_BEGINNINGS) and not _BINARY.search(begin):
+        raise InvalidImageError("the image has lost its zeros and line ends, as curl -d sends it: use --data-binary")
     format_, read = _reader(bytes(view[:64]))
     try:
         width, height, orientation = read(view)
@@ -144,6 +155,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
             bits, height, width = unpack_from(">BHH", view, at + 4)
             if marker in _HIERARCHICAL:
                 raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
+            if bits not in (8, 12, 16):
+                raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
             if bits != 8:
                 raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
             return width, height, orientation or 1

@@ -436,12 +436,20 @@ def test_segments_without_end_are_refused():
         decoding.check_scans(jpeg[:scan] + b"\xff\xfe\0\2" * 6000 + jpeg[scan:])
 
 
-@pytest.mark.parametrize(("bits", "marker", "said"), [(12, 0xC0, "12 bits a colour"), (8, 0xC5, "hierarchical")])
+@pytest.mark.parametrize(
+    ("bits", "marker", "said"), [(12, 0xC0, "12 bits a colour"), (87, 0xC0, "no sense"), (8, 0xC5, "hierarchical")]
+)
 def test_a_jpeg_of_a_kind_that_is_not_read_is_called_that(bits, marker, said):
     jpeg = KINDS["JPEG"]
     frame = jpeg.index(b"\xff\xc0")
     with pytest.raises(InvalidImageError, match=said):
         read_header(jpeg[: frame + 1] + bytes((marker, *jpeg[frame + 2 : frame + 4], bits)) + jpeg[frame + 5 :])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_that_curl_has_taken_bytes_from_is_called_that(kind):
+    with pytest.raises(InvalidImageError, match="--data-binary"):
+        read_header(KINDS[kind].translate(None, b"\0\r\n"))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
