@@ -95,6 +95,14 @@ def test_probabilities_each_of_their_own_are_answered_as_they_are() -> None:
     assert "of its own" in note
 
 
+@pytest.mark.parametrize("stated", [None, "probabilities"])
+def test_probabilities_in_percent_are_answered_as_shares_of_one(stated: Any) -> None:
+    scores, each, note = read([[97.6, 1.6, 0.8], [30.0, 30.0, 40.0]], stated)
+    assert scores == pytest.approx([0.976, 0.016, 0.008], abs=1e-6)
+    assert not each
+    assert "in percent" in note
+
+
 def test_logits_have_softmax_as_ever_and_nothing_is_told() -> None:
     scores, each, note = read([[0.1, 0.9], [0.2, 1.7]])
     assert scores == pytest.approx([0.31003, 0.68997], abs=1e-5)
