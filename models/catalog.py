@@ -40,6 +40,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
 
 _FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
 """Suffixes of Ultralytics' export folders with one network each, and the type of that network's file."""
+_PICKLED = "pytorch_model.bin"
+"""Weights in a folder of timm or transformers without safetensors: `save_for_hf` of timm writes them by default."""
 _KERAS = "a file of Keras"
 _UNREAD = {
     ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
@@ -260,13 +262,15 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
 
 def _of_library(folder: Path) -> tuple[str, Path] | None:
     """Return the architecture of timm or transformers for a folder, and its weights. Raises WeightsError."""
-    config, files = config_of(folder), sorted(folder.glob("*.safetensors"))
+    config, files = config_of(folder), sorted(folder.glob("*.safetensors")) or sorted(folder.glob(_PICKLED))
     if not config and not any(folder.glob("*.onnx")) and (sentence := export_of(folder)):
         raise WeightsError(sentence)
     if not config or (not files and any(folder.glob("*.onnx"))):
         return None
     if len(files) != 1:
-        raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors.")
+        raise WeightsError(
+            f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors or a {_PICKLED}."
+        )
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]
     return f"transformers/{class_of(config) or config['model_type']}", files[0]
