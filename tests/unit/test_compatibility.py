@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from anychip_ascend.backend import BY_PYACL
-from anychip_tools import doctor_vendor, facts
+from anychip_tools import doctor_vendor, outside_rows
 from anychip_tools.compatibility import findings
 from anychip_tools.doctor_vendor import _contradictions, concerned, trouble
-from anychip_tools.facts import facts_module, from_json, rows
-from anychip_tools.outside_rows import in_json
+from anychip_tools.facts import facts_module, rows
+from anychip_tools.outside_rows import from_json, in_json
 from backends import external
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
@@ -22,7 +22,7 @@ from backends.vendors.table import Facts
 @pytest.fixture(autouse=True)
 def _no_other_packages(monkeypatch):
     """Leave out the child process that asks other packages for their rows."""
-    monkeypatch.setattr(facts, "_outside_rows", dict)
+    monkeypatch.setattr(outside_rows, "_outside_rows", dict)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def told(monkeypatch):
     made = [SimpleNamespace(facts=row) for row in (acme, BY_PYACL, Facts("null", "cpu", ("null",), ("fp32",)))]
     monkeypatch.setattr(external, "external_backends", lambda: made)
     rows = from_json(in_json())
-    monkeypatch.setattr(facts, "_outside_rows", lambda: rows)
+    monkeypatch.setattr(outside_rows, "_outside_rows", lambda: rows)
     return acme, rows
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anychip_tools import doctor_vendor, facts
+from anychip_tools import doctor_vendor, outside_rows
 from deploy.image.dockerfiles import FLAVOURS
 
 
@@ -23,7 +23,7 @@ def test_a_drivers_library_does_not_end_the_build(
         package, version = name.split("-")
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(facts, "_outside_rows", dict)
+    monkeypatch.setattr(outside_rows, "_outside_rows", dict)
     monkeypatch.setattr(doctor_vendor, "_load_error", lambda name: f"{name}: cannot open shared object file")
     doctor_vendor.versions.cache_clear()
     check = doctor_vendor.libraries("auto")

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 from anychip_base.interpreter import python_command
 from anychip_tools.compatibility import findings
-from anychip_tools.facts import every_row, facts_module
+from anychip_tools.facts import facts_module
+from anychip_tools.outside_rows import every_row
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 

@@ -1,23 +1,64 @@
-"""Child process of `anychip doctor`: the rows of other packages' backends, as one line of JSON on standard output.
+"""Rows of other packages' backends for `anychip doctor`, from a child process: one line of JSON on standard output.
 
-Owns: the form of a row in that line. It imports torch, as backends do, so that the doctor need not: a vendor's build
-can end the process that imports it. What packages print goes to standard error.
+Owns: the child and the form of a row in that line. The child imports torch, as backends do, so that the doctor need
+not: a vendor's build can end the process that imports it. What packages print goes to standard error.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import is_dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
+
+from anychip_base.interpreter import python_command
+from anychip_tools.facts import facts_module, rows
+
+_TIME_LIMIT_S = 120.0  # For `import torch`, from a slow disk.
+
+
+def every_row() -> dict[str, Any]:
+    """Return every vendor's row here: `rows`, and those of other packages, in place of ours of the same name."""
+    return {**rows(), **_outside_rows()}
+
+
+@cache
+def _outside_rows() -> dict[str, Any]:
+    if not entry_points(group="anychip.backends"):
+        return {}
+    command = python_command("-m", "anychip_tools.outside_rows")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False)
+        return from_json(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):  # Where torch cannot be imported; the check of torch tells why.
+        return {}
+
+
+def from_json(text: str) -> dict[str, Any]:
+    """Return rows as they were before `in_json` wrote them, by name. Raises ValueError."""
+    table = facts_module("table")
+    parts = {"health": table.Question, "users": table.Question, "container": table.Container, "sample": table.Sample}
+
+    def value(name: str, told: Any) -> Any:
+        if isinstance(told, list):
+            return tuple(value("", each) for each in told)
+        if name in parts and told is not None:
+            return parts[name](**{key: value("", each) for key, each in told.items()})
+        return told
+
+    given = [table.Facts(**{name: value(name, told) for name, told in row.items()}) for row in json.loads(text)]
+    return {row.name: row for row in given}
 
 
 def in_json() -> str:
     """Return the rows. A backend that cannot be made has none: the check of devices tells why."""
     from backends.external import external_backends
 
-    rows = [backend.facts for backend in external_backends() if backend.facts.name and backend.facts.engines]
-    return json.dumps(rows, default=_encoded)
+    facts = [backend.facts for backend in external_backends() if backend.facts.name and backend.facts.engines]
+    return json.dumps(facts, default=_encoded)
 
 
 def _encoded(value: Any) -> Any:
