@@ -16,7 +16,7 @@ from backends.telemetry import Tool, ToolError, nvidia
 from backends.telemetry.parsing import memory_errors
 from backends.telemetry.xids import Xids, counted_xids
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import MAP, OUTPUTS, parsed, read
+from tests.support.telemetry import MAP, OUTPUTS, parsed, parsed_otherwise, read
 
 
 def quoted(name: str) -> str:
@@ -96,7 +96,7 @@ def test_hygon_clocks_and_errors_of_blocks() -> None:
 
 def test_amd_clock_and_memory() -> None:
     text = '{"card0": {"Temperature (Sensor memory) (C)": "58.0", "sclk clock speed:": "(173Mhz)"}}'
-    sample = parsed("amd", text)[0]
+    sample = parsed_otherwise("amd", text)[0]
     assert (sample.memory_temperature_celsius, sample.clock_hertz) == (58, 173e6)
 
 
