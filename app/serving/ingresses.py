@@ -210,6 +210,7 @@ class _Far:
     def _gone(self) -> None:
         """Clean up after the process: end its rooms and connections."""
         self.child.kill()
+        self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
         if self.unsaid >= 0:
             os.close(self.unsaid)
         for room in [each.room for each in self._rooms.values() if each.room is not None]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import os
 import socket
 import time
+import weakref
 from types import SimpleNamespace
 
 import msgspec
@@ -669,6 +671,20 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
         await fleet.ends[5].begin()
         await turns()
         assert [each.takes for each in fleet.ingresses._fars] == [True]
+
+
+async def test_the_memory_of_an_ingress_goes_with_it():
+    """At once: a collection of garbage may be hours away, and its blocks may hold half of --max-buffered-bytes."""
+    async with linked(clean=False) as fleet:
+        mapped = weakref.ref(fleet.far._memory.obj)
+        gc.disable()
+        try:
+            fleet.ingress.talk.end("it died")
+            await until(fleet.far.talk.ended.done)
+            await turns()
+            assert mapped() is None
+        finally:
+            gc.enable()
 
 
 async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, monkeypatch):
