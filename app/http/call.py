@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope
 
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError, invalid_request
+from app.images.header import has_lost_bytes
 from app.ingress.budget import Lease
 from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
@@ -51,8 +52,6 @@ _UNSAID = ("", _RAW, _FORM)
 """Content types of clients that set none: libraries none or bytes, `curl --data-binary` and urllib a form's type."""
 _JSON_INLINE_BYTES = 256 * 1024
 """Largest JSON, mostly base64, that the event loop reads; another process reads larger ones."""
-_IMAGE_BEGIN_BYTES = 4096
-"""Bytes at the beginning of any image among which there is a zero."""
 _PIECE_BYTES = 1024 * 1024
 """Bytes of a form searched and parsed at a time, in some 5 ms at most; the event loop runs others in between."""
 _END_BYTES = 4096
@@ -95,7 +94,7 @@ async def read_images(
         raise invalid_request("the body is empty; send an image, multipart/form-data or JSON")
     encoded: Sequence[Encoded]
     if kind in _UNSAID:
-        if kind == _FORM and _has_lost_bytes(body):
+        if kind == _FORM and has_lost_bytes(body):
             raise invalid_request("the body has lost its zeros and line ends, as curl -d sends it: use --data-binary")
         kind = _kind_of(bytes(body[:64]), kind)
     if kind.startswith("image/") or kind == _RAW:
@@ -125,12 +124,6 @@ def _kind_of(begin: bytes, said: str) -> str:
         return "application/json"
     is_text = all(0x20 <= byte < 0x7F for byte in begin)
     return said if said and is_text else _RAW
-
-
-def _has_lost_bytes(body: Body) -> bool:
-    """Return True if a binary body has none of the bytes that every image has and `curl -d @cat.jpg` leaves out."""
-    begin = bytes(body[:_IMAGE_BEGIN_BYTES])
-    return not begin.isascii() and not any(byte in begin for byte in b"\0\r\n")
 
 
 async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence[Encoded]:

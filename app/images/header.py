@@ -67,7 +67,7 @@ _BRANDS = {
 }
 
 
-_BINARY = re.compile(rb"[\0\r\n]")
+_BINARY = re.compile(rb"[\0\r\n]")  # Bytes that `curl -d @cat.jpg` leaves out.
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 _LEAST_BYTES = 64
 _BINARY_WITHIN = 4096
@@ -111,14 +111,19 @@ class Header:
 _Stored = tuple[int, int, int]  # Width and height as stored, orientation.
 
 
+def has_lost_bytes(data: bytes | bytearray | memoryview) -> bool:
+    """Return True if a binary body has none of the bytes that every image has and `curl -d @cat.jpg` leaves out."""
+    begin = memoryview(data)[:_BINARY_WITHIN]
+    return _BINARY.search(begin) is None and not bytes(begin).isascii()
+
+
 def read_header(data: bytes | bytearray | memoryview) -> Header:
     """Return the header of an encoded image; costs microseconds. Raises InvalidImageError.
 
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
     view = memoryview(data)
-    begin = view[:_BINARY_WITHIN]
-    if len(view) >= _LEAST_BYTES and bytes(view[:4]).startswith(_BEGINNINGS) and not _BINARY.search(begin):
+    if len(view) >= _LEAST_BYTES and bytes(view[:4]).startswith(_BEGINNINGS) and has_lost_bytes(view):
         raise InvalidImageError("the image has lost its zeros and line ends, as curl -d sends it: use --data-binary")
     format_, read = _reader(bytes(view[:64]))
     try:

@@ -145,14 +145,9 @@ def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     alone = how.each or how.two_of_one
     whole = not alone and bool(((outputs.sum(1) - 1).abs() <= _WHOLE).all())
-    if (
-        not alone
-        and stated != "logits"
-        and bool(((outputs >= 0).all(1) & ((outputs.sum(1) - 100).abs() <= 100 * _WHOLE)).all())
-    ):
-        return replace(
-            how, probabilities=True
-        ), "its outputs are probabilities in percent, and are answered as shares of 1"
+    percent = not alone and bool(((outputs >= 0).all(1) & ((outputs.sum(1) - 100).abs() <= 100 * _WHOLE)).all())
+    if percent and stated != "logits":
+        return replace(how, probabilities=True), "its outputs are probabilities in percent: answered as shares of 1"
     if stated == "probabilities" and not inside:
         least, most = float(outputs.min()), float(outputs.max())
         raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')
