@@ -159,10 +159,21 @@ CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
 
 def test_what_readers_need_first_is_there_in_chinese() -> None:
     names = {name_of(page) for page in CHINESE}
-    pages = {
-        f"docs/{name}.zh-CN.md"
-        for name in ("README", "api", "deploy", "hardware", "kubernetes", "settings", "troubleshooting", "which-file")
-    }
+    names_of_pages = (
+        "README",
+        "api",
+        "deploy",
+        "hardware",
+        "kubernetes",
+        "observability",
+        "predict",
+        "security",
+        "settings",
+        "tools",
+        "troubleshooting",
+        "which-file",
+    )
+    pages = {f"docs/{name}.zh-CN.md" for name in names_of_pages}
     installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")}
     assert names >= {"README.zh-CN.md", *pages, *installs}
 
