@@ -49,6 +49,12 @@ _WATCHES = 256
 _WATCHES_A_CLIENT = 16
 
 
+def watches() -> Budget:
+    """Return the budget of streams that stay open, of health and reflection."""
+    spare = _WATCHES - 2 * _WATCHES_A_CLIENT
+    return Budget(_WATCHES, "streams of health and reflection", least=_WATCHES_A_CLIENT, spare=spare)
+
+
 @contextlib.asynccontextmanager
 async def listening(
     settings: Settings,
@@ -151,15 +157,9 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         # be as large as any, and half of it for addresses that have none.
         room = Budget(8 * largest, "bytes of health checks", least=2 * largest, spare=4 * largest)
         checks = Budget(_CHECKS, "health checks", least=_CHECKS // 16, spare=_CHECKS // 2)
-        watches = Budget(
-            _WATCHES,
-            "streams of health and reflection",
-            least=_WATCHES_A_CLIENT,
-            spare=_WATCHES - 2 * _WATCHES_A_CLIENT,
-        )
         models, checking, watching = (
             Receiver(largest, ingress.converter, calls_of, bodies)
-            for calls_of, bodies in ((calls, ingress.bodies), (checks, room), (watches, room))
+            for calls_of, bodies in ((calls, ingress.bodies), (checks, room), (watches(), room))
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
