@@ -1,4 +1,4 @@
-"""The pages about deployment: two languages that say the same, commands that name what there is."""
+"""The pages about deployment: commands that name what there is."""
 
 from __future__ import annotations
 
@@ -16,59 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
 PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for flavour in FLAVOURS}
 DEPLOY = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("deploy", "kubernetes"))
-
-
-OWN = {
-    f"{name}.md"
-    for name in (
-        "README",
-        *FLAVOURS,
-        "deploy",
-        "kubernetes",
-        "hardware",
-        "settings",
-        "api",
-        "troubleshooting",
-        "which-file",
-    )
-}
-
-
-def parts(text):
-    """Sections of a page: the level of the heading, blocks of code, names in code, where links lead, rows of tables."""
-    blocks = re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
-    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    sections = re.split(r"^(?=#+ )", prose, flags=re.MULTILINE)[1:]
-    return blocks, [
-        {
-            "level": len(section) - len(section.lstrip("#")),
-            "names": set(re.findall(r"(?<!`)`([^`]+)`(?!`)", section)),
-            # A Chinese page may lead to Chinese pages; where a page leads to its other language is no news.
-            "links": {link.replace(".zh-CN", "") for link in re.findall(r"\]\(([^)]+)\)", section)} - OWN,
-            "rows": len(re.findall(r"^\|", section, re.MULTILINE)),
-            "bullets": len(re.findall(r"^- ", section, re.MULTILINE)),
-        }
-        for section in sections
-    ]
-
-
-CHINESE = sorted([*ROOT.glob("*.zh-CN.md"), *(ROOT / "docs").rglob("*.zh-CN.md")])
-
-
-def test_the_pages_of_domestic_chips_are_there_in_chinese():
-    names = {str(path.relative_to(ROOT)) for path in CHINESE}
-    pages = ("README.zh-CN.md", "docs/deploy.zh-CN.md", "docs/hardware.zh-CN.md")
-    assert names >= {*pages, *(f"docs/install/{name}.zh-CN.md" for name in ("ascend", "dcu", "mlu"))}
-
-
-@pytest.mark.parametrize("page", CHINESE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_chinese_page_says_what_the_english_one_says(page):
-    """Headings, commands, names, links, rows. Whoever changes the one changes the other."""
-    chinese, english = page.read_text(), page.with_name(page.name.replace(".zh-CN", "")).read_text()
-    assert parts(english)[0] == parts(chinese)[0], "blocks of code"
-    for number, (ours, theirs) in enumerate(zip(parts(english)[1], parts(chinese)[1], strict=True), 1):
-        assert ours == theirs, f"section {number}"
-    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 200
 
 
 def test_every_install_page_has_the_same_sections():

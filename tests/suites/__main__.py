@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from tests.suites.choice import ROOT, changed_paths, choose, file_of, sources_of_tests
+from tests.suites.choice import ROOT, changed_on_branch, changed_paths, choose, file_of, sources_of_tests
+from tests.suites.reminders import reminders
 from tests.suites.running import NO_TESTS, Outcome, adopt_orphans, command, run
 from tests.suites.table import (
     BY_PATH,
@@ -183,7 +184,11 @@ def main(words: Sequence[str]) -> int:
     if options.command in ("check", "test", "nightly"):
         wanted = {"check": of_check, "test": of_test, "nightly": of_nightly}[options.command](options.more)
         nightly = options.command == "nightly"
-        return finished(wanted, may_be_empty=lambda name: nightly or bool(options.more), keep_going=nightly)
+        status = finished(wanted, may_be_empty=lambda name: nightly or bool(options.more), keep_going=nightly)
+        if options.command == "check":
+            for each in reminders(changed_on_branch(), ROOT):
+                print(f"note: {each}", flush=True)
+        return status
     if options.command == "run":
         suites = {name: SUITES[name] for name in options.suites}
         if options.each:

@@ -154,12 +154,20 @@ def changed_paths(root: Path = ROOT, base: Path = BASE) -> list[str]:
         return [EVERYTHING]
     if _git(root, ("merge-base", "--is-ancestor", commit, "HEAD")) is None:
         return [EVERYTHING]
+    changed = _changed_since(commit, root)
+    return [EVERYTHING] if changed is None else changed
+
+
+def changed_on_branch(root: Path = ROOT) -> list[str]:
+    """Return the paths that changed since the branch left main, and those changed here and not committed."""
+    return _changed_since((_git(root, ("merge-base", "main", "HEAD")) or "HEAD").strip(), root) or []
+
+
+def _changed_since(commit: str, root: Path) -> list[str] | None:
     # Where a file moved, its old place counts, too.
     changed = _git(root, ("diff", "--name-only", "--no-renames", commit))
     added = _git(root, ("ls-files", "--others", "--exclude-standard"))
-    if changed is None or added is None:
-        return [EVERYTHING]
-    return sorted({*changed.splitlines(), *added.splitlines()})
+    return None if changed is None or added is None else sorted({*changed.splitlines(), *added.splitlines()})
 
 
 def _git(root: Path, words: Sequence[str]) -> str | None:

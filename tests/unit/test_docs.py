@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from docs import site_hooks
 
@@ -131,7 +134,7 @@ DOORS = DOCS / "README.md"
 
 
 def test_behind_the_four_doors_is_every_page_once() -> None:
-    """In English; the Chinese list has the same links (tests/deploy/test_deploy_docs.py)."""
+    """In English; the Chinese list has the same links, as every page has."""
     text = DOORS.read_text(encoding="utf-8")
     assert len(re.findall("^## ", text, re.MULTILINE)) == 4
     listed = re.findall(r"\]\(([^)#]+\.md)\)", text.partition("\n## ")[2])
@@ -176,6 +179,33 @@ def test_what_readers_need_first_is_there_in_chinese() -> None:
     pages = {f"docs/{name}.zh-CN.md" for name in names_of_pages}
     installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")}
     assert names >= {"README.zh-CN.md", *pages, *installs}
+
+
+def parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return blocks of code, and of each section what both languages share: level, names, links, rows, bullets."""
+    code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    sections = re.split(r"^(?=#+ )", code.sub("", text), flags=re.MULTILINE)[1:]
+    return code.findall(text), [
+        {
+            "level": len(section) - len(section.lstrip("#")),
+            "names": set(re.findall(r"(?<!`)`([^`]+)`(?!`)", section)),
+            "links": {link.replace(".zh-CN", "") for link in re.findall(r"\]\(([^)]+)\)", section)},
+            "rows": len(re.findall(r"^\|", section, re.MULTILINE)),
+            "bullets": len(re.findall(r"^- ", section, re.MULTILINE)),
+        }
+        for section in sections
+    ]
+
+
+@pytest.mark.parametrize("page", CHINESE, ids=name_of)
+def test_a_chinese_page_says_what_the_english_one_says(page: Path) -> None:
+    """Headings, commands, names, links, rows. Whoever changes the one changes the other."""
+    chinese = page.read_text(encoding="utf-8")
+    english = page.with_name(page.name.replace(".zh-CN", "")).read_text(encoding="utf-8")
+    assert parts(english)[0] == parts(chinese)[0], "blocks of code"
+    for number, (ours, theirs) in enumerate(zip(parts(english)[1], parts(chinese)[1], strict=True), 1):
+        assert ours == theirs, f"section {number}"
+    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 200
 
 
 def test_a_chinese_page_leads_to_chinese_pages() -> None:
