@@ -51,6 +51,7 @@ class Options:
     score_threshold: float = 0.25
     iou_threshold: float = 0.7
     max_detections: int = 300
+    min_area: float = 0
     normalize: Norm = "none"
     encoding: Encoding = "auto"
     masks: MaskForm = "polygon"

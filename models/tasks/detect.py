@@ -101,6 +101,10 @@ class Detect(TaskAdapter):
             kept = self.keep(outputs, options)
         fit = self.file.resize.fit(placement)
         located = self.locate(outputs, kept, fit)
+        if options.min_area:
+            areas = (located["boxes"][:, 2:] - located["boxes"][:, :2]).prod(axis=1)
+            kept = kept[areas >= options.min_area]
+            located = self.locate(outputs, kept, fit)
         return {"scores": outputs[1][kept], "classes": outputs[2][kept].astype(np.int64), **located}, kept, fit
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:

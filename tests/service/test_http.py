@@ -138,6 +138,8 @@ def test_a_request_has_so_many_detections_at_most(client):
         "iou_threshold=2",
         "max_detections=0",
         "max_detections=1e9",
+        "min_area=-1",
+        "min_area=nan",
         "timeout_ms=0",
         "timeout_ms=-5",
         "timeout_ms=nan",

@@ -84,6 +84,23 @@ def test_every_form_is_the_same_mask(model: Any) -> None:
         assert polygon["box"] == run["box"] == image["box"]
 
 
+def test_boxes_under_the_least_area_are_left_out_with_what_belongs_to_them(model: Any) -> None:
+    boxes, *others = outputs()
+    boxes[::2, 2:] = boxes[::2, :2] + 30  # The image is not scaled: 900 pixels.
+    placement = model.placement(640, 480)
+
+    def found(**more: Any) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = model.postprocess((boxes, *others), placement, Options(**more))["detections"]
+        return entries
+
+    assert found(min_area=899.0) == found()
+    assert [each["class_id"] for each in found(min_area=901.0)] == [1, 3, 5]
+    assert found(min_area=901.0) == [each for each in found() if each["class_id"] % 2]
+    tensors = model.tensors((boxes, *others), placement, Options(min_area=901.0))
+    assert (tensors["num_detections"], len(tensors["masks"]), tensors["classes"].tolist()) == (3, 3, [1, 3, 5])
+    assert found(min_area=1e9) == []
+
+
 def test_without_masks_there_are_boxes_alone(model: Any) -> None:
     assert [set(found) for found in detections(model, "none")] == [{"label", "class_id", "score", "box"}] * 6
 
