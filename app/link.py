@@ -64,8 +64,8 @@ class ServedModel:
 @dataclass(slots=True)
 class Terms:
     """Terms of a request. `deadline_s` is in `time.monotonic()`; priority 0 is normal, and higher ones go first.
-    `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it. `checked`: the
-    finding of `check` before the body was read.
+    `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it. `room`: the
+    one that `check` has found free before the body was read.
     """
 
     deadline_s: float
@@ -73,7 +73,7 @@ class Terms:
     recorder: Recorder = field(default_factory=Recorder)
     client: str = ""
     client_lease: ClientLease | None = None
-    checked: object = None
+    room: Room | None = None
 
 
 @dataclass(frozen=True, slots=True)

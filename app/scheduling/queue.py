@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 from app.scheduling.batching import Lateness
 
-_STANDS_S = 0.001
-
 
 class QueueFullError(Exception):
     """The model's queue has no room for the images now."""
@@ -34,31 +32,15 @@ class DeadlineUnreachableError(Exception):
         self.expected_s = expected_s
 
 
-@dataclass(slots=True)
-class Checked:
-    """Admission check of one image, made before the upload at `at_s`; `expected_s`: as in Reservation."""
-
-    model: str
-    deadline_s: float
-    priority: int
-    at_s: float
-    expected_s: float | None
-
-    def stands(self, model: str, deadline_s: float, priority: int, now: float) -> bool:
-        """Return True if the check is still valid: same request, less than 1 ms old (the body was already there)."""
-        same = deadline_s == self.deadline_s and priority == self.priority and model == self.model
-        return same and now < self.at_s + _STANDS_S
-
-
 @dataclass(eq=False, slots=True)
 class Reservation:
     """Room in a model's queue for the images of one request: `left` of `images` are not yet in the queue.
 
-    `client`: the client of the request, "" if unknown. The scheduler fills the other fields at admission. `expected_s`:
-    seconds from `admitted_s` to the expected first answer, without lateness; None if the model had no worker, or if the
-    wait for a decoder was unknown. `interruptions`: the queue's count at admission. `behind`: number of requests that
-    the client had in flight; `first_s`: rank of the first image in the queue; `alone`: nothing else of the model was in
-    flight.
+    `client`: the client of the request, "" if unknown. The scheduler fills the other fields at admission; who called
+    `check` a moment before fills `admitted_s` and `expected_s`. `expected_s`: seconds from `admitted_s` to the expected
+    first answer, without lateness; None if the model had no worker, or if the wait for a decoder was unknown.
+    `interruptions`: the queue's count at admission. `behind`: number of requests that the client had in flight;
+    `first_s`: rank of the first image in the queue; `alone`: nothing else of the model was in flight.
     """
 
     model: str
@@ -67,7 +49,7 @@ class Reservation:
     deadline_s: float
     client: str = ""
     left: int = field(init=False, default=0)
-    admitted_s: float = field(init=False, default=0.0)
+    admitted_s: float = field(init=False, default=-math.inf)
     expected_s: float | None = field(init=False, default=None)
     interruptions: int = field(init=False, default=0)
     behind: int = field(init=False, default=0)

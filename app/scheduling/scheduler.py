@@ -32,7 +32,6 @@ from app.scheduling.queue import (
     FIRST,
     QUEUED,
     Batch,
-    Checked,
     DeadlineUnreachableError,
     LostBatches,
     Queue,
@@ -50,6 +49,9 @@ leaves room for later ones, and loses nothing on an idle device. One client's re
 
 WAY_BACK = 0.04
 """Share of a request's time left for the answer's way to the client, which is not measured here."""
+
+CHECK_STANDS_S = 0.001
+"""Time for which an admission check stands: the body was there already."""
 
 _USUAL_RATE = 0.2
 _STALL_S = 0.25
@@ -92,22 +94,18 @@ class Scheduler(Generic[T]):
         return None if ready_s is None else last_s
 
     def reserve(
-        self,
-        reservation: Reservation,
-        now: float,
-        checked: Checked | None = None,
-        ready_s: Callable[[int], float | None] = lambda _: 0.0,
+        self, reservation: Reservation, now: float, ready_s: Callable[[int], float | None] = lambda _: 0.0
     ) -> None:
-        """Reserve room for the images of a request, all or none. `checked`: a valid result of `check` for one image;
-        `ready_s`: returns the seconds until the last of so many images can be enqueued.
+        """Reserve room for the images of a request, all or none. The result of a `check` for one image stands for a
+        moment. `ready_s`: returns the seconds until the last of so many images can be enqueued.
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
         queue, deadline_s = self.queues[model], reservation.deadline_s
-        if checked is not None and images == 1:
+        if images == 1 and now < reservation.admitted_s + CHECK_STANDS_S:
             queue.check_room(model, images)
-            first_s = checked.expected_s
+            first_s = reservation.expected_s
         else:
             first_s = self.check(model, images, deadline_s, priority, now, ready_s=ready_s(images))
         self._clients.asked(reservation.client, now)

@@ -25,12 +25,12 @@ from app.scheduling.queue import (
     ENDED,
     FILLING,
     QUEUED,
-    Checked,
     DeadlineUnreachableError,
     NeverRoomError,
     QueueFullError,
     Reservation,
 )
+from app.scheduling.scheduler import CHECK_STANDS_S
 from app.serving.filling import Filling
 from models import Options, Placement, TensorOptions
 
@@ -62,33 +62,29 @@ class Submissions(Link):
         """Check admission at once, as `check` does."""
         if self.refusing:
             raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
-        name, now_s = served.model.name, clock.monotonic()
-        self._fleet.refuse_unless_served(name)
-        self._fleet.residents.ask(name, terms.deadline_s, terms.client)
+        now_s, room = clock.monotonic(), self._asked(served, terms, 1)
+        ready_s = self._filling.wait_s(room.served, terms, 1)
         try:
-            ready_s = self._filling.wait_s(self._fleet.models[name], terms, 1)
-            expected_s = self._fleet.scheduler.check(name, 1, terms.deadline_s, terms.priority, now_s, ready_s=ready_s)
+            room.expected_s = self._fleet.scheduler.check(
+                room.model, 1, room.deadline_s, room.priority, now_s, ready_s=ready_s
+            )
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
-        terms.checked = Checked(name, terms.deadline_s, terms.priority, now_s, expected_s)
+        room.admitted_s, terms.room = now_s, room
 
     def reserve(self, served: ServedModel, count: int, terms: Terms) -> Room:  # noqa: D102
-        now_s, name = clock.monotonic(), served.model.name
+        now_s = clock.monotonic()
         if now_s >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
-        checked: Checked | None = terms.checked  # type: ignore[assignment]  # `check` has made it.
-        if checked is not None and not checked.stands(name, terms.deadline_s, terms.priority, now_s):
-            checked = None
-        if checked is None:  # Else it was asked a moment ago; and an item whose model is gone by then is refused.
-            self._fleet.refuse_unless_served(name)
-            self._fleet.residents.ask(name, terms.deadline_s, terms.client)
+        room, terms.room = terms.room, None
+        # What was asked a moment ago is not asked again; an item whose model is gone by then is refused.
+        if not (isinstance(room, _OwnRoom) and room.stands(served, count, now_s)):
+            room = self._asked(served, terms, count)
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
-        pool = self._fleet.models[name]
-        room = _OwnRoom(self, pool, terms, count)
         try:
-            self._fleet.scheduler.reserve(room, now_s, checked, partial(self._filling.wait_s, pool, terms))
+            self._fleet.scheduler.reserve(room, now_s, partial(self._filling.wait_s, room.served, terms))
         except NeverRoomError as error:
             raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:
@@ -96,6 +92,13 @@ class Submissions(Link):
         room.served.images += count
         self.deadlines.add(room, now_s)
         return room
+
+    def _asked(self, served: ServedModel, terms: Terms, count: int) -> _OwnRoom:
+        """Return room that is not reserved yet, and ask for a model that has no worker. Raises NOT_READY."""
+        name = served.model.name
+        self._fleet.refuse_unless_served(name)
+        self._fleet.residents.ask(name, terms.deadline_s, terms.client)
+        return _OwnRoom(self, self._fleet.models[name], terms, count)
 
     def submit(  # noqa: D102
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int
@@ -187,6 +190,13 @@ class _OwnRoom(Reservation, Room):
         self.served, self.terms, self._submissions = pool, terms, submissions
         self.tokens: list[int] = []
         self.tick = int(self.deadline_s / _TICK_S)
+
+    def stands(self, served: ServedModel, count: int, now_s: float) -> bool:
+        """Return True if the check of this room is as good as another one now: for the same, and a moment old."""
+        terms = self.terms
+        same = served is self.served and count == self.images
+        same = same and terms.deadline_s == self.deadline_s and terms.priority == self.priority
+        return same and now_s < self.admitted_s + CHECK_STANDS_S
 
     def __exit__(self, *_: object) -> None:
         self._submissions.end(self)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.scheduling.queue import Attempt, Checked, Item, Reservation
+from app.scheduling.queue import Attempt, Item, Reservation
 from app.scheduling.scheduler import Scheduler
 
 
@@ -47,11 +47,13 @@ def reserve(
     now: float,
     *,
     client: str = "",
-    checked: Checked | None = None,
+    found_s: tuple[float, float | None] | None = None,
 ) -> Reservation:
-    """Reserve room for so many images, if `Scheduler.reserve` admits them."""
+    """Reserve room for so many images, if `Scheduler.reserve` admits them; `found_s`: time and result of a `check`."""
     reservation = Reservation(model, images, priority, deadline_s, client)
-    scheduler.reserve(reservation, now, checked)
+    if found_s is not None:
+        reservation.admitted_s, reservation.expected_s = found_s
+    scheduler.reserve(reservation, now)
     return reservation
 
 

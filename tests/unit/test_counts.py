@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from app import clock
 from app.decoding.waiting import DecodeFailedError, DecodeQueueFullError
 from app.errors import ClientLeftError, ServiceError
 from app.fleet.residents import Residents
@@ -57,6 +58,28 @@ async def test_a_refusal_is_counted_by_its_images_and_its_reason():
         assert refused(fleet, 2, loop.time() + 2000) == "DEADLINE_UNREACHABLE"
         assert refused(fleet, 4, 0.0) == "DEADLINE_EXCEEDED"
         assert moved() == {"rejected m queue_full": 3, "rejected m deadline": 2, "expired m upload": 4}
+
+
+async def test_a_check_stands_for_a_moment_and_for_the_same_request_alone(monkeypatch):
+    now_s = 5.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now_s)
+    async with dispatching(replicas=("starting",)) as fleet:
+        for images, deadline_s, priority, passes_s, stands in (
+            (1, FAR, 0, 0.0, True),
+            (1, FAR, 0, 0.002, False),
+            (2, FAR, 0, 0.0, False),
+            (1, FAR - 1, 0, 0.0, False),
+            (1, FAR, 1, 0.0, False),
+        ):
+            terms = Terms(FAR)
+            await fleet.link.check(fleet.models["m"], terms)
+            checked = terms.room
+            terms.deadline_s, terms.priority, now_s = deadline_s, priority, now_s + passes_s
+            with fleet.link.reserve(fleet.models["m"], images, terms) as room:
+                assert (room is checked) == stands
+                assert (room.deadline_s, room.priority, room.images) == (deadline_s, priority, images)
+                with fleet.link.reserve(fleet.models["m"], images, terms) as other:
+                    assert other is not room
 
 
 async def test_what_nobody_serves_is_counted_once_for_each_request():
