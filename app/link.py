@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from app.access.limits import ClientLease
 from app.config import Settings
+from app.core import ServedOn
 from app.errors import ServiceError
 from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
 from app.observability.metrics import Metrics, ModelMetrics
@@ -162,34 +163,6 @@ def measured(image: Encoded, lease: ClientLease | None, max_pixels: int) -> tupl
     if lease is not None and lease.counts_pixels:
         lease.hold_pixels(header.width * header.height)
     return header.width, header.height
-
-
-class DecodedBy(BaseModel):
-    """Decoder of JPEG files: the `host` or the `device`. `refusal`: why the device does not decode, if it was asked to;
-    `errors`: of answers to its pixels against those to the host's.
-    """
-
-    by: str
-    refusal: str
-    errors: dict[str, float]
-
-
-class ServedOn(BaseModel):
-    """A model on a device. `staged`: another engine or precision is made ready meanwhile, and takes over.
-    `memory_bytes`: its share of the device's memory, as measured when it was loaded; `load_s`: the time of that load.
-    """
-
-    device: str
-    engine: str
-    precision: str
-    staged: bool
-    batch_sizes: list[int]
-    refusals: dict[str, str]
-    errors: dict[str, float]
-    operators: dict[str, str]
-    decoding: DecodedBy
-    memory_bytes: int
-    load_s: float
 
 
 class DeviceStatus(BaseModel):

@@ -73,4 +73,4 @@ class DeviceFiles:
     def _let_pass(self, pool: ModelPool) -> None:
         ready = [worker.ready for worker in self._workers.values() if worker.ready]
         loaded = [each for each in (one.loaded[pool.index] for one in ready) if each]
-        pool.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)
+        pool.passes_files = bool(loaded) and all(each.served_on.decoding.by == "device" for each in loaded)

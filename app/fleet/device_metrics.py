@@ -145,12 +145,13 @@ class ServedStates:
                 if loaded is None or model is None:
                     continue
                 where = (model.name, worker.device)
-                served_by = (*where, loaded.report.engine, loaded.report.precision)
-                load_times[where], memory[where] = loaded.load_s, loaded.memory_bytes
+                on = loaded.served_on
+                served_by = (*where, on.engine, on.precision)
+                load_times[where], memory[where] = on.load_s, on.memory_bytes
                 info |= {(*served_by, model.weights): 1}
-                errors |= {(*where, measure): error for measure, error in loaded.report.measures.items()}
-                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.report.rejected}
-                if loaded.report.measures:
+                errors |= {(*where, measure): error for measure, error in on.errors.items()}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.rejected}
+                if on.errors:
                     verdicts[served_by] = 1
         self._info.show(info)
         self._errors.show(errors)

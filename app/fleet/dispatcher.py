@@ -76,8 +76,8 @@ class BatchRecords:
             "anychip.model": batch.model,
             "anychip.device": worker.device,
             "anychip.worker": worker.id,
-            "anychip.engine": loaded.report.engine,
-            "anychip.precision": loaded.report.precision,
+            "anychip.engine": loaded.served_on.engine,
+            "anychip.precision": loaded.served_on.precision,
             "anychip.images": len(batch.items),
             "anychip.padding": batch.size - len(batch.items),
             "anychip.infer_seconds": done.infer_s,
@@ -283,4 +283,5 @@ def _computed_by(worker: WorkerProcess, pool: ModelPool) -> ComputedBy:
     assert worker.ready is not None
     loaded = worker.ready.loaded[pool.index]
     assert loaded is not None
-    return ComputedBy(worker.model(pool.index).weights, worker.device, loaded.report.engine, loaded.report.precision)
+    on = loaded.served_on
+    return ComputedBy(worker.model(pool.index).weights, worker.device, on.engine, on.precision)

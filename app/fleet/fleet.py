@@ -143,7 +143,8 @@ class Fleet:
         budgets = []
         for worker in workers:
             assert worker.ready is not None
-            total, pinned = worker.ready.total_bytes, sum(held.memory_bytes for held in worker.ready.loaded if held)
+            total = worker.ready.total_bytes
+            pinned = sum(held.served_on.memory_bytes for held in worker.ready.loaded if held)
             given = memory_of(self._settings.device_memory, total)
             free = int(worker.plan.load.guard.device_ratio * total) - worker.ready.used_bytes
             budgets.append(free // each if given is None else given // each - pinned)

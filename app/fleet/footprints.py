@@ -43,9 +43,9 @@ class Footprint:
 
 def of(model: Model, loaded: Loaded, device: str) -> Footprint:
     """Make a footprint of what a worker has measured."""
-    sizes = ",".join(map(str, loaded.latency_s))
-    how = loaded.report.engine, loaded.report.precision, sizes, loaded.memory_bytes
-    return Footprint(model.name, model.weights, device, *how, loaded.load_s, loaded.load_s)
+    on = loaded.served_on
+    how = on.engine, on.precision, ",".join(map(str, on.batch_sizes)), on.memory_bytes
+    return Footprint(model.name, model.weights, device, *how, on.load_s, on.load_s)
 
 
 def store(found: Footprint, settings: Settings, choice: Choice, model: Model) -> Footprint:

@@ -248,8 +248,8 @@ class Residents:
         for tenant in self._policy.placed(Place.LOADING):
             held = [self._held(worker, self._pools[tenant.name]) for worker in self.workers()]
             if held and all(held):
-                memory = max(sum(each.memory_bytes for each in forms) for forms in held)
-                load_s = max(sum(each.load_s for each in forms) for forms in held)
+                memory = max(sum(each.served_on.memory_bytes for each in forms) for forms in held)
+                load_s = max(sum(each.served_on.load_s for each in forms) for forms in held)
                 self._policy.loaded(tenant.name, now_s, memory, load_s)
                 self._deaths.pop(tenant.name, None)
                 self._patience.pop(tenant.name, None)

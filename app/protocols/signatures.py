@@ -127,7 +127,7 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
     }
     served_on = [
-        each.model_dump(include={"device", "engine", "precision", "errors"})
+        {"device": each.device, "engine": each.engine, "precision": each.precision, "errors": each.errors}
         for each in link.administration.served_on(model.name)
     ]
     parameters: dict[str, Any] = {"task": model.task, "architecture": model.architecture, "weights": model.weights}

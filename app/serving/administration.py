@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from app import link
+from app.core import ServedOn
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.submission import ModelPool
-from app.link import DecodedBy, Devices, DeviceStatus, ModelState, ServedOn, ShadowReport
+from app.link import Devices, DeviceStatus, ModelState, ShadowReport
 from app.observability.triton_statistics import FIRST_VERSION
 from app.serving.repository import Repository
 from app.serving.shadow import Shadow
@@ -61,24 +63,9 @@ class ServiceAdministration(link.Administration):
         return self._fleet.readiness.state(model), self._fleet.readiness.reason(model)
 
     def served_on(self, model: str) -> list[ServedOn]:  # noqa: D102
-        return [
-            ServedOn(
-                device=device,
-                engine=loaded.report.engine,
-                precision=loaded.report.precision,
-                staged=loaded.report.staged,
-                batch_sizes=list(loaded.latency_s),
-                refusals=dict(loaded.report.refusals),
-                errors=dict(loaded.report.measures),
-                operators=dict(loaded.report.operators),
-                decoding=DecodedBy(
-                    by=loaded.decoding.by, refusal=loaded.decoding.refusal, errors=loaded.decoding.errors
-                ),
-                memory_bytes=loaded.memory_bytes,
-                load_s=round(loaded.load_s, 3),
-            )
-            for device, loaded in self._fleet.loaded(self._models[model])
-        ]
+        # The device as the server knows it: a worker may say anything.
+        found = self._fleet.loaded(self._models[model])
+        return [replace(loaded.served_on, device=device) for device, loaded in found]
 
     def profile_of(self, model: str) -> str:  # noqa: D102
         profile = self._profiles.get(model)

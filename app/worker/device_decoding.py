@@ -21,12 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from app.core import DecodedBy
 from app.images.decoding import STEPS
 from app.images.header import InvalidImageError, read_header
 from app.images.passing import PassedFile, read_file
 from app.precision.gate import errors_of_decoding
 from app.precision.probes import decoded_by_host, probe_files
-from app.worker.messages import WhoDecodes
 from backends import Backend, BackendError, BackendUnavailableError, DeviceLostError, Executable
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
@@ -55,17 +55,17 @@ def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder |
 
 def agreed(
     decoder: ImageDecoder | None, model: Model, executable: Executable, where: Where
-) -> tuple[DeviceDecoding | None, WhoDecodes]:
+) -> tuple[DeviceDecoding | None, DecodedBy]:
     """Decide whether the device decodes a model's images, by trial on probes, and return what is said of it.
 
     Raises WrongAnswersError or BackendError if `where` wants the device and it must not decode; DeviceLostError.
     """
     if where == "host" or not isinstance(model, PixelModel):
-        return None, WhoDecodes()
+        return None, DecodedBy("host", "", {})
     if decoder is None:
-        return None, WhoDecodes(refusal="the device decodes no images")
+        return None, DecodedBy("host", "the device decodes no images", {})
     if model.geometry(640, 480) is None:
-        return None, WhoDecodes(refusal="only its adapter knows how images are placed")
+        return None, DecodedBy("host", "only its adapter knows how images are placed", {})
     decoding = DeviceDecoding(decoder, model)
     try:
         found = decoding.tried(executable)
@@ -75,10 +75,10 @@ def agreed(
         if where == "device":
             raise type(error)(f"{model.name}: {error}: choose --decode host, or auto.") from error
         log.warning("%s: images are decoded on the host: %s", model.name, error)
-        return None, WhoDecodes(refusal=str(error))
+        return None, DecodedBy("host", str(error), {})
     errors = ", ".join(f"{name} {error:.2g}" for name, error in found.items())
     log.info("%s: JPEG files are decoded by %s; errors against the host's: %s", model.name, decoder.name, errors)
-    return decoding, WhoDecodes("device", errors=found)
+    return decoding, DecodedBy("device", "", found)
 
 
 class DeviceDecoding:

@@ -20,13 +20,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from app.core import DecodedBy, ServedOn
 from app.precision.gate import compile_options
 from app.precision.probes import probes
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
@@ -38,9 +38,7 @@ from app.worker.messages import (
     ModelPlan,
     ModelUnloaded,
     Ready,
-    Report,
     ServerLink,
-    WhoDecodes,
 )
 from backends import (
     Backend,
@@ -75,29 +73,17 @@ log = logging.getLogger("anychip.worker")
 class WorkerModel:
     """A model on its device.
 
-    `report`: the findings of loading. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
-    the last used one at the end. `latency_s`: seconds a batch of each size takes. `load_s`: seconds that loading took;
-    `memory_bytes`: of the device's memory, the largest batch included. `staged`: with more time it may be served
-    faster, by other engines or in larger batches. `decoding`: the decoder if the device decodes its images;
-    `who_decodes`: the report on that.
+    `loaded`: the report to the server. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
+    the last used one at the end. `staged`: with more time it may be served faster, by other engines or in larger
+    batches. `decoding`: the decoder if the device decodes its images.
     """
 
     model: Model
     executable: Executable
-    report: LoadReport
     buffers: list[npt.NDArray[np.uint8]]
-    latency_s: Mapping[int, float]
-    load_s: float
-    memory_bytes: int = 0
+    loaded: Loaded
     staged: bool = False
     decoding: DeviceDecoding | None = None
-    who_decodes: WhoDecodes = field(default_factory=WhoDecodes)
-
-    def said(self) -> Loaded:
-        """Make the report to the server."""
-        report = msgspec.convert(self.report, Report, from_attributes=True)
-        depth = self.executable.depth
-        return Loaded(report, dict(self.latency_s), depth, self.load_s, self.who_decodes, self.memory_bytes)
 
     def next_buffer(self) -> npt.NDArray[np.uint8]:
         """Return a buffer that no batch in flight uses."""
@@ -153,7 +139,7 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
         if plan.model is not None and not plan.on_demand:
             models[index] = load_model(load, plan, plan.model, backend, decoder)
             loaded_one(index)
-    reports = tuple(models[index].said() if index in models else None for index in range(len(load.models)))
+    reports = tuple(models[index].loaded if index in models else None for index in range(len(load.models)))
     staged = any(each.staged for each in models.values())
     used_bytes = total_bytes = 0
     if any(plan.on_demand for plan in load.plans):
@@ -173,8 +159,9 @@ def load_model(
     # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
     # the memory of the largest batch.
     taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
-    loaded.memory_bytes = max(0, taken)
-    loaded.decoding, loaded.who_decodes = agreed(decoder, model, loaded.executable, load.decode)
+    served_on = loaded.loaded.served_on
+    served_on.memory_bytes = max(0, taken)
+    loaded.decoding, served_on.decoding = agreed(decoder, model, loaded.executable, load.decode)
     return loaded
 
 
@@ -240,8 +227,21 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     load_s = time.monotonic() - began_s
     _say(load.device.id, model, report, load_s)
-    staged = report.staged or (may_grow and load.quick)
-    return WorkerModel(model, executable, report, buffers, latencies, load_s, staged=staged)
+    served_on = ServedOn(
+        device=load.device.id,
+        engine=report.engine,
+        precision=report.precision,
+        staged=report.staged,
+        batch_sizes=list(latencies),
+        refusals=dict(report.refusals),
+        errors=dict(report.measures),
+        operators=dict(report.operators),
+        decoding=DecodedBy("host", "", {}),
+        memory_bytes=0,
+        load_s=round(load_s, 3),
+    )
+    loaded = Loaded(served_on, dict(latencies), executable.depth, report.rejected)
+    return WorkerModel(model, executable, buffers, loaded, staged=report.staged or (may_grow and load.quick))
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
@@ -366,7 +366,7 @@ class Loader:
                     self._link.send(self._loaded_model(index))
                 else:
                     goes.executable.close()
-                    self._more.append(-goes.memory_bytes)
+                    self._more.append(-goes.loaded.served_on.memory_bytes)
                     goes = None
                     gc.collect()
                     self._loaded.backend.release_cache(self._loaded.device)
@@ -392,9 +392,9 @@ class Loader:
             log.warning("%s cannot be loaded: %s", plan.model.name, error, exc_info=True)
             reason = f"{error}"[:_LONGEST_REASON] or type(error).__name__
         else:
-            self._more.append(model.memory_bytes)
+            self._more.append(model.loaded.served_on.memory_bytes)
             loaded.models[index] = model
-            return ModelLoaded(index, model.said())
+            return ModelLoaded(index, model.loaded)
         # Not inside `except`: the traceback still holds what the failed load had allocated.
         gc.collect()
         loaded.backend.release_cache(loaded.device)

@@ -150,7 +150,7 @@ class Worker:
             log.info("batch %d is tried again by itself: %s", run.batch_id, error)
             return None
         # A little less, so that waiting for a message never makes an answer late.
-        expected_s, prepare_s = 0.9 * loaded.latency_s[run.batch_size], time.perf_counter() - received_s
+        expected_s, prepare_s = 0.9 * loaded.loaded.latency_s[run.batch_size], time.perf_counter() - received_s
         return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
     def _finish(self, under_way: _UnderWay) -> _Answer:

@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from app.core import Name, ServedOn
 from app.precision.probes import Calibration
 from app.processes.channel import Channel
 from app.worker.guard import LeakLimits, Trigger
@@ -34,9 +35,6 @@ from backends import Device
 from models import Model, Options, TensorOptions
 
 BEAT_INTERVAL_S = 0.5
-
-Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
-"""Name that a worker gives something and that the server then counts under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,41 +133,15 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Order to finish and end."""
 
 
-class Report(msgspec.Struct, frozen=True):
-    """backends.LoadReport with bounds, as a message may hold it."""
-
-    engine: Name
-    precision: Name
-    version: str = ""
-    measures: Annotated[dict[Name, float], msgspec.Meta(max_length=64)] = {}
-    refusals: dict[str, str] = {}
-    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
-    staged: bool = False
-    operators: dict[str, str] = {}
-
-
-class WhoDecodes(msgspec.Struct, frozen=True):
-    """The decoder of a model's images. `refusal`: why the device does not decode, if it was asked to; `errors`: of
-    answers to its pixels, against those to the host's.
-    """
-
-    by: Literal["host", "device"] = "host"
-    refusal: str = ""
-    errors: dict[str, float] = {}
-
-
 class Loaded(msgspec.Struct, frozen=True):
-    """Report on how one model is served. `latency_s`: seconds a batch of each ladder size took after warm-up; `depth`:
-    how many batches may have begun at once; `load_s`: seconds the model took to load, compiling and the gate included;
-    `memory_bytes`: its share of the device's memory, its largest batch included.
+    """Report on a loaded model. `latency_s`: seconds a batch of each size took after warm-up; `depth`: how many batches
+    may have begun at once; `rejected`: engines, each with its precision, whose answers the gate found wrong.
     """
 
-    report: Report
+    served_on: ServedOn
     latency_s: dict[int, float]
     depth: int = 1
-    load_s: float = 0
-    decoding: WhoDecodes = WhoDecodes()
-    memory_bytes: int = 0
+    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):

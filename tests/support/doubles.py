@@ -19,6 +19,7 @@ import numpy as np
 
 from app import clock
 from app.config import Settings
+from app.core import DecodedBy, ServedOn
 from app.decoder.messages import DecodePlan, jobs_in
 from app.decoding.process import DecoderProcess
 from app.decoding.waiting import Outcome, PendingImage
@@ -28,8 +29,24 @@ from app.ingress.items import Replies
 from app.link import Content, Frame, Result, Tables, Terms
 from app.observability.metrics import Metrics
 from app.serving.submissions import Submissions
-from app.worker.messages import Done, Loaded, Ready, Report, Run, WhoDecodes
+from app.worker.messages import Done, Loaded, Ready, Run
 from models import Options
+
+
+def loaded_as(
+    engine: str,
+    latency_s: dict[int, float],
+    depth: int = 1,
+    *,
+    decoded_by: Any = "host",
+    memory_bytes: int = 0,
+    load_s: float = 0,
+    refusals: Mapping[str, str] = MappingProxyType({}),
+) -> Loaded:
+    """Return a worker's report on a model that this engine serves."""
+    decoding = DecodedBy(decoded_by, "", {})
+    found: Any = [*latency_s], dict(refusals), {}, {}, decoding, memory_bytes, load_s
+    return Loaded(ServedOn("null:0", engine, "fp32", False, *found), latency_s, depth)
 
 
 @dataclass(eq=False, frozen=True)
@@ -71,8 +88,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self.id, self.device = name, name.partition("#")[0]
         self.plan = plan or SimpleNamespace(load=SimpleNamespace(models=models))
-        decoding = WhoDecodes("device") if decodes else WhoDecodes()
-        loaded = Loaded(Report("null", "fp32"), dict(latency_s), depth, decoding=decoding)
+        loaded = loaded_as("null", dict(latency_s), depth, decoded_by="device" if decodes else "host")
         self._ready = Ready(self.device, "null", tuple(loaded if model else None for model in models))
         self.ready: Any = None if starts else self._ready
         self.pid, self.end, self.answered = None, "died", True

@@ -35,15 +35,14 @@ from app.worker.messages import (
     BEAT_INTERVAL_S,
     Beat,
     Done,
-    Loaded,
     Ready,
-    Report,
     Run,
     Stop,
     from_server,
     to_server,
 )
 from app.worker.results import write_results
+from tests.support.doubles import loaded_as
 
 FIRST_PID = 1 << 30
 """First process id of the doubles; no process of this system has such a number."""
@@ -212,7 +211,7 @@ class Worker(Process):
             if not self._began:
                 self._began = True
                 begin = begin_of(data)
-                loaded = Loaded(Report("virtual", "fp32"), dict(self.latency_s))
+                loaded = loaded_as("virtual", dict(self.latency_s))
                 self._say(Ready("null:0", "virtual", (loaded,) * len(begin.pools)))
                 self._alive()
                 continue

@@ -17,7 +17,7 @@ from app.link import Terms
 from app.observability.metrics import Metrics
 from app.observability.recorder import Recorder
 from app.scheduling.scheduler import Scheduler
-from app.worker.messages import Failed, Loaded, LoadModel, ModelLoaded, ModelUnloaded, Report, UnloadModel
+from app.worker.messages import Failed, LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
 from models import Placement
 from tests.support.doubles import (
     MODEL,
@@ -30,6 +30,7 @@ from tests.support.doubles import (
     done,
     free_slots,
     hear,
+    loaded_as,
     turns,
 )
 from tests.support.queueing import enqueue, reserve
@@ -304,7 +305,7 @@ class OnDemand:
                 self.residents.heard(worker, answer)
 
 
-LOADED = Loaded(Report("null", "fp32"), {1: 0.001}, memory_bytes=60, load_s=1.0)
+LOADED = loaded_as("null", {1: 0.001}, memory_bytes=60, load_s=1.0)
 
 
 async def test_a_load_is_counted_once_for_all_workers_and_so_is_an_unload(virtual_time):

@@ -8,11 +8,11 @@ from typing import Any
 
 from app.config import Settings
 from app.fleet import footprints
-from app.worker.messages import Loaded, Report
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models.contract.tensors import TensorSpec
 from models.exports.exported import ExportedModel
+from tests.support.doubles import loaded_as
 
 
 def test_a_load_is_kept_though_the_model_was_unloaded_since(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_load_is_kept_though_the_model_was_unloaded_since(tmp_path: Path) -> N
         ready=SimpleNamespace(loaded=[None]),  # It has come and gone before the files are written.
     )
     for load_s in (3.0, 1.0):
-        loaded = Loaded(Report("eager", "fp32"), {1: 0.1}, 1, load_s, memory_bytes=1000)
+        loaded = loaded_as("eager", {1: 0.1}, memory_bytes=1000, load_s=load_s)
         footprints.keep(worker, {0: loaded}, settings, choice)
     [kept] = footprints.every(tmp_path)
     assert (kept.first_load_s, kept.load_s, kept.memory_bytes) == (3.0, 1.0, 1000)

@@ -29,6 +29,7 @@ ORDER = (
     "logs",
     "clock",
     "pace",
+    "core",
     "processes",
     "images",
     "precision",

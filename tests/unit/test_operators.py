@@ -249,7 +249,7 @@ def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
     model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
     loaded = load_device(Load((ModelPlan(model, "eager", "fp32", (1,)),), Device("cpu:0", "a CPU", 1 << 30, "fp32")))
     loaded.close()
-    assert loaded.ready.loaded[0].report.operators == {
+    assert loaded.ready.loaded[0].served_on.operators == {
         "aten::sin": "cpu",
         "aten::silu": "replaced",
         "aten::roll": "vendor-cpu",

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import pickle
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -19,16 +18,14 @@ from app.worker.messages import (
     Ended,
     Failed,
     HandOver,
-    Loaded,
     Ready,
     Released,
-    Report,
     Stats,
     from_worker,
     to_server,
 )
 from app.worker.results import SMALL_BYTES, ResultError, map_overflow, read_results, write_results
-from backends import LoadReport
+from tests.support.doubles import loaded_as
 
 PLACE_BYTES = 4096
 DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
@@ -157,13 +154,10 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
             os.fstat(descriptor)
 
 
-REPORT = Report("eager", "fp32", refusals={"a": "b"}, rejected=(("c", "d"),))
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        Ready("cpu:0", "a CPU", (Loaded(REPORT, {1: 0.1, 8: 0.2}), None), True),
+        Ready("cpu:0", "a CPU", (loaded_as("eager", {1: 0.1, 8: 0.2}, refusals={"a": "b"}), None), True),
         Ended("it is gone", "leaked"),
         Beat(),
         Done(7, ((("<f4", (3, 2)), ("|b1", ())), None), 0.5, 4, 100),
@@ -193,5 +187,10 @@ def test_a_pickle_from_a_worker_runs_nothing():
         from_worker(pickle.dumps(Evil()))
 
 
-def test_the_report_has_the_fields_of_the_backends():
-    assert [field.name for field in fields(LoadReport)] == list(Report.__struct_fields__)
+def test_a_report_on_a_model_is_bounded():
+    loaded = loaded_as("eager", {1: 0.1})
+    loaded.served_on.errors = dict.fromkeys(map(str, range(65)), 0.0)
+    with pytest.raises(ValueError, match="64"):
+        from_worker(to_server(Ready("cpu:0", "a CPU", (loaded,))))
+    with pytest.raises(ValueError, match="200"):
+        from_worker(to_server(Ready("cpu:0", "a CPU", (loaded_as("e" * 201, {1: 0.1}),))))

@@ -111,8 +111,8 @@ def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatc
     plan = ModelPlan(open_model(parse_spec("resnet18:random"), Path("nowhere")), "eager", "fp32", (1,), is_gated=True)
     load = Load((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
     loaded = load_model(load, plan, plan.model, CpuBackend(), None)
-    assert loaded.report.measures
-    assert loaded.memory_bytes == 1
+    assert loaded.loaded.served_on.errors
+    assert loaded.loaded.served_on.memory_bytes == 1
     loaded.executable.close()
 
 
@@ -121,7 +121,7 @@ def test_it_loads_measures_and_answers():
         ready = talk.hear()
         assert isinstance(ready, Ready)
         assert ready.device == "cpu:0"
-        assert [loaded.report.engine for loaded in ready.loaded] == ["eager", "eager"]
+        assert [loaded.served_on.engine for loaded in ready.loaded] == ["eager", "eager"]
         assert all(set(loaded.latency_s) == {1, 2} for loaded in ready.loaded)
         assert all(seconds > 0 for loaded in ready.loaded for seconds in loaded.latency_s.values())
 
@@ -274,7 +274,7 @@ def test_what_the_device_has_decoded_goes_to_its_network_and_not_by_way_of_the_h
         model=SimpleNamespace(input_shape=(2, 2, 3)),
         executable=SimpleNamespace(depth=2, takes_rows=True, start_rows=start_rows),
         decoding=SimpleNamespace(on_device=lambda slots: ({row: decoded for row, _ in slots}, ())),
-        latency_s={4: 1.0},
+        loaded=SimpleNamespace(latency_s={4: 1.0}),
     )
     with contextlib.closing(Arena([(12, 4)])) as arena:
         arena.slot(0, 1)[:] = 7

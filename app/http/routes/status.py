@@ -10,9 +10,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from app.access.rules import LIVE, READY
+from app.core import ServedOn
 from app.errors import ServiceError, invalid_request
 from app.http.playground.page import PageFile
-from app.link import Devices, Link, ServedOn
+from app.link import Devices, Link
 from models import Finds, Model, PixelModel
 from models.contract.cascade import Cascade
 from models.tasks.classify import Classify
