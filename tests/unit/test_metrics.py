@@ -18,9 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from anychip_compat.triton_metrics import TritonMetrics
 from app.fleet.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
 from app.http.routes import status
+from app.http.routes.stats import snapshot
 from app.observability.histogram import Histogram
 from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
 from app.worker.messages import Released, Stats
+from tests.support.filled_metrics import filled
 
 NAN = math.nan
 
@@ -262,3 +264,31 @@ def test_a_processor_limit_shows_how_long_it_held_the_service_up(tmp_path, file,
     assert [(sample.name, sample.value) for sample in family.samples] == [("anychip_cpu_throttled_seconds_total", 1.5)]
     [nothing] = Throttling(tmp_path / "elsewhere").collect()
     assert [sample.value for sample in nothing.samples] == [0]
+
+
+def test_stats_are_rows_of_the_table_by_their_names_and_forms():
+    metrics = filled()
+    metrics.rejected.labels("m", "deadline").inc(3)
+    metrics.cache_releases.labels("npu:0", "2", "device").inc()
+    metrics.cache_releases.labels("npu:0", "2", "cache").inc()
+    metrics.device_memory_bytes.labels("npu:0", "ascend", "used").set(math.nan)
+    state = SimpleNamespace(is_ready=True)
+    devices = SimpleNamespace(devices=[SimpleNamespace(device=name, vendor="ascend") for name in ("npu:0", "npu:1")])
+    administration = SimpleNamespace(
+        workers=lambda: ["npu:0"],
+        state=lambda _: (state, ""),
+        why_not=lambda: "",
+        devices=lambda: devices,
+        shadows=list,
+    )
+    link = SimpleNamespace(metrics=metrics, administration=administration, simulated=True, models=["m"])
+    found = snapshot(link).model_dump()
+    [model], (used, unused) = found["models"], found["devices"]
+    assert model["requests"] == {"OK": 1}
+    assert model["rejected"] == {"deadline": 3}
+    assert (model["images"], model["images_computed"], model["batches"], model["retried"]) == (1, 3, 1, 0)
+    assert (model["request_seconds"]["count"], model["request_seconds"]["buckets"]["+Inf"]) == (1, 1)
+    assert (used["up"], used["images"], used["power_watts"], used["cache_releases"]) == (True, 3, 1, {"2": 2})
+    assert used["memory_bytes"] == {"allocated": 1, "reserved": 2, "used": None, "total": 4}
+    assert (unused["up"], unused["images"], unused["power_watts"], unused["restarts"]) == (False, 0, None, {})
+    assert unused["throttled"] == {"heat": None, "power": None}

@@ -1,7 +1,8 @@
 """The service in one small JSON: `GET /v1/stats`, and `GET /v1/stats/stream`, which sends it again and again.
 
 Owns: its shape, and that the numbers are collected once for all listeners. They are those of /metrics, counted since
-the start: a client that wants a rate asks twice. Must not collect in the event loop: that takes milliseconds, so a
+the start: a client that wants a rate asks twice. A field that is named like a row of the metrics' table, with or
+without the row's first word, is that row. Must not collect in the event loop: that takes milliseconds, so a
 thread does it, and for the stream only while a client listens.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from math import isfinite
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -24,7 +26,8 @@ from app.errors import ServiceError
 from app.http.edge import BIND
 from app.ingress.budget import Budget
 from app.link import Link, ShadowReport
-from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TELEMETRY, THROTTLED, version
+from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TABLE, THROTTLED, version
+from app.observability.metrics import Metric as Row
 
 INTERVAL_S = 0.5
 MAX_LISTENERS = 16
@@ -130,127 +133,111 @@ class Snapshot(BaseModel):
     clients: list[ClientSnapshot] = []
 
 
+_VALUES: dict[str, Iterable[str]] = {
+    "throttled": THROTTLED,
+    "memory_errors": MEMORY_ERRORS,
+    "memory_bytes": MEMORY_KINDS,
+}
+"""Values of the last label, of what a device may report of itself or not."""
+
+
 class _Samples:
     """Values of the registry by name and labels."""
 
-    def __init__(self, families: list[Metric]) -> None:
+    def __init__(self, families: Iterable[Metric]) -> None:
         self._found: dict[str, list[tuple[dict[str, str], float]]] = {}
-        for family in families:
-            for sample in family.samples:
-                self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        for sample in [sample for family in families for sample in family.samples]:
+            self._found.setdefault(sample.name, []).append((sample.labels, sample.value))
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Sum by the value of one label the samples that have the other labels."""
+        """Sum by the value of one label the samples that have the other labels; with "" all of them under ""."""
         sums: dict[str, float] = {}
         for given, value in self._found.get(name, ()):
             if labels.items() <= given.items():
                 sums[given.get(label, "")] = sums.get(given.get(label, ""), 0.0) + value
         return sums
 
-    def counts(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """Return `by` in whole numbers, without zeros."""
-        return {key: int(value) for key, value in self.by(label, name, **labels).items() if value}
-
     def total(self, name: str, **labels: str) -> int:
         """Sum the samples that have these labels."""
         return int(sum(self.by("", name, **labels).values()))
 
-    def known(self, name: str, **labels: str) -> float | None:
-        """Return the sum, None if there is none or it is not a number."""
-        found = list(self.by("", name, **labels).values())
-        return found[0] if found and isfinite(found[0]) else None
-
-    def times(self, name: str, *, buckets: bool = False, **labels: str) -> Times:
+    def times(self, name: str, **labels: str) -> Times:
         """Return a histogram's sums."""
-        return Times(
-            count=self.total(f"{name}_count", **labels),
-            seconds=sum(self.by("", f"{name}_sum", **labels).values()),
-            buckets={le: int(value) for le, value in self.by("le", f"{name}_bucket", **labels).items()}
-            if buckets
-            else {},
-        )
+        seconds = sum(self.by("", f"{name}_sum", **labels).values())
+        return Times(count=self.total(f"{name}_count", **labels), seconds=seconds)
+
+    def numbers(self, document: type[BaseModel], of: str, name: str) -> dict[str, Any]:
+        """Return the fields of a document that are rows of the metrics' table, for the model or device of this name.
+
+        A field's type says how: a sum, sums by the second label without zeros, or readings that may be unknown.
+        """
+        numbers: dict[str, Any] = {}
+        for field, about in document.model_fields.items():
+            rows = [TABLE.get(f"{kind}{field}") for kind in ("", f"{of}_", "worker_", "batch_")]
+            row = next((row for row in rows if row is not None and of in row.labels), None)
+            if row is None:
+                continue
+            known = {key: value if isfinite(value) else None for key, value in self._of(row, of, name).items()}
+            if about.annotation is int:
+                numbers[field] = self.total(row.name, **{of: name})
+            elif about.annotation == dict[str, int]:
+                numbers[field] = {key: int(value) for key, value in known.items() if value}
+            elif about.annotation == dict[str, float | None]:
+                numbers[field] = {value: known.get(value) for value in _VALUES[field]}
+            elif about.annotation == float | None:
+                numbers[field] = next(iter(known.values()), None)
+        return numbers
+
+    def _of(self, row: Row[Any], of: str, name: str) -> dict[str, float]:
+        """Sum a row for a model or device, by its first label that says what was counted or read."""
+        label = next((label for label in row.labels if label not in ("model", "device", "vendor")), "")
+        return self.by(label, row.name, **{of: name})
 
 
 def snapshot(link: Link) -> Snapshot:
     """Collect the numbers of this moment."""
-    samples = _Samples(list(link.metrics.registry.collect()))
+    samples = _Samples(link.metrics.registry.collect())
     ask = link.administration
     workers = ask.workers()
+
+    def batches(images: str, **of: str) -> dict[str, int]:
+        sizes = {images: "sum", "batches": "count"}
+        return {field: samples.total(f"anychip_batch_size_{part}", **of) for field, part in sizes.items()}
+
+    def model(name: str) -> ModelSnapshot:
+        requests = samples.times("anychip_request_seconds", model=name)
+        buckets = samples.by("le", "anychip_request_seconds_bucket", model=name)
+        requests.buckets = {bound: int(count) for bound, count in buckets.items()}
+        stages = {stage: samples.times("anychip_stage_seconds", model=name, stage=stage) for stage in STAGES}
+        return ModelSnapshot(
+            model=name,
+            ready=ask.state(name)[0].is_ready,
+            images=stages["postprocess"].count,
+            request_seconds=requests,
+            stage_seconds=stages,
+            **batches("images_computed", model=name),
+            **samples.numbers(ModelSnapshot, "model", name),
+        )
+
+    def device(name: str, vendor: str) -> DeviceSnapshot:
+        up = workers.count(name)
+        numbers = batches("images", device=name) | samples.numbers(DeviceSnapshot, "device", name)
+        return DeviceSnapshot(device=name, vendor=vendor, up=up > 0, workers=up, **numbers)
+
+    restarts = samples.by("reason", "anychip_decoder_restarts_total")
     return Snapshot(
         version=version(),
         uptime_s=round(clock.monotonic() - _STARTED_S, 3),
         ready=not ask.why_not(),
         simulated=link.simulated,
-        models=[_model(samples, name, ready=ask.state(name)[0].is_ready) for name in link.models],
-        devices=[
-            _device(samples, each.device, each.vendor, workers.count(each.device)) for each in ask.devices().devices
-        ],
+        models=[model(name) for name in link.models],
+        devices=[device(each.device, each.vendor) for each in ask.devices().devices],
         decoders=DecodersSnapshot(
             up=samples.total("anychip_decoders_up"),
             waiting=samples.total("anychip_decode_depth"),
-            restarts=samples.counts("reason", "anychip_decoder_restarts_total"),
+            restarts={reason: int(count) for reason, count in restarts.items() if count},
         ),
         shadows=ask.shadows(),
-    )
-
-
-def _model(samples: _Samples, name: str, *, ready: bool) -> ModelSnapshot:
-    def total(metric: str) -> int:
-        return samples.total(f"anychip_{metric}", model=name)
-
-    def counts(label: str, metric: str) -> dict[str, int]:
-        return samples.counts(label, f"anychip_{metric}", model=name)
-
-    return ModelSnapshot(
-        model=name,
-        ready=ready,
-        requests=counts("code", "requests_total"),
-        images=samples.total("anychip_stage_seconds_count", model=name, stage="postprocess"),
-        images_computed=total("batch_size_sum"),
-        batches=total("batch_size_count"),
-        padding=total("batch_padding_total"),
-        queue_depth=total("queue_depth"),
-        queue_reserved=total("queue_reserved"),
-        queue_limit=total("queue_limit"),
-        images_in_flight=total("images_in_flight"),
-        rejected=counts("reason", "rejected_total"),
-        cancelled=counts("stage", "cancelled_total"),
-        expired=counts("stage", "expired_total"),
-        retried=total("retried_total"),
-        wasted=total("wasted_total"),
-        memory_bytes=total("model_memory_bytes"),
-        request_seconds=samples.times("anychip_request_seconds", buckets=True, model=name),
-        stage_seconds={stage: samples.times("anychip_stage_seconds", model=name, stage=stage) for stage in STAGES},
-    )
-
-
-def _device(samples: _Samples, device: str, vendor: str, workers: int) -> DeviceSnapshot:
-    def counts(label: str, metric: str) -> dict[str, int]:
-        return samples.counts(label, f"anychip_{metric}", device=device)
-
-    def known_by(label: str, values: Iterable[str], metric: str) -> dict[str, float | None]:
-        return {
-            value: samples.known(f"anychip_device_{metric}", **{"device": device, label: value}) for value in values
-        }
-
-    memory = {kind: samples.known("anychip_device_memory_bytes", device=device, kind=kind) for kind in MEMORY_KINDS}
-    return DeviceSnapshot(
-        device=device,
-        vendor=vendor,
-        up=workers > 0,
-        workers=workers,
-        images=samples.total("anychip_batch_size_sum", device=device),
-        batches=samples.total("anychip_batch_size_count", device=device),
-        **{name: samples.known(f"anychip_device_{name}", device=device) for name in TELEMETRY},
-        energy_joules=samples.known("anychip_device_energy_joules_total", device=device),
-        throttled=known_by("reason", THROTTLED, "throttled"),
-        memory_errors=known_by("kind", MEMORY_ERRORS, "memory_errors_total"),
-        driver_errors=samples.known("anychip_device_driver_errors_total", device=device),
-        memory_bytes=memory,
-        worker_resident_bytes=samples.known("anychip_worker_resident_bytes", device=device),
-        restarts=counts("reason", "worker_restarts_total"),
-        handovers=counts("reason", "handovers_total"),
-        cache_releases=counts("rung", "cache_releases_total"),
     )
 
 
