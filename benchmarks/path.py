@@ -182,7 +182,7 @@ async def _start_and_metric(settings: Settings, models: list[Model]) -> tuple[Wa
 def main() -> None:
     """Count, and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--list", action="store_true", help="print the files too, with the calls in each")
+    parser.add_argument("--list", action="store_true", help="print the files too, with the functions called in each")
     given = parser.parse_args()
     logs.configure("error", "auto")
     settings = Settings(  # type: ignore[call-arg]
@@ -204,7 +204,8 @@ def main() -> None:
         print(f"{name}: {walk}{records}")
         if given.list:
             for file, calls in Counter(file for file, _ in walk.calls).most_common():
-                print(f"{calls:6} {file}")
+                names = Counter(name for of, name in walk.calls if of == file)
+                print(f"{calls:6} {file}: {', '.join(f'{name} {count}' for name, count in names.items())}")
 
 
 if __name__ == "__main__":
