@@ -135,8 +135,6 @@ class Queue(Generic[T]):
     interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     heap: list[tuple[float, int, T]] = field(default_factory=list)
-    aged: bool = False  # True if `oldest_s` is used.
-    ages: list[tuple[float, int, T]] = field(default_factory=list)  # The heap's items by `queued_s`.
     clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
     lateness: Lateness = field(default_factory=Lateness)
     urgent_lateness: Lateness = field(default_factory=Lateness)  # For priorities above the normal one: they overtake.
@@ -237,8 +235,6 @@ class Queue(Generic[T]):
     def push(self, item: T, order: int) -> None:
         """Put a counted item into the queue; `order` decides between equal ranks."""
         heapq.heappush(self.heap, (item.rank_s, order, item))
-        if self.aged:
-            heapq.heappush(self.ages, (item.queued_s, order, item))
         item.status = QUEUED
         self.depth += 1
 
@@ -258,13 +254,6 @@ class Queue(Generic[T]):
         if len(self.heap) > 2 * self.depth + 16:
             self.heap = [entry for entry in self.heap if entry[2].status is QUEUED]
             heapq.heapify(self.heap)
-        if self.aged:
-            while self.ages and self.ages[0][2].status is not QUEUED:
-                heapq.heappop(self.ages)
-            if len(self.ages) > 2 * self.depth + 16:
-                waiting = [entry for entry in self.heap if entry[2].status is QUEUED]
-                self.ages = [(item.queued_s, order, item) for _, order, item in waiting]
-                heapq.heapify(self.ages)
 
     def take_all(self) -> list[T]:
         """Take every waiting item out, in order."""
@@ -275,5 +264,5 @@ class Queue(Generic[T]):
         return items
 
     def oldest_s(self) -> float:
-        """Return when the item that waits longest was enqueued; only if `aged`. Raises IndexError when none waits."""
-        return self.ages[0][0]
+        """Return when the item that waits longest was enqueued. It looks at all: call it for less than a batch."""
+        return min(item.queued_s for _, _, item in self.heap if item.status is QUEUED)

@@ -62,8 +62,7 @@ class Scheduler(Generic[T]):
 
     def __init__(self, queue_limits: Mapping[str, int], max_wait_s: float = 0.0) -> None:
         """Make a queue for each model; `queue_limits`: images each may have waiting, reservations included."""
-        aged = max_wait_s > 0
-        self.queues: Mapping[str, Queue[T]] = {model: Queue(limit, aged=aged) for model, limit in queue_limits.items()}
+        self.queues: Mapping[str, Queue[T]] = {model: Queue(limit) for model, limit in queue_limits.items()}
         self._workers: dict[str, WorkerState[T]] = {}
         # The workers that take new batches of a model. Replaced, never changed: a scrape reads it from its own thread.
         self._serving: dict[str, Serving[T]] = dict.fromkeys(queue_limits, ())
