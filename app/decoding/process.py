@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
@@ -22,9 +23,9 @@ from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Statu
 from app.decoding.waiting import PendingImage
 from app.pace import Pace
 from app.processes.arena import Arena
-from app.processes.fork_server import BACKOFF_S, Begun, Child, ForkServer, begin
-from app.processes.forking import is_stopped
+from app.processes.fork_server import Begun, ForkServer, begin
 from app.processes.packing import write_packed
+from app.processes.place import Cause, ChildStartError, ChildStatus, SupervisedChild, Supervisor
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
 """Most log lines of one decoder, per minute and at once: a decoder that writes more was taken over."""
@@ -33,9 +34,6 @@ log = logging.getLogger("anychip.decoders")
 
 FORK_SERVER = "app.decoder.main:main"
 """Entry point of the fork server of decoders."""
-_STATUS_TIMEOUT_S = 2.0
-_WATCH_INTERVAL_S = 0.25
-_STOOD_STILL_S = 1.0
 
 
 class DecoderStartError(Exception):
@@ -61,46 +59,31 @@ def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
     return begun
 
 
-class DecoderProcess:
+class DecoderProcess(SupervisedChild):
     """One decoder process, from its fork to its end.
 
     `sent`: its images, by token, in the order of dispatch, with the buffer of each, and `bytes` of them; `out`: jobs to
-    send at the end of this turn of the loop. Seconds are of `time.monotonic()`.
+    send at the end of this turn of the loop. `heard_s` is of `clock.monotonic()`.
     """
 
-    def __init__(self, number: int, plan: DecodePlan, answered: Callable[[DecoderProcess, Decoded], None]) -> None:
-        """Prepare a decoder; nothing runs before `start`. `answered`: hears each answer."""
-        self.number = number
-        self.free_buffers = list(range(plan.buffers - 1, -1, -1))
-        self.inbox = Inbox(plan.buffers, plan.buffer_bytes)
+    look_s, kill_s = 0.25, 2.0
+
+    def __init__(self, of: Replicas, number: int) -> None:
+        super().__init__(f"decoder {number}")
+        self.free_buffers = list(range(of.plan.buffers - 1, -1, -1))
+        self.inbox = Inbox(of.plan.buffers, of.plan.buffer_bytes)
         self.sent: dict[int, tuple[PendingImage, int]] = {}
         self.bytes = 0
         self.out = bytearray()
         self.heard_s = 0.0
         self.is_reserved = False
         """True if it has an image that must be its only one."""
-        self.is_retiring = False
-        """True if it ends after its jobs."""
-        self.has_answered = False
-        self._answered = answered
-        self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
-        self._loop = asyncio.get_running_loop()
-        self._child: Child | None = None
-        self._connection: socket.socket | None = None
         self.parent: int | None = None
         """Process id of the fork server that has forked it."""
-        self.ended: asyncio.Future[str] = self._loop.create_future()
-        """Reason of its end, once its socket has closed or sent unreadable bytes."""
-
-    @property
-    def pid(self) -> int | None:
-        """Return the process's id, None before its start and after its end."""
-        return None if self._child is None or self.ended.done() else self._child.pid
-
-    @property
-    def is_ready(self) -> bool:
-        """Return True if it takes jobs."""
-        return self.pid is not None and not self.is_retiring
+        self._of = of
+        self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
+        self._loop = asyncio.get_running_loop()
+        self._connection: socket.socket | None = None
 
     @property
     def working_on(self) -> PendingImage | None:
@@ -110,6 +93,8 @@ class DecoderProcess:
 
     def add(self, token: int, image: PendingImage, buffer: int) -> None:
         """Give it an image."""
+        if not self.sent:
+            self.hear()
         self.sent[token] = image, buffer
         self.bytes += len(image.body)
         self.is_reserved = image.deaths > 0
@@ -120,7 +105,8 @@ class DecoderProcess:
         self.bytes -= len(image.body)
         self.inbox.trim(buffer, len(image.body) + len(image.tail))
         self.free_buffers.append(buffer)
-        self.is_reserved, self.has_answered = False, True
+        self.is_reserved, self.has_served = False, True
+        self.hear()
         return image
 
     def clear(self) -> list[PendingImage]:
@@ -129,51 +115,65 @@ class DecoderProcess:
         self.sent.clear()
         return images
 
-    async def start(self, fork_server: ForkServer) -> None:
-        """Fork it. Raises OSError."""
+    async def begin(self) -> None:
+        """Fork it; it is ready at once. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            self._child = await fork_server.fork(theirs.fileno(), self.inbox.descriptor)
+            self.process = await self._of.fork_server.fork(theirs.fileno(), self.inbox.descriptor)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.parent = fork_server.pid
+        self.parent = self._of.fork_server.pid
         self._connection = ours
         self._loop.add_reader(ours.fileno(), self._readable)
+        self.move(ChildStatus.READY)
+        self._of.ready_again()
+
+    def disconnect(self) -> None:
+        """Close its socket. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._loop.remove_reader(connection.fileno())
+            connection.close()
+
+    def answer_s(self) -> float:
+        """Return how long it may be silent: for ever if it has no image."""
+        return self._of.timeout_s() if self.sent else math.inf
+
+    def look(self) -> None:
+        """Retire if an earlier fork server has forked it, and all others take jobs; end without a job.
+
+        Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
+        """
+        fork_server, all_ready = self._of.fork_server, len(self._of.ready) == self._of.count
+        if all_ready and fork_server.ready and self.parent != fork_server.pid:
+            self.move(ChildStatus.RETIRING)
+        if self.status is ChildStatus.RETIRING and not self.sent:
+            self.end("it was replaced", Cause.REPLACED)
+
+    def gone(self) -> None:
+        """Report its images, and the one to blame."""
+        begun, had = self.working_on, self.clear()
+        self.inbox.close()
+        if self.cause is Cause.STOPPED:
+            self._of.left += had
+        elif self.cause in (Cause.DIED, Cause.HUNG):
+            hung = self.cause is Cause.HUNG
+            # Killed from outside, as by a person or for want of memory: its image may well be innocent.
+            outside = not hung and self.exit_status in (None, -signal.SIGKILL, -signal.SIGTERM)
+            self._of.lost(Loss(tuple(had), None if outside else begun, hung))
 
     def flush(self) -> None:
-        """Send the jobs of `out`; a decoder that is just dying is reported through `ended`, not here."""
+        """Send the jobs of `out`; a decoder that is just dying is reported through `over`, not here."""
         jobs, self.out = self.out, bytearray()
         if self._connection is not None and jobs:
             try:
                 self._connection.send(jobs)
             except OSError as error:
-                self._end(f"it takes no jobs: {error}")
-
-    def kill(self, reason: str) -> None:
-        """End the process now."""
-        self._end(reason)
-        if self._child is not None:
-            self._child.kill()
-
-    async def status(self) -> int | None:
-        """Return the exit status of the process, whose socket is closed: minus the signal that ended it, None if
-        unknown. Kill the process if it does not end.
-        """
-        if self._child is None:
-            return None
-        if await self._child.ends_within(_STATUS_TIMEOUT_S):
-            return self._child.exited.result()
-        self._child.kill()
-        return None
-
-    def close(self) -> None:
-        """Close its socket and its inbox; the process ends by itself. Idempotent."""
-        self._end("it was stopped")
-        self.inbox.close()
+                self.end(f"it takes no jobs: {error}")
 
     def _readable(self) -> None:
         assert self._connection is not None
@@ -184,16 +184,16 @@ class DecoderProcess:
         except OSError:
             packet = b""
         if not packet:
-            self._end("it ended")
+            self.end("it ended")
             return
         try:
             for answer in answers_in(packet):
                 if answer.status == Status.SAID:
                     self._log(answer.text)
                 else:
-                    self._answered(self, answer)
+                    self._of.answered(self, answer)
         except Exception as error:  # Nothing this decoder says can be trusted any more.
-            log.exception("decoder %d: unreadable answer", self.number)
+            log.exception("%s: unreadable answer", self.name)
             self.kill(f"unreadable answer: {error}")
 
     def _log(self, text: str) -> None:
@@ -201,15 +201,7 @@ class DecoderProcess:
         if self._lines.wait_s(clock.monotonic()):
             raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
         self._lines.take()
-        log.warning("decoder %d says: %s", self.number, text)
-
-    def _end(self, reason: str) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._loop.remove_reader(connection.fileno())
-            connection.close()
-        if not self.ended.done():
-            self.ended.set_result(reason)
+        log.warning("%s says: %s", self.name, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,124 +232,42 @@ class Replicas:
         """Prepare `count` places. `timeout_s`: time after which a decoder at work counts as hung. If `answered` raises,
         the decoder is killed. `ready`: called when a decoder takes jobs.
         """
-        self.count = count
-        self.decoders: dict[int, DecoderProcess] = {}
-        """Running processes, by their places."""
-        self.fork_server: ForkServer | None = None
-        self._plan, self._arena, self._timeout_s = plan, arena, timeout_s
-        self._answered, self._lost, self._ready = answered, lost, ready
+        self.count, self.plan, self.timeout_s = count, plan, timeout_s
+        self.answered, self.lost, self.ready_again = answered, lost, ready
+        self.fork_server: ForkServer
+        self.left: list[PendingImage] = []
+        """Images of decoders that were stopped."""
+        self._arena = arena
         self._numbers = itertools.count(1)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._places: list[Supervisor[DecoderProcess]] = []
+
+    @property
+    def decoders(self) -> dict[int, DecoderProcess]:
+        """Return the running processes, by their places."""
+        return {place: each.child for place, each in enumerate(self._places) if not each.child.over.done()}
 
     @property
     def ready(self) -> list[DecoderProcess]:
         """Return the decoders that take jobs."""
-        return [decoder for decoder in self.decoders.values() if decoder.is_ready]
+        return [each.child for each in self._places if each.child.is_ready]
 
     async def start(self) -> None:
         """Start; return when every decoder is ready. Raises DecoderStartError."""
-        fork_server = self.fork_server = ForkServer(lambda: begin_fork_server(self._plan, self._arena))
-        first = [asyncio.get_running_loop().create_future() for _ in range(self.count)]
-        self._tasks = [
-            asyncio.create_task(self._keep(place, fork_server, ready), name=f"decoder {place}")
-            for place, ready in enumerate(first)
-        ]
-        self._tasks.append(asyncio.create_task(self._watch(fork_server), name="decoders' watch"))
-        await asyncio.gather(*first)
+        self.fork_server = ForkServer(lambda: begin_fork_server(self.plan, self._arena))
+        self._places = [Supervisor(lambda: DecoderProcess(self, next(self._numbers)), log) for _ in range(self.count)]
+        first = [each.ready for each in self._places]
+        await asyncio.wait(first)
+        try:
+            for each in first:
+                each.result()
+        except ChildStartError as error:
+            await self.stop()
+            raise DecoderStartError(f"no process that decodes could be started: {error}") from None
 
     async def stop(self) -> list[PendingImage]:
         """End every process; return their images. Idempotent."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.fork_server is not None:
+        await asyncio.gather(*(each.stop() for each in self._places))
+        if self._places:
             await self.fork_server.stop()
-        decoders = self.decoders.values()
-        left = [image for decoder in decoders for image in decoder.clear()]
-        for decoder in decoders:
-            decoder.kill("it was stopped")
-            decoder.close()
-        await asyncio.gather(*(decoder.status() for decoder in decoders))
+        left, self.left = self.left, []
         return left
-
-    async def _keep(self, place: int, fork_server: ForkServer, first: asyncio.Future[None]) -> None:
-        """Keep a decoder in this place, and start another whenever it ends."""
-        deaths = 0  # In a row, of decoders that had answered nothing.
-        while True:
-            started = True
-            decoder = DecoderProcess(next(self._numbers), self._plan, self._answered)
-            try:
-                await decoder.start(fork_server)
-            except BaseException as error:
-                decoder.close()
-                if not isinstance(error, OSError):
-                    raise
-                if not first.done():
-                    first.set_exception(DecoderStartError(f"no process that decodes could be started: {error}"))
-                    first.exception()  # Marks it as seen, should no task wait.
-                    return
-                log.error("no decoder could be started: %s", error)
-                started = False
-            else:
-                self.decoders[place] = decoder
-                if not first.done():
-                    first.set_result(None)
-                self._ready()
-                reason = await asyncio.shield(decoder.ended)
-                del self.decoders[place]  # At once: it takes no more images.
-                if decoder.is_retiring and not decoder.sent:
-                    decoder.close()
-                    await decoder.status()
-                else:
-                    deaths = 1 if decoder.has_answered else deaths + 1
-                    await self._died(decoder, reason)
-            if deaths > 1 or not started:
-                await asyncio.sleep(BACKOFF_S[min(max(deaths, 1), len(BACKOFF_S) - 1)])
-
-    async def _died(self, decoder: DecoderProcess, reason: str) -> None:
-        """Report a decoder's images, and the one to blame."""
-        try:
-            status = await decoder.status()
-            begun = decoder.working_on
-        finally:
-            decoder.close()
-        had = decoder.clear()
-        hung = reason.startswith("it hung")
-        # Killed from outside, as by a person or for want of memory: its image may well be innocent.
-        outside = not hung and status in (None, -signal.SIGKILL, -signal.SIGTERM)
-        log.error("decoder %d is gone: %s (status %s); it had %d images", decoder.number, reason, status, len(had))
-        self._lost(Loss(tuple(had), None if outside else begun, hung))
-
-    def _retire_one(self, fork_server: ForkServer) -> None:
-        """Replace a decoder of an earlier fork server, once it has no job and all others take jobs.
-
-        Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
-        """
-        if not fork_server.ready:
-            return
-        for decoder in self.decoders.values():
-            if decoder.parent == fork_server.pid:
-                continue
-            if len(self.ready) == self.count:
-                decoder.is_retiring = True
-            if decoder.is_retiring and not decoder.sent:
-                decoder.close()
-
-    async def _watch(self, fork_server: ForkServer) -> None:
-        """Kill decoders that hang. Time in which this process itself stood still counts against no decoder."""
-        looked_s = clock.monotonic()
-        while True:
-            await asyncio.sleep(_WATCH_INTERVAL_S)
-            now_s = clock.monotonic()
-            stood_still = now_s - looked_s - _WATCH_INTERVAL_S > _STOOD_STILL_S
-            looked_s = now_s
-            self._retire_one(fork_server)
-            for decoder in self.decoders.values():
-                if not decoder.sent:
-                    continue
-                if stood_still:
-                    decoder.heard_s = now_s
-                elif now_s - decoder.heard_s > self._timeout_s():
-                    # One that was stopped from outside (SIGSTOP, a debugger) blames no image.
-                    kind = "was stopped from outside" if is_stopped(decoder.pid) else "hung"
-                    decoder.kill(f"it {kind}: no answer for {now_s - decoder.heard_s:.1f} s")

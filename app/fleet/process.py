@@ -28,6 +28,7 @@ from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.channel import Channel, ChannelError
 from app.processes.packing import write_packed
+from app.processes.place import AttendedClock
 from app.worker.begin import Begin, to_process
 from app.worker.messages import (
     Beat,
@@ -113,23 +114,6 @@ class WorkerStartError(Exception):
         self.worker = worker
 
 
-class AttendedClock:
-    """Clock of the seconds in which this process could hear its workers: a gap without a look counts as one look."""
-
-    def __init__(self) -> None:
-        self._counted_s = 0.0
-        self._looked_s = clock.monotonic()
-
-    def now_s(self) -> float:
-        """Return the seconds counted since the clock was made."""
-        return self._counted_s + min(clock.monotonic() - self._looked_s, 2 * _WATCH_INTERVAL_S)
-
-    def look(self) -> float:
-        """Begin to count the next gap and return the same seconds. To be called every quarter of a second."""
-        self._counted_s, self._looked_s = self.now_s(), clock.monotonic()
-        return self._counted_s
-
-
 class WorkerProcess:
     """One worker from spawn to death. `loaded`: the numbers of the models that it has loaded so far. `ended` has the
     reason once it is given up. `abandoned`: its process could not be killed, and is left behind with whatever it holds,
@@ -166,7 +150,7 @@ class WorkerProcess:
         self._started: asyncio.Future[Ready] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
         self._killed = False
-        self._clock = AttendedClock()
+        self._clock = AttendedClock(_WATCH_INTERVAL_S)
         self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
         self._heard_s = self._answered_s = 0.0
         self._writing = False

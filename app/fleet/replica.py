@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import clock
-from app.fleet.breaker import Breaker
 from app.fleet.process import Computed, Message, WorkerPlan, WorkerProcess, WorkerStartError
 from app.processes.arena import Arena
+from app.processes.breaker import Breaker
 
 log = logging.getLogger("anychip.workers")
 

@@ -16,7 +16,8 @@ from functools import partial
 from typing import NamedTuple
 
 from app.processes.channel import socket_pair
-from app.processes.fork_server import Child, ForkServer, begin, discard_prepared, is_prepared, prepare_bare, start
+from app.processes.fork_server import ForkServer, begin, discard_prepared, is_prepared, prepare_bare, start
+from app.processes.place import Child
 from app.worker import main as worker_main
 from models.confinement import bare_environment
 

@@ -22,13 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from anychip_base.interpreter import python_command
+from app.processes.breaker import BACKOFF_S
 from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, is_stopped, pack_request
+from app.processes.place import Child
 
 log = logging.getLogger("anychip.workers")
 
-BACKOFF_S = (0.0, 0.5, 2.0, 5.0)
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_POLL_S = 0.02
 _LOOK_S = 1.0
 _LOOKS = 5
 """Looks for which a fork server may be silent after a request; an answer takes milliseconds. They are counted instead
@@ -52,50 +52,6 @@ class Begun(NamedTuple):
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
-
-
-class Child:
-    """A child process of this one. `exited`, once it is reaped, has its exit status, minus the signal that ended it;
-    None if that is not known.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._loop = asyncio.get_running_loop()
-        self.exited: asyncio.Future[int | None] = self._loop.create_future()
-        # Not the end of a socket: a process started by the child may still hold that.
-        try:
-            self._handle = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # A kernel or sandbox without pidfd.
-            self._handle = -1
-            self._loop.call_soon(self._look)
-        else:
-            self._loop.add_reader(self._handle, self._look)
-
-    def kill(self) -> None:
-        """End the child now, if the system can. Until it is reaped its number is no other process's."""
-        if not self.exited.done():
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-
-    async def ends_within(self, limit_s: float) -> bool:
-        """Wait for the child to be reaped; return True if it is within this time."""
-        await asyncio.wait((self.exited,), timeout=limit_s)
-        return self.exited.done()
-
-    def _look(self) -> None:
-        status = None
-        with contextlib.suppress(ChildProcessError):
-            pid, waited = os.waitpid(self.pid, os.WNOHANG)
-            if pid == 0:
-                if self._handle < 0:
-                    self._loop.call_later(_POLL_S, self._look)
-                return
-            status = os.waitstatus_to_exitcode(waited)
-        if self._handle >= 0:
-            self._loop.remove_reader(self._handle)
-            os.close(self._handle)
-        self.exited.set_result(status)
 
 
 class ForkServer:

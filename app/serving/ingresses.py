@@ -60,9 +60,10 @@ from app.observability.gained import add
 from app.observability.metrics import Metrics
 from app.processes import blocks
 from app.processes.arena import sealed_memory
+from app.processes.breaker import BACKOFF_S
 from app.processes.channel import Channel, DescriptorLostError
-from app.processes.fork_server import BACKOFF_S, Child
 from app.processes.packing import write_packed
+from app.processes.place import Child
 from app.processes.talk import Talk
 from app.scheduling.queue import DeadlineUnreachableError, QueueFullError
 from app.serving.administration import ServiceAdministration

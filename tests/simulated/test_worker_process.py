@@ -21,11 +21,11 @@ import pytest
 import uvloop
 
 from app.fleet import process as worker_process
-from app.fleet.process import AttendedClock, WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.process import WorkerPlan, WorkerProcess, WorkerStartError
 from app.fleet.replica import Events, Replica
 from app.processes.arena import Arena
 from app.processes.channel import MAX_WAITING_BYTES
-from app.processes.fork_server import Child
+from app.processes.place import Child
 from app.worker.messages import Failed, Load, ModelPlan, Release, Released, Run, Stats
 from backends import Device
 from models import Options, open_model, parse_spec
@@ -193,21 +193,6 @@ async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
         # A worker that is stopped alone does hang.
         os.kill(worker.pid, signal.SIGSTOP)
         assert "it hung" in await until_gone(worker)
-
-
-def test_the_clock_counts_what_was_attended(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(worker_process.clock, "monotonic", lambda: now[0])
-    clock = AttendedClock()
-    for _ in range(8):
-        now[0] += 0.25
-        clock.look()
-    assert clock.now_s() == pytest.approx(2.0)
-    now[0] += 3600
-    assert clock.now_s() == pytest.approx(2.5)
-    assert clock.look() == pytest.approx(2.5)
-    now[0] += 0.25
-    assert clock.now_s() == pytest.approx(2.75)
 
 
 @on_uvloop

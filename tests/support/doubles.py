@@ -28,6 +28,7 @@ from app.fleet.process import WorkerStartError
 from app.ingress.items import Replies
 from app.link import Content, Frame, Result, Tables, Terms
 from app.observability.metrics import Metrics
+from app.processes.place import ChildStatus
 from app.serving.submissions import Submissions
 from app.worker.messages import Done, Loaded, Ready, Run
 from models import Options
@@ -184,7 +185,8 @@ class Decoder(DecoderProcess):
     pid = 1
 
     def __init__(self, number: int, plan: DecodePlan) -> None:
-        super().__init__(number, plan, answered=None)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(plan=plan), number)  # type: ignore[arg-type]
+        self.move(ChildStatus.READY)
         self.inbox.close()
         self.inbox = self  # type: ignore[assignment]
         self.jobs: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fleet.breaker import BROKEN_S, IN_A_ROW, IN_WINDOW, WINDOW_S, Breaker
+from app.processes.breaker import BROKEN_S, IN_A_ROW, IN_WINDOW, WINDOW_S, Breaker
 
 
 def pauses(deaths, between_s=1.0, **each):

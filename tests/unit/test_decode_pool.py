@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -41,7 +42,7 @@ async def decoding(count=2, buffers=CREDITS, models=1, **options):
     arena = Arena([(4, 64)] * models)
     plan = DecodePlan((None,) * models, arena.pools, buffers, 4 << 20, ("info", "text"))
     decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000), **options)
-    decoders._replicas.decoders = {number: Decoder(number, plan) for number in range(count)}
+    decoders._replicas._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(count)]
     try:
         yield decoders
     finally:
@@ -297,7 +298,7 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
         by_image = {each.image: each for each in [Waiting(decoders) for _ in range(6)]}
         await turns()
         lost, other = decoders._replicas.ready
-        del decoders._replicas.decoders[lost.number]
+        lost.end("it ended")
         culprit, left = lost.clear()
         decoders.drop(left)
         decoders._lost(Loss((culprit, left), culprit, hung))
@@ -318,7 +319,7 @@ async def test_an_innocent_image_of_a_decoder_that_ended_is_decoded_by_another(c
         images = [Waiting(decoders) for _ in range(2)]
         await turns()
         lost, _ = decoders._replicas.ready
-        del decoders._replicas.decoders[lost.number]
+        lost.end("it ended")
         decoders._lost(Loss(tuple(lost.clear()), None, hung=False))
         for _ in range(2):
             answer(decoders, clock, 0.001)

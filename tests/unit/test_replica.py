@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from app.fleet import replica as replica_module
-from app.fleet.breaker import BROKEN_S, IN_A_ROW
 from app.fleet.device_metrics import RESTARTS
 from app.fleet.process import WorkerStartError
 from app.fleet.replica import Events, Replica
+from app.processes.breaker import BROKEN_S, IN_A_ROW
 from tests.support.doubles import StartedWorkers, counting, fleet_of, turns
 from tests.support.load import until
 
