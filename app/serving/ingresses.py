@@ -3,8 +3,8 @@
     a connection that was accepted ─► the ingress with the fewest ─► what it asks over the link ─► Submissions
     an ingress that ends or hangs ─► its connections, rooms and items end ─► another one
 
-Owns: these processes, the check of their records, and the clean-up after one. Must not know a transport. A record
-that names a room, token or connection that its ingress does not have ends the process that sent it.
+Owns: what these processes have, the check of their records, and the clean-up after one. Must not know a transport. A
+record that names a room, token or connection that its ingress does not have ends the process that sent it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from anychip_base.interpreter import module_path
 from app import clock, logs
@@ -60,10 +61,9 @@ from app.observability.gained import add
 from app.observability.metrics import Metrics
 from app.processes import blocks
 from app.processes.arena import sealed_memory
-from app.processes.breaker import BACKOFF_S
 from app.processes.channel import Channel, DescriptorLostError
 from app.processes.packing import write_packed
-from app.processes.place import Child
+from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
 from app.processes.talk import Talk
 from app.scheduling.queue import DeadlineUnreachableError, QueueFullError
 from app.serving.administration import ServiceAdministration
@@ -76,10 +76,8 @@ from models.confinement import NO_THREADS, bare_environment
 log = logging.getLogger("anychip.service")
 
 _PROGRAM = "app.ingress_main:main"
-_LOOK_S = 1.0
-_LOOKS = 5
-"""Most checks in a row that may find an ingress silent. Checks are counted, not seconds: a pause of this process itself
-counts as one."""
+_ANSWER_S, _START_S = 5.0, 30.0
+"""Silence after which an ingress is ended: one that is ready, and one that starts."""
 _TICK_S = 0.05
 _END_S = 7.0
 _CALM_SHARE, _CALM_S = 0.5, 0.2
@@ -87,11 +85,6 @@ _CALM_SHARE, _CALM_S = 0.5, 0.2
 
 OWNERS_SHARE = 0.5
 """Owner's share of the bytes that requests may hold. The ingresses divide the rest."""
-_STARTING_LOOKS = 30
-"""Most checks, as `_LOOKS`, of an ingress that is not ready yet."""
-_LIVED_S = 10.0
-"""Life of an ingress after which the next one begins without a pause."""
-_PAUSES_S = (*BACKOFF_S, 15.0, 60.0)
 _BYTES_PER_S = 16 << 20
 """Most bytes an ingress may say: a request takes about a thousand, and an ingress answers some thousands a second."""
 _ROOMS, _ROOMS_EACH = 16_384, 4
@@ -145,16 +138,20 @@ class _Connection:
             self._give()
 
 
-class _Far:
-    """One ingress process. `connections`: by number, at most `room`; `silent`: checks without an answer."""
+class _Far(SupervisedChild):
+    """One ingress process. `connections`: by number, at most `room`."""
 
-    def __init__(self, of: Ingresses, link: Submissions, child: Child, channel: Channel) -> None:
-        self._of, self._link, self.child = of, link, child
-        link.connect(self._replied)
+    end_s = 0.0
+
+    def __init__(self, of: Ingresses, number: int) -> None:
+        super().__init__(f"ingress {number}")
+        self.start_s = _START_S
+        self._of, self._link = of, of.link()
+        self._link.connect(self._replied)
         self._rooms: dict[int, _FarRoom] = {}
         self._tokens: dict[int, int] = {}  # The index of its model.
         self.connections: dict[int, _Connection] = {}
-        self.room = self.silent = 0
+        self.room = 0
         self._memory = memoryview(b"")
         self._step = len(of.forms)
         self._numbers = {id(form.model): form.index for form in of.forms}
@@ -164,31 +161,57 @@ class _Far:
         self._calm: tuple[int, ...] = ()
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.unsaid = -1  # The models that it is told of, once it has begun.
+        self._unsaid = -1  # The models that it is told of, once it has begun.
+        self.talk: Talk
+
+    async def begin(self) -> None:
+        """Start the process. Raises OSError."""
+        models = await asyncio.to_thread(write_packed, [form.model for form in self._of.forms], "anychip-models")
+        try:
+            spawned = await spawn(self.name, forks=True)
+        except BaseException:
+            os.close(models)
+            raise
+        channel, settings = Channel(spawned.socket), self._of.begin.settings
+        style = settings["log_level"], settings["log_format"]
+        kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
+        environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
+        first = worker.Begin(self.name, environment, style, (), module_path(), bare=True, program=_PROGRAM)
+        self.process, self._unsaid = spawned.child, models
         self.talk = Talk(channel, ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
-        self.talk.ended.add_done_callback(lambda _: self._gone())
+        self.talk.ended.add_done_callback(lambda ended: self.end(ended.result()))
+        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+            channel.send(worker.to_process(first))
 
-    @property
-    def takes(self) -> bool:
-        """Return True if it is ready and has not ended."""
-        return self.ready.done() and not self.talk.ended.done()
+    def disconnect(self) -> None:
+        """End its rooms and connections. Idempotent."""
+        if self.process is not None:
+            self.process.kill()
+            self.talk.end(self.over.result())
+        self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
+        if self._unsaid >= 0:
+            os.close(self._unsaid)
+            self._unsaid = -1
+        for room in [each.room for each in self._rooms.values() if each.room is not None]:
+            room.__exit__()
+        self._rooms.clear()
+        for each in self.connections.values():
+            each.end()
+        self.connections.clear()
 
-    @property
-    def has_room(self) -> bool:
-        """Return True if it can take one more connection."""
-        return self.takes and len(self.connections) < self.room
+    def answer_s(self) -> float:
+        """Return how long it may be silent: it is asked at each look."""
+        return _ANSWER_S
 
     def look(self) -> None:
-        """Check once a second that it answers, or becomes ready; end it after too many silent checks."""
-        self.silent += 1
-        if not self.ready.done():
-            if self.silent > _STARTING_LOOKS:
-                self.talk.end(f"it is not ready after {_STARTING_LOOKS} s")
-        elif self.silent > _LOOKS:
-            self.talk.end("it does not answer")
-        else:
+        """Ask whether it answers."""
+        if self.is_ready:
             self.talk.say(Look())
+
+    def gone(self) -> None:
+        """Count its end."""
+        if self.cause is not Cause.STOPPED:
+            self._of.metrics.ingress_restarts.inc()
 
     def tell(self, calm: tuple[int, ...]) -> None:
         """Send it what has changed: calm models, traffic shares, draining, and models."""
@@ -208,22 +231,9 @@ class _Far:
                 self._serves[form.index] = number
                 say(Serves({form.index: number}))
 
-    def _gone(self) -> None:
-        """Clean up after the process: end its rooms and connections."""
-        self.child.kill()
-        self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
-        if self.unsaid >= 0:
-            os.close(self.unsaid)
-        for room in [each.room for each in self._rooms.values() if each.room is not None]:
-            room.__exit__()
-        self._rooms.clear()
-        for each in self.connections.values():
-            each.end()
-        self.connections.clear()
-
     def _heard(self, message: ToOwner) -> None:
         """Handle a message. Raises for a false one; then its process is ended."""
-        self.silent = 0
+        self.hear()
         match message:
             case Submit():
                 self._submit(message)
@@ -251,12 +261,13 @@ class _Far:
                 self._of.counted(message.content)
             case IngressReady():
                 self._memory, self.room = blocks.opened(self.talk.take_descriptor()), message.connections
-                self.ready.set_result(None)
+                self.has_served = True
+                self.move(ChildStatus.READY)
             case NotStarted():
                 self.talk.end(f"it cannot start ({message.reason[:_NAME]})")
             case Here():
-                if self.unsaid >= 0:
-                    models, self.unsaid = self.unsaid, -1
+                if self._unsaid >= 0:
+                    models, self._unsaid = self._unsaid, -1
                     self.talk.say(self._of.begin, descriptor=models)
 
     def _carry(self, message: Carry) -> None:
@@ -387,30 +398,29 @@ class Ingresses:
         """
         self.forms = [*fleet.models.values()]
         self.administration, self.carry = administration, carry
-        self._count, self._link, self._fleet, self.begin = count, link, fleet, begin
+        self.link, self.begin, self.metrics = link, begin, metrics
+        self._count, self._fleet = count, fleet
         self._names = frozenset(("", *fleet.models, *names))
         self.most_rooms = max(_ROOMS, _ROOMS_EACH * begin.settings.get("max_connections", 0))
-        self._fars: list[_Far] = []
-        self._keeping: list[asyncio.Task[None]] = []
+        self._places: list[Supervisor[_Far]] = []
         self._stopping = False
         self._loop = asyncio.get_running_loop()
         self._connections = 0
-        self._metrics = metrics
-        self._metrics.ingresses_up.set_function(lambda: sum(each.takes for each in self._fars))
+        metrics.ingresses_up.set_function(lambda: len(self._ready))
+
+    @property
+    def _ready(self) -> list[_Far]:
+        return [each.child for each in self._places if each.child.is_ready]
 
     async def start(self) -> None:
         """Start all; return when each was ready once, or could not start. Until then connections are the owner's."""
-        firsts = [self._loop.create_future() for _ in range(self._count)]
-        self._keeping = [
-            self._loop.create_task(self._keep(number, first), name=f"ingress {number}")
-            for number, first in enumerate(firsts)
-        ]
-        self._keeping += [self._loop.create_task(self._tell()), self._loop.create_task(self._look())]
-        await asyncio.gather(*firsts)
+        self._places = [Supervisor(partial(_Far, self, number), log, breaks=True) for number in range(self._count)]
+        self._telling = self._loop.create_task(self._tell())
+        await asyncio.wait([each.ready for each in self._places])
 
     def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
         """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it."""
-        takes = [each for each in self._fars if each.has_room]
+        takes = [each for each in self._ready if len(each.connections) < each.room]
         if not takes or self._stopping:
             return False
         try:
@@ -428,93 +438,29 @@ class Ingresses:
         """Add an ingress's counters to the metrics. Raises for values that cannot be."""
         models = self._fleet.models
         statistics = {name: pool.statistics for name, pool in models.items()}
-        add(content, self._metrics, statistics, {"model": self._names})
+        add(content, self.metrics, statistics, {"model": self._names})
 
     def end(self) -> None:
         """Let ingresses end: unanswered requests get DRAINING, new connections are the owner's. Idempotent."""
         if not self._stopping:
             self._stopping = True
-            for each in self._fars:
-                each.talk.say(End())
+            for each in self._places:
+                each.close()
+                if each.child.is_ready:
+                    each.child.talk.say(End())
 
     async def stop(self, *, hurry: bool = False) -> None:
         """End every process, in a `hurry` at once. Idempotent."""
         self.end()
-        if not hurry:
-            await asyncio.gather(*(each.child.ends_within(_END_S) for each in self._fars))
-        for each in [*self._fars]:
-            each.talk.end("the service stops")
-        for task in self._keeping:
-            task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
-
-    async def _keep(self, number: int, first: asyncio.Future[None]) -> None:
-        """Keep one ingress running. One that cannot start is reported once, and tried again with pauses."""
-        short, said = 0, False
-        while not self._stopping:
-            began_s, was_ready = self._loop.time(), False
-            try:
-                far = await self._begun(number)
-            except OSError as error:
-                reason = str(error)
-            else:
-                await asyncio.wait((far.ready, far.talk.ended), return_when=asyncio.FIRST_COMPLETED)
-                if far.takes and said:
-                    said = False
-                    log.info("ingress %d is ready", number)
-                if far.takes and not first.done():
-                    first.set_result(None)
-                reason = await far.talk.ended
-                was_ready = far.ready.done()
-                self._fars.remove(far)
-                await far.child.ends_within(_END_S)
-            if self._stopping:
-                return
-            if not first.done():
-                first.set_result(None)
-            self._metrics.ingress_restarts.inc()
-            lived = was_ready and self._loop.time() - began_s > _LIVED_S
-            short = 0 if lived else short + 1
-            pause_s = _PAUSES_S[min(short, len(_PAUSES_S) - 1)]
-            if was_ready:
-                log.error("ingress %d is gone: %s; another one is begun", number, reason)
-            elif not said:
-                said = True
-                log.error("ingress %d did not start: %s; it is tried again, and the server answers", number, reason)
-            await asyncio.sleep(pause_s)
-
-    async def _begun(self, number: int) -> _Far:
-        """Start an ingress. Raises OSError."""
-        models = await asyncio.to_thread(write_packed, [form.model for form in self.forms], "anychip-models")
-        try:
-            spawned = await spawn(f"ingress {number}", forks=True)
-        except BaseException:
-            os.close(models)
-            raise
-        channel, settings = Channel(spawned.socket), self.begin.settings
-        style = settings["log_level"], settings["log_format"]
-        kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
-        environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
-        first = worker.Begin(f"ingress {number}", environment, style, (), module_path(), bare=True, program=_PROGRAM)
-        far = _Far(self, self._link(), spawned.child, channel)
-        far.unsaid = models
-        self._fars.append(far)
-        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
-            channel.send(worker.to_process(first))
-        return far
-
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for each in [*self._fars]:
-                each.look()
+        await asyncio.gather(*(each.stop(0.0 if hurry else _END_S) for each in self._places))
+        if self._places:
+            self._telling.cancel()
 
     async def _tell(self) -> None:
         while True:
             calm = () if self.administration.draining else tuple(each.index for each in self.forms if self._calm(each))
-            for each in self._fars:
-                if each.takes:
-                    each.tell(calm)
+            for each in self._ready:
+                each.tell(calm)
             await asyncio.sleep(_TICK_S)
 
     def _calm(self, form: ModelPool) -> bool:

@@ -26,7 +26,7 @@ from tests.support.service_process import running
 LOOKED_AT = ("delay_ms=5,fail=*1000000", "--decoders", "2", "--ingresses", "2")
 """With a fault that does not come the null device looks at images, so there are decoders."""
 # What a start may take is not shortened with it: a machine may be slow.
-QUICK_LOOKS = {"app.serving.ingresses._LOOK_S": 0.1, "app.serving.ingresses._STARTING_LOOKS": 6000}
+SHORT_SILENCE = {"app.serving.ingresses._ANSWER_S": 2.5, "app.serving.ingresses._START_S": 600}
 HOT = "/v1/models/{}:predict", "/predictions/{}"
 MOST_MIB = 80
 
@@ -184,7 +184,7 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
 
 
 async def test_an_ingress_that_is_stopped_is_replaced(serve):
-    with serve(*LOOKED_AT, constants=QUICK_LOOKS, at_admin=True) as service:
+    with serve(*LOOKED_AT, constants=SHORT_SILENCE, at_admin=True) as service:
         [stopped, _] = ingresses(service)
         async with _Clients(service.url, 8) as clients:
             await clients.answers(20)

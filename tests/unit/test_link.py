@@ -59,6 +59,7 @@ from app.observability.triton_statistics import ModelStatistics
 from app.processes.blocks import ROOM, Blocks
 from app.processes.channel import Channel, socket_pair
 from app.processes.packing import read_packed
+from app.processes.place import SupervisedChild
 from app.processes.talk import Talk
 from app.serving import ingresses as ingresses_module
 from app.serving.ingresses import Ingresses
@@ -80,6 +81,7 @@ from tests.support.doubles import (
     turns,
 )
 from tests.support.load import until
+from tests.support.virtual_processes import FIRST_PID
 
 OTHER = SmallModel("other")
 TWO = (MODEL, OTHER)
@@ -106,14 +108,19 @@ class Kept(Blocks):
 class Child:
     """The process of an ingress, as the owner has it."""
 
+    pid = FIRST_PID
+
     def __init__(self):
         self.killed = False
+        self.exited = asyncio.get_running_loop().create_future()
 
     def kill(self):
-        self.killed = True
+        if not self.killed:
+            self.killed = True
+            self.exited.set_result(None)
 
     async def ends_within(self, limit_s):
-        return True
+        return self.killed
 
 
 class Ingress:
@@ -208,16 +215,15 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ingresses_module, "spawn", spawn)
             # Neither looks nor tells by itself: tests do.
-            patched.setattr(ingresses_module, "_LOOK_S", 3600)
+            patched.setattr(SupervisedChild, "look_s", 3600)
             patched.setattr(ingresses_module, "_TICK_S", 3600)
-            patched.setattr(ingresses_module, "BACKOFF_S", (0.0,))
             starting = asyncio.create_task(owner.start())
             await until(lambda: len(ends) == ingresses)
             for each in ends:
                 await each.begin()
             await starting
             fleet.ingresses, fleet.ends, fleet.ingress, fleet.links = owner, ends, ends[0], made
-            fleet.far = owner._fars[0]
+            fleet.far = owner._places[0].child
             try:
                 yield fleet
                 await turns()
@@ -555,7 +561,7 @@ async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back
             ours, theirs = socket.socketpair()
             others.append(theirs)
             assert fleet.ingresses.take(ours, lambda number=number: lost.append(number))
-        assert sorted(len(far.connections) for far in fleet.ingresses._fars) == [2, 3]
+        assert sorted(len(far.connections) for far in fleet.ingresses._ready) == [2, 3]
         await turns()
         [first, *_] = fleet.ends[0].told(NewConnection)
         fleet.ends[0].talk.say(Closed(first.connection))
@@ -654,12 +660,14 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
     async with linked(clean=False) as fleet:
         fleet.ingress.talk.end("it died")
         await until(lambda: len(fleet.ends) == 2)
-        assert len(fleet.ingresses._fars) == 1
-        [starting] = fleet.ingresses._fars
-        for _ in range(ingresses_module._STARTING_LOOKS):
-            starting.look()
+        [place] = fleet.ingresses._places
+        starting = place.child
+        for _ in range(29):
+            await asyncio.sleep(1.0)
+            starting.check()
         assert not starting.talk.ended.done()
-        starting.look()
+        await asyncio.sleep(2.0)
+        starting.check()
         await until(lambda: len(fleet.ends) == 3)
         for number in range(2, 5):
             fleet.ends[number]._channel.send(msgspec.msgpack.encode([NotStarted("OSError: [Errno 27] File too large")]))
@@ -667,10 +675,10 @@ async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_be
         assert len(fleet.ends) == 6
         said = [each.message for each in caplog.records if "did not start" in each.message]
         assert len(said) == 1
-        assert "it is not ready after 30 s" in said[0]
+        assert "it was not ready within 30 s" in said[0]
         await fleet.ends[5].begin()
         await turns()
-        assert [each.takes for each in fleet.ingresses._fars] == [True]
+        assert len(fleet.ingresses._ready) == 1
 
 
 async def test_the_memory_of_an_ingress_goes_with_it():
@@ -706,7 +714,7 @@ async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, mon
         assert len(born) > before + 3
         assert len(os.listdir("/proc/self/fd")) == descriptors
         assert [each.child.killed for each in born] == [True] * len(born)
-        assert fleet.ingresses._fars == []
+        assert not fleet.ingresses._ready
 
 
 async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
@@ -732,28 +740,33 @@ async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
         decoders.end(DecodeFailedError("it is not wanted any more"))
         assert free_slots(fleet) == before
         assert moved() == {"ingress_restarts": 1}, "nobody knows whether a client has left"
-        assert far.child.killed
+        assert far.process.killed
         await until(lambda: len(fleet.ends) == 2)
         await fleet.ends[1].begin()
         await turns()
-        assert [each.takes for each in fleet.ingresses._fars] == [True]
-        assert far not in fleet.ingresses._fars
+        assert len(fleet.ingresses._ready) == 1
+        assert far not in fleet.ingresses._ready
         theirs.close()
 
 
-async def test_an_ingress_that_stays_silent_is_ended_and_one_that_says_anything_is_not():
+async def test_an_ingress_that_stays_silent_is_ended_and_one_that_says_anything_is_not(virtual_time):
     async with linked(clean=False) as fleet:
-        for _ in range(ingresses_module._LOOKS):
-            fleet.far.look()
+        fleet.far.hear()
+
+        async def looks(count):
+            for _ in range(count):
+                await asyncio.sleep(1.0)
+                fleet.far.check()
+
+        await looks(5)
         await turns()
-        assert len(fleet.ingress.told(Look)) == ingresses_module._LOOKS
+        assert len(fleet.ingress.told(Look)) == 5
         fleet.ingress.talk.say(Here())
         await turns()
-        for _ in range(ingresses_module._LOOKS):
-            fleet.far.look()
+        await looks(5)
         assert not fleet.far.talk.ended.done()
-        fleet.far.look()
-        assert fleet.far.talk.ended.result() == "it does not answer"
+        await looks(1)
+        assert fleet.far.talk.ended.result() == "it hung: no answer for 6.0 s"
 
 
 WHOLE = EncodedAt(0, 4)
