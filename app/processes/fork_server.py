@@ -1,7 +1,7 @@
 """A fork server as the event loop sees it: the process that forks others, and its successor whenever it is gone.
 
-Owns: its process and socket, the callers that wait for a child, and the start of programs. Must not know what a child
-does. Nothing here blocks: a fork server is asked for few children, and says little.
+Owns: its socket, the callers that wait for a child, and the start of programs. Must not know what a child does.
+Nothing here blocks: a fork server is asked for few children, and says little.
 
 A forked child is this process's own child (forking): a fork server that ends, hangs or is stopped costs none of them.
 """
@@ -23,18 +23,14 @@ from typing import NamedTuple
 
 from anychip_base.interpreter import python_command
 from app.processes.breaker import BACKOFF_S
-from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, is_stopped, pack_request
-from app.processes.place import Child
+from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, pack_request
+from app.processes.place import Child, ChildStatus, SupervisedChild, Supervisor
 
 log = logging.getLogger("anychip.workers")
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_LOOK_S = 1.0
-_LOOKS = 5
-"""Looks for which a fork server may be silent after a request; an answer takes milliseconds. They are counted instead
-of seconds: of time in which this process itself stood still only one passes.
-"""
-_IMPORT_LOOKS = 120
+_ANSWER_S, _IMPORT_S = 5.0, 120.0
+"""Silence after which a fork server is ended: one that is asked, which takes milliseconds, and one that imports."""
 _MOST_FAILURES = 3
 _SPAWNED = "from app.processes.forking import run_spawned; run_spawned()"
 
@@ -54,108 +50,57 @@ class Begun(NamedTuple):
             os.waitpid(self.pid, 0)
 
 
-class ForkServer:
-    """A fork server, made, used and stopped inside one running event loop. It restarts its process when needed."""
+class _Forker(SupervisedChild):
+    """One process that forks. `forks`: callers that wait for a child, by the number of the request."""
+
+    end_s, kill_s = 0.0, BACKOFF_S[-1]
 
     def __init__(self, begin: Callable[[], Begun]) -> None:
-        """Start soon. `begin`: starts a process; it is called in a thread, and may raise OSError."""
+        super().__init__("the process that forks")
+        self.start_s = _IMPORT_S
         self.environment: Mapping[str, str] = {}
-        """Environment that the process was started in."""
+        self.forks: dict[int, asyncio.Future[Child]] = {}
         self._begin = begin
-        self._loop = asyncio.get_running_loop()
-        self._numbers = itertools.count(1)
-        self._forks: dict[int, asyncio.Future[Child]] = {}
         self._control: socket.socket | None = None
-        self._process: Child | None = None
         self._between = 0
-        self._failures = 0  # Ends in a row without a fork.
-        self._silent = 0  # Looks without an answer.
-        self._stopped = False
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        self._start_soon()
 
-    @property
-    def pid(self) -> int | None:
-        """The process's id; None if none could be begun yet."""
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def ready(self) -> bool:
-        """True if it forks at once."""
-        return self._ready.done() and self._ready.exception() is None
-
-    async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
-        """Fork a child, which gets these descriptors; `fresh`: with a new interpreter.
-
-        A fork that fails is tried again, after pauses, until the caller is cancelled; if the fork server ends, the next
-        one forks. Raises ConnectionError if one was never ready, or several in a row have forked nothing.
-        """
-        for pause_s in itertools.chain(BACKOFF_S[1:], itertools.repeat(BACKOFF_S[-1])):
-            try:
-                return await self._forked(descriptors, fresh=fresh)
-            except ConnectionError:
-                raise
-            except OSError as error:
-                log.error("no process can be forked; it is tried again in %g s: %s", pause_s, error)
-            await asyncio.sleep(pause_s)
-        raise AssertionError
-
-    async def _forked(self, descriptors: tuple[int, ...], *, fresh: bool) -> Child:
-        """Fork a child. Raises OSError if it cannot be forked; ConnectionError."""
-        while True:
-            await asyncio.shield(self._ready)
-            number = next(self._numbers)
-            child = self._forks[number] = self._loop.create_future()
-            _adopt(+1)
-            try:
-                self._send(number, descriptors, fresh=fresh)
-                return await asyncio.shield(child)
-            except ConnectionError as error:  # Nothing was forked: an earlier fork is reported before the end.
-                self._settle(number, error)
-                if self._stopped or self._failures >= _MOST_FAILURES:
-                    raise
-
-    async def stop(self) -> None:
-        """End the process. Idempotent."""
-        if not self._stopped:
-            self._stopped = True
-            self._end("it was stopped")
-        await asyncio.wait((self._starting,))
-        if self._process is not None:
-            await self._process.ends_within(BACKOFF_S[-1])
-
-    async def _start(self) -> None:
-        self._between = self._silent = 0
+    async def begin(self) -> None:
+        """Start the process, which imports before it is ready. Raises OSError."""
+        beginning = asyncio.ensure_future(asyncio.to_thread(self._begin))
         try:
-            begun = await asyncio.to_thread(self._begin)
-        except OSError as error:
-            self._end(f"it could not be begun: {error}")
-            return
+            begun = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                (await beginning).end()
+            raise
         self._control, self.environment = begun.control, begun.environment
-        self._process = Child(begun.pid)
+        self.process = Child(begun.pid)
         self._control.setblocking(False)
-        self._loop.add_reader(self._control.fileno(), self._readable)
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
-        if self._stopped:
-            self._end("it was stopped")
+        asyncio.get_running_loop().add_reader(self._control.fileno(), self._readable)
 
-    def _start_soon(self) -> None:
-        self._starting = self._loop.create_task(self._start(), name="start of a fork server")
+    def disconnect(self) -> None:
+        """Close the socket; requests fail. Idempotent."""
+        control, self._control = self._control, None
+        if control is not None:
+            asyncio.get_running_loop().remove_reader(control.fileno())
+            control.close()
+        between, self._between = self._between, 0
+        if between:
+            Child(between)  # The fork server may have ended before it reaped that one.
+        for number in list(self.forks):
+            self.settle(number, ConnectionResetError(f"the process that forks is gone: {self.over.result()}"))
 
-    def _look(self) -> None:
-        """Look once a second whether it answers."""
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
-        self._silent += 1
-        # It is silent while it imports, unless it has been stopped.
-        patient = not self._ready.done() and self._silent <= _IMPORT_LOOKS
-        if self._silent > _LOOKS and not (patient and not is_stopped(self.pid)):
-            self._end("it does not answer")
-        elif self._ready.done():
+    def answer_s(self) -> float:
+        """Return how long it may be silent: it is asked at each look."""
+        return _ANSWER_S
+
+    def look(self) -> None:
+        """Ask whether it answers."""
+        if self.is_ready:
             with contextlib.suppress(ConnectionError):
-                self._send(0)
+                self.send(0)
 
-    def _send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
+    def send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
         """Send a request. Raises ConnectionError."""
         try:
             if self._control is None:
@@ -164,8 +109,20 @@ class ForkServer:
         except BlockingIOError:
             pass  # It does not read: a later look finds it silent.
         except OSError as error:
-            self._end(f"it takes no requests: {error}")
+            self.end(f"it takes no requests: {error}")
             raise ConnectionResetError(str(error)) from None
+
+    def settle(self, number: int, outcome: Child | Exception) -> None:
+        """End the wait for a child, if one waits for it."""
+        waiting = self.forks.pop(number, None)
+        if waiting is None:
+            return
+        _adopt(-1)
+        if isinstance(outcome, Child):
+            waiting.set_result(outcome)
+        else:
+            waiting.set_exception(outcome)
+            waiting.exception()  # Marks it as seen, in case no task waits any more.
 
     def _readable(self) -> None:
         assert self._control is not None
@@ -176,56 +133,71 @@ class ForkServer:
         except OSError:
             packet = b""
         if not packet:
-            self._end("its socket is closed")
+            self.end("its socket is closed")
             return
         event = event_in(packet)
         self._between = event.between
-        if event.kind != READY or not self._forks:
-            self._silent = 0
+        if event.kind != READY or not self.forks:
+            self.hear()
         if event.kind == FORKED:
-            self._failures = 0
+            self.has_served = True
             # A child that no task waits for finds its socket closed, ends, and is reaped all the same.
-            self._settle(event.number, Child(event.value))
+            self.settle(event.number, Child(event.value))
         elif event.kind == NOT_FORKED:
-            self._settle(event.number, OSError(event.value, os.strerror(event.value)))
-        elif not self._ready.done():
-            self._ready.set_result(None)
+            self.settle(event.number, OSError(event.value, os.strerror(event.value)))
+        elif self.status is ChildStatus.STARTING:
+            self.move(ChildStatus.READY)
 
-    def _settle(self, number: int, outcome: Child | Exception) -> None:
-        waiting = self._forks.pop(number, None)
-        if waiting is None:
-            return
-        _adopt(-1)
-        if isinstance(outcome, Child):
-            waiting.set_result(outcome)
-        else:
-            waiting.set_exception(outcome)
-            waiting.exception()  # Marks it as seen, in case no task waits any more.
 
-    def _end(self, reason: str) -> None:
-        """Give up the process, if there is one; start another unless stopped."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._control is not None:
-            self._loop.remove_reader(self._control.fileno())
-            self._control.close()
-            self._control = None
-        if self._process is not None:
-            self._process.kill()
-        if self._between:
-            Child(self._between)  # The fork server may have ended before it reaped that one.
-        self._failures += 1
-        gone = ConnectionResetError(f"the process that forks is gone: {reason}")
-        if not self._ready.done():
-            self._ready.set_exception(gone)
-            self._ready.exception()  # Marks it as seen, in case no task waits.
-        if not self._stopped:
-            self._ready = self._loop.create_future()
-        for number in list(self._forks):
-            self._settle(number, gone)
-        if not self._stopped:
-            log.error("%s; another one is begun", gone)
-            self._timer = self._loop.call_later(BACKOFF_S[min(self._failures, len(BACKOFF_S)) - 1], self._start_soon)
+class ForkServer:
+    """A fork server, made, used and stopped inside one running event loop. It restarts its process when needed."""
+
+    def __init__(self, begin: Callable[[], Begun]) -> None:
+        """Start soon. `begin`: starts a process; it is called in a thread, and may raise OSError."""
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self.environment: Mapping[str, str] = {}
+        """Environment of the process that forked last."""
+        self._place = Supervisor(lambda: _Forker(begin), log)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None if it has not begun yet."""
+        return self._place.child.pid
+
+    @property
+    def ready(self) -> bool:
+        """True if it forks at once."""
+        return self._place.child.is_ready
+
+    async def fork(self, *descriptors: int, fresh: bool = False) -> Child:
+        """Fork a child, which gets these descriptors; `fresh`: with a new interpreter.
+
+        A fork that fails is tried again, after pauses, until the caller is cancelled; if the fork server ends, the next
+        one forks. Raises ConnectionError if one was never ready, or several in a row have forked nothing.
+        """
+        pauses_s = itertools.chain(BACKOFF_S[1:], itertools.repeat(BACKOFF_S[-1]))
+        while True:
+            forker = await asyncio.shield(self._place.ready)
+            number = next(self._numbers)
+            child = forker.forks[number] = self._loop.create_future()
+            _adopt(+1)
+            try:
+                forker.send(number, descriptors, fresh=fresh)
+                self.environment = forker.environment
+                return await asyncio.shield(child)
+            except ConnectionError as error:  # Nothing was forked: an earlier fork is reported before the end.
+                forker.settle(number, error)
+                if self._place.is_closed or self._place.breaker.in_a_row >= _MOST_FAILURES:
+                    raise
+            except OSError as error:
+                pause_s = next(pauses_s)
+                log.error("no process can be forked; it is tried again in %g s: %s", pause_s, error)
+                await asyncio.sleep(pause_s)
+
+    async def stop(self) -> None:
+        """End the process. Idempotent."""
+        await self._place.stop()
 
 
 def prepare(libraries: Callable[[], None], *mains: str) -> None:

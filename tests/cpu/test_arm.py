@@ -32,7 +32,7 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-PATIENT = {"app.processes.fork_server._LOOKS": 120, "app.processes.fork_server._IMPORT_LOOKS": 500}
+PATIENT = {"app.processes.fork_server._ANSWER_S": 120, "app.processes.fork_server._IMPORT_S": 500}
 """What is emulated takes a minute to import what takes a second."""
 HERE = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 

@@ -97,7 +97,7 @@ async def test_a_child_that_is_not_wanted_any_more_ends_and_is_reaped(fails):
         forking = asyncio.create_task(forked(fork_server))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert fork_server._forks, "it has been asked for"
+        assert fork_server._place.child.forks, "it has been asked for"
         forking.cancel()
         await asyncio.gather(forking, return_exceptions=True)
         os.kill(fork_server.pid, signal.SIGCONT)
