@@ -42,6 +42,11 @@ class Described(Model):
         """Return True if the model has a reference."""
         return bool(self.original.has_reference)
 
+    @property
+    def form(self) -> str:
+        """Return the form of the model's network."""
+        return str(self.original.form)
+
     def network(self) -> Any:
         """Return the model's network."""
         return self.original.network()

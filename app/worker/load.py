@@ -214,7 +214,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
         if model.batch_sizes(sizes) != sizes:
             raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
         build = model.network if backend.facts.computes else model.network_of_shapes
-        network = Unbuilt(model.input_shape, build) if isinstance(model, PixelModel) else build()
+        network = Unbuilt(model.input_shape, build, model.form) if isinstance(model, PixelModel) else build()
         return backend.load(network, load.device.id, engine, precision, sizes, options=options)
 
     executable, report = made(sizes)

@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
-Form = Literal["pixels", "onnx", "program", "script", "finished"]
-"""Form of a network: a PyTorch module over images, or a kind of file (TensorNetwork, FinishedNetwork)."""
+Form = Literal["pixels", "onnx", "program", "script", "openvino", "finished"]
+"""Form of a network: a PyTorch module over images, or a kind of file (TensorNetwork, FinishedNetwork).
+
+`openvino`: a module that calls, once for one item, another one within it that OpenVINO alone computes and that names
+its file as `openvino_file`.
+"""
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,8 @@ class Unbuilt:
     An engine with a compiled copy does not need it; building takes a second for ResNet50.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network]) -> None:
-        self.input_shape = input_shape
+    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network], form: Form = "pixels") -> None:
+        self.input_shape, self.form = input_shape, form
         self._build = build
 
     @cached_property

@@ -55,6 +55,7 @@ _FORMS: dict[Form, str] = {
     "onnx": "ONNX files",
     "program": "what torch.export has saved",
     "script": "TorchScript files",
+    "openvino": "OpenVINO's files",
     "finished": "files that another vendor's compiler has made",
 }
 
@@ -181,6 +182,11 @@ def compile_first(
     options = replace(options, batch_sizes=sizes)
     if not sizes or sizes[0] < 1:
         raise ValueError(f"Batch sizes must be positive and at least one, not {tuple(batch_sizes)}.")
+    if form_of(network) == "openvino" and not any("openvino" in engine.forms for engine in engines):
+        raise EngineRefusedError(
+            "OpenVINO alone runs its files, on a CPU (--device cpu, --engine auto): export an .onnx for other devices "
+            "and engines."
+        )
     refusals: dict[str, str] = {}
     rejected: list[tuple[str, str]] = []
     staged, form = False, form_of(network)
@@ -235,7 +241,7 @@ def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], 
     For a TensorNetwork it returns a view [n, *shape] of items [n, item_bytes]; without n if the graph has no batch
     axis.
     """
-    if form_of(network) == "pixels":
+    if not is_packed(network):
         return (("", lambda images: images),)
     packed = cast(TensorNetwork, network)
 
@@ -249,7 +255,12 @@ def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], 
 
 def is_batched(network: Network) -> bool:
     """Return True if the network's graph has a batch axis in its inputs and outputs."""
-    return form_of(network) == "pixels" or cast(TensorNetwork, network).batched
+    return not is_packed(network) or cast(TensorNetwork, network).batched
+
+
+def is_packed(network: Network) -> bool:
+    """Return True if the network is a TensorNetwork, whose items hold several tensors."""
+    return hasattr(network, "places")
 
 
 def _copied(network: Network) -> Network:

@@ -15,12 +15,13 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from anychip_base.extras import how_to_install
 from backends.contract.backend import (
@@ -39,6 +40,7 @@ from backends.engines.engine import (
     Engine,
     calibration_of,
     is_batched,
+    is_packed,
     kept_or_made,
     unpacking,
 )
@@ -52,7 +54,7 @@ class OpenVINOEngine(Engine):
 
     name = "openvino"
     offers = tuple(_HINTS)
-    forms = ("pixels", "onnx", "program", "script")
+    forms = ("pixels", "onnx", "program", "script", "openvino")
     only_reads = True
     keeps_int8 = True
 
@@ -164,7 +166,7 @@ def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[
         return _read_onnx(core, cast(TensorNetwork, network))
 
     def make() -> Any:
-        model = _converted(built(network))
+        model = _converted(core, built(network))
         return model if calibration is None else _quantised(model, calibration())
 
     def save(model: Any, folder: Path) -> None:
@@ -204,8 +206,80 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
     return _of_one_item(model, network)
 
 
-def _converted(network: Network) -> Any:
-    """Convert a PyTorch module, for one item, to an OpenVINO model. Raises EngineRefusedError.
+def _converted(core: Any, network: Network) -> Any:
+    """Convert a network, for one item, to an OpenVINO model. Raises EngineRefusedError."""
+    inputs = tuple(torch.from_numpy(array) for _, array in _one_item(network))
+    module: Any = cast(TensorNetwork, network).core if is_packed(network) else network
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
+            model = (_around_file if form_of(network) == "openvino" else _traced)(core, module, inputs)
+    except Exception as error:
+        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
+    return _of_one_item(model, network)
+
+
+class _Part(nn.Module):
+    """Part of a network, in a form that can be traced."""
+
+    def __init__(self, compute: Callable[..., Any]) -> None:
+        super().__init__()
+        self._compute = (compute,)  # Not as itself: tracing would try to read it.
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """Compute it."""
+        return self._compute[0](*tensors)
+
+
+def _around_file(core: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """Join a file's model with the computation before and after it, which are converted each by itself."""
+    from openvino import Model
+
+    runtime: Any = next(each for each in module.modules() if hasattr(each, "openvino_file"))
+    computes = runtime.forward
+    seen: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+
+    def with_runtime(forward: Callable[[Tensor], Any], tensors: Sequence[Tensor]) -> Any:
+        runtime.forward = forward
+        try:
+            return module(*tensors)
+        finally:
+            runtime.forward = computes
+
+    def once(tensor: Tensor) -> tuple[Tensor, ...]:
+        seen.append((tensor, computes(tensor)))
+        return seen[0][1]
+
+    def before(*tensors: Tensor) -> Tensor:
+        taken: list[Tensor] = []
+        with_runtime(lambda tensor: (taken.append(tensor), outputs)[1], tensors)
+        return taken[0]
+
+    with_runtime(once, inputs)
+    [(taken, outputs)] = seen
+    first = _traced(core, _Part(before), inputs)
+    last = _traced(core, _Part(lambda *given: with_runtime(lambda _: given, inputs)), outputs)
+    model = core.read_model(runtime.openvino_file)
+    [entry] = model.inputs
+    model.reshape({entry: list(taken.shape)})
+    _joined(first.outputs, model.inputs)
+    _joined(model.outputs, last.inputs)
+    return Model(last.get_results(), first.get_parameters(), "joined")
+
+
+def _joined(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Let one model take the outputs of another as its inputs."""
+    from openvino import opset8
+
+    for output, taken in zip(outputs, inputs, strict=True):
+        source = output.get_node().input_value(0)
+        if source.get_element_type() != taken.get_element_type():
+            source = opset8.convert(source, taken.get_element_type().get_type_name()).output(0)
+        taken.get_node().output(0).replace(source)
+
+
+def _traced(_: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+    """Convert a PyTorch module to an OpenVINO model of the inputs' shapes.
 
     This uses the frontend, not `openvino.convert_model`, which reports every use to Google Analytics unless a file in
     the home directory says no (openvino_telemetry).
@@ -214,24 +288,16 @@ def _converted(network: Network) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    inputs = [array for _, array in _one_item(network)]
-    module: Any = network if form_of(network) == "pixels" else cast(TensorNetwork, network).core
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
-            # PyTorch never forgets what it has traced: to compare, it would trace and run the network again.
-            once = {"check_trace": False}
-            example = tuple(map(torch.from_numpy, inputs))
-            decoder = TorchScriptPythonDecoder(module, example_input=example, trace_kwargs=once)
-            frontend = FrontEndManager().load_by_framework("pytorch")
-            model = frontend.convert(frontend.load(decoder))
-        for port, array in zip(model.inputs, inputs, strict=True):
-            port.get_node().set_element_type(Type(array.dtype))
-            port.get_node().set_partial_shape(PartialShape(list(array.shape)))
-        model.validate_nodes_and_infer_types()
-    except Exception as error:
-        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
-    return _of_one_item(model, network)
+    # PyTorch never forgets what it has traced: to compare, it would trace and run the network again.
+    once = {"check_trace": False}
+    decoder = TorchScriptPythonDecoder(module, example_input=tuple(inputs), trace_kwargs=once)
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    model = frontend.convert(frontend.load(decoder))
+    for port, tensor in zip(model.inputs, inputs, strict=True):
+        port.get_node().set_element_type(Type(tensor.numpy().dtype))
+        port.get_node().set_partial_shape(PartialShape(list(tensor.shape)))
+    model.validate_nodes_and_infer_types()
+    return model
 
 
 def _one_item(network: Network) -> list[tuple[str, Array]]:

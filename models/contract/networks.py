@@ -6,7 +6,6 @@ Owns: the computation before a network proper, on the device. Must not know an a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ class PixelNetwork(nn.Module):
     `cast` changes the precision of `core` alone, so that normalisation and decoding keep theirs.
     """
 
+    form = "pixels"  # backends.Form
     input_shape: tuple[int, int, int]  # height, width, 3
     core: nn.Module
     mean: Tensor
@@ -66,12 +66,12 @@ class NormalisedNetwork(nn.Module):
     (backends.TensorNetwork).
     """
 
-    form: Literal["program"] = "program"
     file = ""
     batched = True
 
     def __init__(self, network: PixelNetwork) -> None:
         super().__init__()
+        self.form = "openvino" if network.form == "openvino" else "program"
         height, width, channels = network.input_shape
         self.core = _Core(network)
         self.inputs = (TensorSpec("input", "FP32", (channels, height, width)),)

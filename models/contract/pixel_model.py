@@ -43,6 +43,11 @@ class PixelModel(Model):
     def network(self) -> PixelNetwork:
         """Build the network on the CPU, with BatchNorm fused if that pays."""
 
+    @property
+    def form(self) -> str:
+        """Form of the network (backends.Form)."""
+        return "pixels"
+
     @cached_property
     def adapter(self) -> TaskAdapter:
         """Adapter of the task."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -56,7 +57,6 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     import msgspec
 
     from models.exports.answers import Tried
-    from models.onnx.graph import reader_of  # before it may read little more
 
     gc.enable()
     from models.confinement import confine_program, python_files
@@ -68,8 +68,9 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     with contextlib.suppress(ModelError):  # Reported below.
         if name := library_files.library_of(form):
             library_files.builder().library(name)
-        if form == "openvino":
-            reader_of(".xml")
+    if form == "openvino":
+        with contextlib.suppress(ImportError):  # Reported below.
+            importlib.import_module("openvino")
     folder = Path(answer).parent
     size = sum(each.stat().st_size for each in own)
     confine_program(

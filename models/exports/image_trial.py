@@ -29,7 +29,7 @@ from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation,
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
-from models.onnx.graph import OnnxPart, read_graph
+from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
 from models.onnx.torchvision_detectors import as_detector
 from models.sample import IMAGES
@@ -78,7 +78,7 @@ def tried(  # noqa: PLR0917
                 return None
             raise
     metadata: Mapping[str, Any] = {} if finished else script_metadata(file) if onnx is None else onnx.metadata
-    if finished:
+    if finished or form == "openvino":
         metadata = yaml_metadata(file)
     architecture = file.suffix[1:]
     if library_files.library_of(form):
@@ -86,8 +86,6 @@ def tried(  # noqa: PLR0917
         if sidecar is None:
             implied = library_files.builder().implied_by(form, file)
             sidecar, takes = implied, task_class(implied["task"]).takes
-    if form == "openvino":
-        onnx, metadata = read_graph(file), yaml_metadata(file)
     is_detr = onnx is not None and _is_detr(onnx)
     detector = None if onnx is None else as_detector(onnx)
     of_rfdetr = "" if onnx is None else _task_of_rfdetr(onnx)
@@ -132,8 +130,11 @@ def _tried(
     file: Path, about: Description, onnx: OnnxFile | None, architecture: str, open_size: tuple[int, int] | None
 ) -> TriedImages:
     size, stated_batch, is_open, entry = about.size, 1, False, USUAL
+    core, tail = load_parts(str(file), architecture, False)
     if onnx is not None:
         size, stated_batch, is_open, entry = _input(onnx, size)
+    elif isinstance(core, Graph):
+        size, stated_batch, entry = _entry_of(core, size)
     size = tuple(open_size) if size is None and open_size else size  # type: ignore[assignment]
     if size is None:
         raise ValueError('for which size of image it is, it does not say: state "size": [height, width] beside it')
@@ -143,9 +144,6 @@ def _tried(
     least = _LEAST_SIDE_OF_CELLS if has_grid else _LEAST_SIDE
     if not whole or not all(least <= side <= _MOST_SIDE for side in size):
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
-    core, tail = load_parts(str(file), architecture, False)
-    if isinstance(core, Graph):
-        entry, stated_batch = _entry_of(core, size)
     integers: list[bool] = []  # For each output, whether its numbers are whole.
 
     def compute(given: Tensor) -> list[Tensor]:
@@ -307,19 +305,24 @@ def _normalised(about: Description, entry: Entry) -> Description:
     return about
 
 
-def _entry_of(graph: Graph, size: tuple[int, int]) -> tuple[Entry, int]:
-    """Return a program's form of input, if it states one, and the stated batch, 1 if open. Raises ValueError."""
+def _entry_of(graph: Graph, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, Entry]:
+    """Return height and width, the stated batch (1 if open), and a program's form of input, if it states one.
+
+    Raises ValueError.
+    """
     datatypes, shapes = graph.signature.datatypes, graph.signature.shapes
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
-        return USUAL, 1
+        return size, 1, USUAL
     found = entry_of(shapes[0], datatypes[0] == "UINT8")
     if found is None:
         raise ValueError(_WANTED.format(f"{graph.signature.names[0]} {list(shapes[0])}"))
     entry, height, width = found
-    if (height or size[0], width or size[1]) != size:
+    if size is None:
+        size = (height, width) if height and width else None
+    elif (height or size[0], width or size[1]) != size:
         raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
     batch = shapes[0][0]
-    return replace(entry, of_bytes=entry.levels), batch if isinstance(batch, int) else 1
+    return size, batch if isinstance(batch, int) else 1, replace(entry, of_bytes=entry.levels)
 
 
 def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:

@@ -50,6 +50,7 @@ class ExportedNetwork(PixelNetwork):
         low, high = model.export.batch
         self.stated_batch = low if low == high else 0
         self.of_task = model.adapter.compute
+        self.form = model.form
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
         """Compute the task's outputs from those of `decoded`, in batches of the size that the graph states, if any."""
@@ -90,7 +91,7 @@ class ExportedNetwork(PixelNetwork):
 
 def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn.Module | None]:
     """Load the file's graph, and its part that stays float32, if the two are separate. Raises WeightsError."""
-    if architecture in ("onnx", "xml"):
+    if architecture == "onnx":
         from models.onnx.graph import load_onnx
 
         graph, _ = load_onnx(Path(file), SIZES)
@@ -107,8 +108,6 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
 
 class FinishedImages(ExportedNetwork):
     """Computation before and after a file that only a vendor's runtime runs (backends.FinishedNetwork)."""
-
-    form = "finished"
 
     def __init__(self, model: ExportedImages, file: str) -> None:
         super().__init__(nn.Identity(), None, model)
@@ -132,9 +131,14 @@ class ExportedImages(PixelModel):
     witness: str = field(default="", kw_only=True)
 
     @property
+    def form(self) -> str:
+        """Form of the network (backends.Form)."""
+        return {"om": "finished", "xml": "openvino"}.get(self.architecture, "pixels")
+
+    @property
     def has_reference(self) -> bool:
         """True if the CPU can compute the file's network."""
-        return self.architecture != "om"
+        return self.form != "finished"
 
     def network(self) -> ExportedNetwork:
         """Build the network of the file, on the CPU in float32. Raises WeightsError."""

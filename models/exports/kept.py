@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 _COUNT = ("torch", "torchvision", "numpy", "pillow", "onnxruntime", "openvino", "timm", "transformers", "safetensors")
 """Packages that read files, compute them, or are the witness."""
-_GROUPS = ("anychip.graphs", "anychip.libraries")
 
 
 def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: Callable[[], Tried]) -> Tried:
@@ -53,7 +52,7 @@ def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: 
 
 @cache
 def _versions() -> list[str]:
-    readers = {entry.module.partition(".")[0] for group in _GROUPS for entry in entry_points(group=group)}
+    readers = {entry.module.partition(".")[0] for entry in entry_points(group="anychip.libraries")}
     found = [digest_of_sources(package) for package in ("models", *sorted(readers))]
     for name in _COUNT:
         with contextlib.suppress(PackageNotFoundError):

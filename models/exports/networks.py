@@ -1,4 +1,4 @@
-"""Networks from files that carry their own graph: ONNX, torch.export's .pt2, TorchScript.
+"""Networks from files that carry their own graph: ONNX, torch.export's .pt2, TorchScript, OpenVINO's IR.
 
     uint8 [n, item_bytes] ─► one tensor an input ─► the file's graph ─► tuple of tensors [n, …]
 
@@ -15,6 +15,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +29,14 @@ from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import TensorModel
 
-Form = Literal["onnx", "program", "script"]
-FORMS: dict[str, Form] = {".onnx": "onnx", ".pt2": "program", ".ts": "script", ".torchscript": "script"}
+Form = Literal["onnx", "program", "script", "openvino"]
+FORMS: dict[str, Form] = {
+    ".onnx": "onnx",
+    ".pt2": "program",
+    ".ts": "script",
+    ".torchscript": "script",
+    ".xml": "openvino",
+}
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
     **{f"UINT{bits}": getattr(torch, f"uint{bits}") for bits in (8, 16, 32, 64)},
@@ -117,6 +124,63 @@ class OnnxSessionGraph(Graph):
         arrays = (tensor.numpy() for tensor in tensors)
         outputs = self._session.run(None, dict(zip(self.signature.names, arrays, strict=True)))
         return tuple(torch.from_numpy(np.ascontiguousarray(output)) for output in outputs)
+
+
+class OpenVinoGraph(Graph):
+    """A network of OpenVINO, run by OpenVINO on the CPU in float32, as it is the reference.
+
+    `openvino_file`: the file, for OpenVINO's engine, which compiles it with the computation before and after it.
+    """
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        try:
+            import openvino
+        except ImportError as error:
+            raise WeightsError(f"OpenVINO's files need OpenVINO: {how_to_install('cpu')}.") from error
+        self.openvino_file = file
+        self._core = openvino.Core()
+        try:
+            self._model = self._core.read_model(file)
+        except Exception as error:  # The lines before the last one name places in OpenVINO's sources.
+            reason = reason_of(Exception(str(error).strip().rpartition("\n")[2]))
+            raise WeightsError(f"{Path(file).name} cannot be read as a network of OpenVINO: {reason}.") from error
+        self._types = [port.get_element_type().to_dtype() for port in self._model.inputs]
+        self.signature = GraphSignature(
+            [f"input {number}" for number in range(len(self._types))],
+            [_DATATYPES.get(getattr(torch, dtype.name, torch.float32)) for dtype in self._types],
+            [
+                [length.get_length() if length.is_static else None for length in port.get_partial_shape()]
+                if port.get_partial_shape().rank.is_static
+                else None
+                for port in self._model.inputs
+            ],
+            None,
+        )
+
+    @cached_property
+    def _compiled(self) -> Any:
+        # Not tied to processors, which a confined process may not do.
+        options = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,
+        }
+        return self._core.compile_model(self._model, "CPU", options)
+
+    def __deepcopy__(self, _: Any) -> OpenVinoGraph:
+        return self  # It never changes.
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Accept only float32: the engine chooses the precision."""
+        if dtype != torch.float32:
+            raise RuntimeError("the reference of OpenVINO's files computes in float32")
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the file's network on tensors of the CPU."""
+        pairs = zip(tensors, self._types, strict=True)
+        found = self._compiled([np.ascontiguousarray(tensor.numpy(), dtype) for tensor, dtype in pairs])
+        return tuple(torch.from_numpy(np.array(each)) for each in found.values())
 
 
 class ProgramGraph(Graph):
@@ -239,13 +303,23 @@ def _loaded_program(file: str) -> Any:
 
 def load_graph(file: str, form: Form) -> Graph:
     """Load the graph in a file, on the CPU. Raises WeightsError."""
-    kinds: dict[Form, Any] = {"onnx": OnnxSessionGraph, "program": ProgramGraph, "script": ScriptGraph}
+    kinds: dict[Form, Any] = {
+        "onnx": OnnxSessionGraph,
+        "program": ProgramGraph,
+        "script": ScriptGraph,
+        "openvino": OpenVinoGraph,
+    }
     try:
         graph: Graph = kinds[form](file)
     except WeightsError:
         raise
     except Exception as error:  # A broken file can make the three libraries raise anything.
-        what = {"onnx": "an ONNX file", "program": "what torch.export saves", "script": "TorchScript"}[form]
+        what = {
+            "onnx": "an ONNX file",
+            "program": "what torch.export saves",
+            "script": "TorchScript",
+            "openvino": "a network of OpenVINO",
+        }[form]
         raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason_of(error)}.") from error
     return graph
 

@@ -3,7 +3,7 @@
     pictures ─► our reading, float32 ─► outputs ┐
     pictures ─► witness              ─► outputs ┴─► alike, or the first operator that differs, by name
 
-Witnesses: ONNX Runtime without optimisations for .onnx, OpenVINO for .xml. For the networks of a library it is that
+Witness: ONNX Runtime without optimisations for .onnx. For the networks of a library it is that
 library's own reading of the same files, for a program (.pt2, .ts) PyTorch's own loading of it.
 
 Owns: these runtimes, and the comparison of whole networks. Must not know how a file becomes a network, nor the meaning
@@ -96,46 +96,6 @@ class OnnxRuntimeWitness:
             raise UnavailableError(f"ONNX Runtime cannot load it: {reason_of(error)}") from error
 
 
-class OpenVinoWitness:
-    """An .xml in OpenVINO on the CPU, in float32. Raises UnavailableError."""
-
-    in_halves = False  # Weights are usually halves, but the computation is not.
-
-    def __init__(self, file: Path) -> None:
-        try:
-            import openvino
-        except ImportError as error:
-            raise UnavailableError(f"OpenVINO is not installed ({how_to_install('cpu')})") from error
-        self.name = f"OpenVINO {openvino.__version__.partition('-')[0]}"
-        self._core = openvino.Core()
-        try:
-            self._model = self._core.read_model(str(file))
-        except Exception as error:
-            raise UnavailableError(f"OpenVINO cannot load it: {reason_of(error)}") from error
-        if any(each.get_type_name() == "FakeQuantize" for each in self._model.get_ops()):
-            raise UnavailableError("OpenVINO computes it in int8, and not in float32")
-        self._places = {
-            node.get_friendly_name() + (f".{place}" if place else ""): node.output(place)
-            for node in self._model.get_ordered_ops()
-            if node.get_type_name() not in ("Result", "Constant")
-            for place in range(node.get_output_size())
-        }
-        self.inputs = [each.get_node().get_friendly_name() for each in self._model.inputs]
-        self.names = frozenset(self._places)
-
-    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Compute values by the names of layers, as anychip_compat.openvino calls them."""
-        import openvino
-
-        try:
-            model = openvino.Model([self._places[name] for name in names], self._model.get_parameters(), "part")
-            compiled = self._core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-            found = compiled([given[name] for name in self.inputs])
-        except Exception as error:
-            raise UnavailableError(f"OpenVINO cannot run it: {reason_of(error)}") from error
-        return {name: np.array(found[place]) for place, name in enumerate(names)}
-
-
 def compared(
     file: Path,
     architecture: str,
@@ -149,8 +109,7 @@ def compared(
     """
     try:
         if onnx is not None:
-            witness = OpenVinoWitness(file) if file.suffix == ".xml" else OnnxRuntimeWitness(file, onnx)
-            return of_graph(file, onnx, witness, given, ours)
+            return of_graph(file, onnx, OnnxRuntimeWitness(file, onnx), given, ours)
         if library := library_files.library_of(architecture):
             try:
                 theirs = library_files.builder().built(file, architecture, by_itself=True)
@@ -159,7 +118,8 @@ def compared(
             return of_network(f"{library} by itself", theirs, given, ours, file)
         if architecture == "pt2":
             return of_network("torch.export by itself", as_saved(str(file)), given, ours, file)
-        return "TorchScript itself computes it, so that nothing was compared"
+        runtime = "OpenVINO" if architecture == "xml" else "TorchScript"
+        return f"{runtime} itself computes it, so that nothing was compared"
     except UnavailableError as error:
         return f"it was compared with nothing, as {error}"
 

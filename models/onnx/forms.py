@@ -36,7 +36,6 @@ _READ: Mapping[str, str] = {
     "Dropout": "ratio seed",
     "Einsum": "equation",
     "Elu": "alpha",
-    "FakeQuantize": "levels",
     "Flatten": "axis",
     "Gather": "axis",
     "GatherElements": "axis",

@@ -10,10 +10,8 @@ Operators that are not known are all named in one error before anything is compu
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -25,7 +23,6 @@ from torch import Tensor, nn
 import models.onnx.layers
 import models.onnx.resizing
 import models.onnx.shapes  # noqa: F401  # All register their operators.
-from anychip_base.extras import NOT_INSTALLED
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
@@ -33,8 +30,6 @@ from models.onnx.forms import todays
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
 from models.onnx.torchvision_detectors import as_detector
 
-GROUP = "anychip.graphs"
-"""Group of entry points, named by suffix: functions that read a file of the suffix, from a Path to an OnnxFile."""
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
@@ -217,25 +212,9 @@ class OnnxGraph(nn.Module):
 
 def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
     """Load the module of a file, and the file, with the inputs of `given` as constants. Raises WeightsError."""
-    file = read_graph(path).with_constants(given)
+    file = read_onnx(path).with_constants(given)
     file = as_detector(file) or file
     return OnnxGraph(file, path.name).eval().requires_grad_(False), file
-
-
-def read_graph(path: Path) -> OnnxFile:
-    """Read an ONNX file, or one of another kind in ONNX's terms. Raises WeightsError."""
-    return reader_of(path.suffix)(path)
-
-
-@lru_cache
-def reader_of(suffix: str) -> Callable[[Path], OnnxFile]:
-    """Return the reader of files with this suffix: an installed package's, or that of ONNX. Raises WeightsError."""
-    for entry in entry_points(group=GROUP, name=suffix[1:]):
-        read: Callable[[Path], OnnxFile] = entry.load()
-        return read
-    if suffix == ".xml":
-        raise WeightsError(f"files of OpenVINO are read by anychip_compat: {NOT_INSTALLED}.")
-    return read_onnx
 
 
 def _sorted(file: OnnxFile, known: Mapping[str, Any], file_name: str) -> list[Node]:

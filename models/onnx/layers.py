@@ -197,15 +197,6 @@ def _dequantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return (tensor.to(torch.float32) - shift) * _quantisation(inputs[1], tensor, attributes)
 
 
-@operator("FakeQuantize")
-def _fake_quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Quantise as OpenVINO: as many steps between the input's limits as there are levels, then between the output's."""
-    tensor, low, high, least, greatest = inputs
-    steps = attributes["levels"] - 1
-    places = torch.round((tensor.maximum(low).minimum(high) - low) / (high - low) * steps)
-    return places / steps * (greatest - least) + least
-
-
 @operator("NonMaxSuppression")
 def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """Choose boxes [n, k, 4] by scores [n, classes, k]: int64 [found, 3], image, class, box. For eager engines only."""

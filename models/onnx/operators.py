@@ -201,7 +201,7 @@ def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Mod")
 def _modulo(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Compute the remainder with the sign of the divisor, or of the dividend for `fmod`, as in OpenVINO's Mod."""
+    """Compute the remainder with the sign of the divisor, or of the dividend for `fmod`."""
     if attributes.get("fmod", 0):
         return _elementwise(torch.fmod, _truncated_remainder)(inputs, attributes)
     return _elementwise(torch.remainder, lambda a, b: a % b)(inputs, attributes)

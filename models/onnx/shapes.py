@@ -114,9 +114,6 @@ def _split(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         length = inputs[0].shape[axis]
         share = -(-length // count)
         sizes = [share] * (count - 1) + [length - share * (count - 1)]
-    if -1 in sizes:  # OpenVINO's: the rest of the axis.
-        rest = inputs[0].shape[axis] - sum(sizes) - 1
-        sizes = [rest if size == -1 else size for size in sizes]
     return torch.split(inputs[0], sizes, axis)
 
 

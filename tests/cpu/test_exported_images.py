@@ -424,6 +424,7 @@ def test_tensors_stay_tensors(tmp_path: Path, beside: str) -> None:
 
 
 def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
     folder = tmp_path / "best_openvino_model"
     folder.mkdir()
     written_openvino(folder, NETWORK)

@@ -14,12 +14,14 @@ NETWORK = """<?xml version="1.0"?>
 <layer id="1" name="w" type="Const" version="opset1"><data element_type="f32" shape="3, 1, 1" offset="0" size="12"/>
  <output><port id="0" precision="FP32"><dim>3</dim><dim>1</dim><dim>1</dim></port></output></layer>
 <layer id="2" name="w" type="Multiply" version="opset1"><data auto_broadcast="numpy"/>
- <input><port id="0"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port>
-  <port id="1"><dim>3</dim><dim>1</dim><dim>1</dim></port></input>
- <output><port id="2"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
-<layer id="3" name="act" type="Swish" version="opset4"><input><port id="0"><dim>-1</dim></port></input>
- <output><port id="1"><dim>-1</dim></port></output></layer>
-<layer id="4" name="out" type="Result" version="opset1"><input><port id="0"><dim>-1</dim></port></input></layer>
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port>
+  <port id="1" precision="FP32"><dim>3</dim><dim>1</dim><dim>1</dim></port></input>
+ <output><port id="2" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="3" name="act" type="Swish" version="opset4">
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></input>
+ <output><port id="1" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="4" name="out" type="Result" version="opset1">
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></input></layer>
 </layers><edges>
 <edge from-layer="0" from-port="0" to-layer="2" to-port="0"/>
 <edge from-layer="1" from-port="0" to-layer="2" to-port="1"/>

@@ -109,3 +109,22 @@ def test_a_name_is_no_structure() -> None:
     found = description({"task": "detect", "names": {0: "person", 1: 7}}, None, None)
     assert found is not None
     assert found.labels == ("person", "7")
+
+
+def test_metadata_is_read_as_yaml(tmp_path: Path) -> None:
+    (tmp_path / "metadata.yaml").write_text(
+        "description: 'Ultralytics YOLO26n '\nversion: 8.4.190\nstride: 32\ntask: pose\nimgsz:\n- 64\n- 96\n"
+        "names:\n  0: person\n  1: 'n: o'\nkpt_shape:\n- 17\n- 3\nargs:\n  nms: false\nend2end: true\n"
+    )
+    about = description(yaml_metadata(tmp_path / "best.xml"), None, None)
+    assert about is not None
+    assert (about.task, about.size, about.labels, about.keypoints) == ("pose", (64, 96), ("person", "n: o"), (17, 3))
+    assert about.end_to_end
+    (tmp_path / "metadata.yaml").write_text("names: [")
+    with pytest.raises(ValueError, match=r"metadata\.yaml beside it cannot be read"):
+        yaml_metadata(tmp_path / "best.xml")
+    (tmp_path / "metadata.yaml").unlink()
+    (tmp_path / "best.yaml").write_text("stride: 32\nnames: [a, b]\n")
+    yolov5 = description(yaml_metadata(tmp_path / "best.xml"), None, None)
+    assert yolov5 is not None
+    assert (yolov5.layout, yolov5.labels) == ("yolov5", ("a", "b"))

@@ -1,7 +1,6 @@
-"""Interfaces of other servers: routes of DeepStack and X-AnyLabeling, Triton's metrics; files of OpenVINO; and
-networks of timm and transformers.
+"""Interfaces of other servers: routes of DeepStack and X-AnyLabeling, Triton's metrics; and networks of
+timm and transformers.
 
-Each is found through an entry point: of the group `anychip.clients`, with a router and the needs of its routes, of
-`anychip.graphs`, or of `anychip.libraries`. Must not be imported by anychip, nor decide anything that its own routes
-decide.
+Each is found through an entry point: of the group `anychip.clients`, with a router and the needs of its routes, or of
+`anychip.libraries`. Must not be imported by anychip, nor decide anything that its own routes decide.
 """

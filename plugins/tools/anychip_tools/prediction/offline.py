@@ -147,7 +147,7 @@ class LocalPredictor:
         choice, device = open_device(settings)
         options = load_options(model, settings, choice, settings.precision, probes(model))
         executable, _ = choice.backend.load(
-            Unbuilt(model.input_shape, model.network),
+            Unbuilt(model.input_shape, model.network, model.form),
             device,
             settings.engine,
             settings.precision,
