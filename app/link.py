@@ -182,26 +182,6 @@ class Devices(BaseModel):
     refusals: dict[str, str]
 
 
-class ClassDifference(BaseModel):
-    """Images in which either version saw a class, and those in which they did not agree on it."""
-
-    images: int = 0
-    different: int = 0
-
-
-class ShadowReport(BaseModel):
-    """Comparison of another version of a model with the served one on live images: `same` or `different`; `dropped`:
-    there was no time for them. `classes`: by label.
-    """
-
-    model: str
-    version: str
-    same: int = 0
-    different: int = 0
-    dropped: int = 0
-    classes: dict[str, ClassDifference] = {}
-
-
 class ModelState(Enum):
     """State of a model: it says what a request can expect now."""
 
@@ -256,10 +236,6 @@ class Administration(ABC):
     @abstractmethod
     def workers(self) -> list[str]:
         """Return the device of each ready worker."""
-
-    @abstractmethod
-    def shadows(self) -> list[ShadowReport]:
-        """Return the models that two versions compute, and how the versions differ."""
 
     @abstractmethod
     def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:

@@ -85,11 +85,6 @@ class ModelSettings(BaseModel):
         description="Shares of the requests for a model that each of its versions answers: dogs=1:95,2:5; all are "
         "version 1's where nothing is said (docs/rollout.md)",
     )
-    shadow: CommaSeparated = Field(
-        "",
-        description="Versions that compute a share of live images as well while the device rests, to be compared: "
-        "dogs=2, or dogs=2:0.5 for half of them (docs/rollout.md)",
-    )
     profiles: bool = Field(
         True,
         description="Take up what anychip tune, or the first start, has found best here; what is set otherwise stays "

@@ -215,8 +215,6 @@ class Dispatcher:
             self._scheduler.limit_batches(worker.id, batch.model, done.fitted, now_s)
         span = self._records.done(batch, pool, worker, done)
         again = self.files.refused(pool, batch, done, worker.device)
-        if pool.mirror is not None and not again:
-            pool.mirror(batch.items, results)
         for item in batch.items:
             if item not in again:
                 item.give_slot()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app import logs
 from app.link import Reply, ServedModel, Terms
@@ -39,8 +39,6 @@ class ModelPool(ServedModel):
         """Flag of a model whose new requests are refused: no worker has it, or the last one is about to unload it."""
         self.passes_files = False
         """Flag of a model whose workers decode files, which then go into slots in place of pixels (--decode)."""
-        self.mirror: Callable[[Sequence[Any], Sequence[Any]], None] | None = None
-        """Callback for the items of each batch and their results, called before their slots are given back."""
         self.images = 0
         """Images accepted and not yet answered."""
         self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.

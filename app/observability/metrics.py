@@ -179,9 +179,6 @@ class Metrics:
     model_memory_budget_bytes = Metric(
         Gauge, "device", "Memory that models may take together where some are loaded on demand"
     )
-    shadow_images = Metric(
-        Counter, "model outcome", "Live images that a version in the shadow has computed, by how its answers compare"
-    )
     precision_error = Metric(
         Gauge, "model device measure", "Largest errors against float32 that the gate has measured (docs/precision.md)"
     )

@@ -17,10 +17,9 @@ from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.submission import ModelPool
-from app.link import Devices, DeviceStatus, ModelState, ShadowReport
+from app.link import Devices, DeviceStatus, ModelState
 from app.observability.triton_statistics import FIRST_VERSION
 from app.serving.repository import Repository
-from app.serving.shadow import Shadow
 from backends import Choice
 
 
@@ -38,7 +37,6 @@ class ServiceAdministration(link.Administration):
         self._fleet, self._models, self._repository = fleet, models, repository
         self._choice, self._profiles = choice, profiles
         self.traffic: dict[str, Mapping[str, float]] = {}
-        self.shadowing: list[Shadow] = []
         self.draining = False
 
     def why_not(self, model: str = "") -> str:  # noqa: D102
@@ -70,9 +68,6 @@ class ServiceAdministration(link.Administration):
     def profile_of(self, model: str) -> str:  # noqa: D102
         profile = self._profiles.get(model)
         return "" if profile is None else profile.name
-
-    def shadows(self) -> list[ShadowReport]:  # noqa: D102
-        return [each.report for each in self.shadowing]
 
     def set_traffic(self, model: str, shares: Mapping[str, float]) -> None:  # noqa: D102
         for version in shares:

@@ -34,7 +34,6 @@ from app.serving.cascades import check_cascade, parse_cascade
 from app.serving.ingresses import OWNERS_SHARE, Ingresses
 from app.serving.opening import chosen
 from app.serving.repository import Repository
-from app.serving.shadow import HELD, Shadow
 from app.serving.submissions import Submissions
 from backends import Choice, host
 from models import Model, ModelError, NormalisedModel, PixelModel
@@ -43,8 +42,6 @@ from models.tasks.tiles import Tiling, parse_tilings
 log = logging.getLogger("anychip.service")
 
 _DECODE_QUEUE_SIZE = 256
-_SHADOWED = 0.1
-"""Default share of images that a version in the shadow computes."""
 _DECODE_TIMEOUT_S = 10.0
 _BYTES_A_PIXEL = 40
 """Bytes a pixel during decoding: 16 for WebP at its worst, and as much again for copies and what allocators keep."""
@@ -86,7 +83,7 @@ class Service:
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
         decoders = settings.decoders or host.core_count()
         # A decoder may still write to the slots of images whose clients have left.
-        spare_slots = CREDITS * max(2, decoders) + (2 * HELD if settings.shadow else 0)
+        spare_slots = CREDITS * max(2, decoders)
         self.fleet = Fleet(
             settings, self.choice, forms, self.metrics, tracing, spare_slots=spare_slots, profiles=profiles
         )
@@ -120,20 +117,12 @@ class Service:
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     def _roll_out(self) -> None:
-        """Apply `--traffic` and `--shadow`. Raises ModelError."""
-        administration, settings = self.administration, self.settings
+        """Apply `--traffic`. Raises ModelError."""
         try:
-            for name, shares in by_version(settings.traffic).items():
-                administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
-            shadows = [(name, *each) for name, of in by_version(settings.shadow).items() for each in of.items()]
-            for name, version, share in shadows:
-                pools = self.models[name], self.models[f"{name}@{version}"]
-                shadow = Shadow(self.fleet, *pools, float(share or _SHADOWED), self.metrics)
-                administration.shadowing.append(shadow)
-        except KeyError as error:
-            raise ModelError(f"--shadow names {error}, which is not served.") from None
+            for name, shares in by_version(self.settings.traffic).items():
+                self.administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
         except (ValueError, ServiceError) as error:
-            raise ModelError(f"--traffic or --shadow: {error}.") from None
+            raise ModelError(f"--traffic: {error}.") from None
 
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; return when all are ready.
@@ -148,8 +137,6 @@ class Service:
     async def stop(self) -> None:
         """Stop decoders and workers. Requests in flight get 503. Idempotent."""
         self.administration.draining = True
-        for shadow in self.administration.shadowing:
-            shadow.stop()
         for end in self.on_stop:
             await end()
         if self.decoders is not None:

@@ -1,27 +1,22 @@
-"""Versions of a model behind one name: which answers, what the other one would have said, and changing over."""
+"""Versions of a model behind one name: which answers, and changing over."""
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
-import time
 
 import grpc
-import httpx
 import pytest
 from PIL import Image
 
 from app.cli import main
 from tests.support import small_classifier
 from tests.support.grpc_client import image_request, infer
-from tests.support.load import Load, until
+from tests.support.load import Load
 from tests.support.null_service import metric
 from tests.support.service_process import free_port, running
-from tests.support.work import until as until_it_is
 
 SIMULATED = ("--device", "npu", "--simulate", "npu:1", "--timeout-ms", "60000")
-OUTCOMES = ("same", "different", "dropped")
 
 
 def picture(colour):
@@ -47,8 +42,7 @@ def service(tmp_path_factory, grpc_address):
         small_classifier.by_colour(folder, "cats", "three"),
         small_classifier.by_colour(folder, "cats@2", "four"),
     ]
-    options = (*SIMULATED, "--shadow", "dogs=2:1,cats=2:1")
-    options += ("--grpc-port", grpc_address.partition(":")[2])
+    options = (*SIMULATED, "--grpc-port", grpc_address.partition(":")[2])
     with running(folder, "--models", ",".join(models), *options) as service:
         yield service
 
@@ -71,10 +65,6 @@ def by_grpc(channel):
     return answer.model_version, answer.parameters["weights"].string_param
 
 
-def shadows(client):
-    return {each["model"]: each for each in client.get("/v1/stats").json()["shadows"]}
-
-
 def test_a_version_is_asked_for_by_its_number(client):
     assert asked(client, "dogs")["weights"] == "one.torchscript"
     assert asked(client, "dogs", version="1")["weights"] == "one.torchscript"
@@ -90,47 +80,6 @@ def test_a_version_is_asked_for_by_its_number(client):
     assert {(each["name"], each["version"]) for each in index} == every
     counted = client.get("/v2/models/stats").json()["model_stats"]
     assert {(each["name"], each["version"]) for each in counted} == every
-
-
-def test_a_shadow_finds_the_class_that_another_version_does_not_see_and_nothing_where_weights_are_the_same(client):
-    for number in range(60):
-        for name in ("dogs", "cats"):
-            asked(client, name, number % 3)
-        time.sleep(0.05)  # A moment of rest, as live traffic has it.
-
-    def compared(name):
-        return shadows(client)[name]["same"] + shadows(client)[name]["different"]
-
-    def enough():
-        asked(client, "dogs", 2)
-        asked(client, "cats", 2)
-        return min(compared("dogs"), compared("cats")) >= 10
-
-    until_it_is(enough)
-    found = shadows(client)
-    assert found["cats"]["different"] == 0
-    assert found["cats"]["same"] >= 10
-    by_class = found["dogs"]["classes"]
-    assert by_class["star"]["images"] == by_class["star"]["different"] > 0
-    assert all(each["different"] == 0 for label, each in by_class.items() if label != "star")
-    assert found["dogs"]["different"] == by_class["star"]["different"]
-
-
-async def test_a_shadow_stands_back_while_the_device_is_busy(tmp_path):
-    """Sixteen clients for batches of four, which take half a second: the device always has work."""
-    models = [small_classifier.by_colour(tmp_path, name, name.replace("@", "_")) for name in ("dogs", "dogs@2")]
-    slow = ("--device", "npu", "--simulate", "npu:1,copy_delay_ms=500", "--batch-sizes", "1,2,4", *SIMULATED[4:])
-    with running(tmp_path, "--models", ",".join(models), *slow, "--shadow", "dogs=2:1") as service:
-
-        def counted(*outcomes):
-            return sum(
-                metric(service, "anychip_shadow_images_total", model="dogs@2", outcome=each) for each in outcomes
-            )
-
-        async with Load(service.url, "/v1/models/dogs:predict", picture(0), 16) as load:
-            await until(lambda: counted("dropped") >= 8)
-            assert counted("same", "different") == 0
-        assert set(load.outcomes) == {(200, "OK")}
 
 
 async def test_promoting_changes_over_without_a_lost_request_and_back(service, client, capsys):
@@ -162,58 +111,3 @@ def test_traffic_is_shared_as_it_is_said(service, client, grpc_address):
             assert admin.post("/v2/repository/models/dogs/traffic", json=wrong).status_code == 400
     assert client.post("/v2/repository/models/dogs/traffic", json=shares).status_code == 403
     assert metric(service, "anychip_requests_total", model="dogs@2", code="OK") > 10
-
-
-async def asked_in_turn(url, images):
-    """So many images of all three classes, one after the other with moments of rest, at versions of two models."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
-        for number in range(images):
-            for name in ("dogs", "cats"):
-                answer = await client.post(f"/v1/models/{name}:predict", content=picture(number % 3))
-                assert answer.status_code == 200
-            await asyncio.sleep(0.05)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-async def test_a_regression_of_one_class_is_seen_within_a_thousand_images(tmp_path):
-    models = [
-        small_classifier.by_colour(tmp_path, "dogs", "one"),
-        small_classifier.by_colour(tmp_path, "dogs@2", "two", blind=2),
-        small_classifier.by_colour(tmp_path, "cats", "three"),
-        small_classifier.by_colour(tmp_path, "cats@2", "four"),
-    ]
-    shadow = ("--shadow", "dogs=2,cats=2")  # A tenth of the images, as by default.
-    with running(tmp_path, "--models", ",".join(models), *SIMULATED, *shadow) as service, service.client() as client:
-        await asked_in_turn(service.url, 1000)
-        await until(lambda: all(sum(found[each] for each in OUTCOMES) > 50 for found in shadows(client).values()))
-        found = shadows(client)
-    print({name: {each: of[each] for each in (*OUTCOMES, "classes")} for name, of in found.items()})
-    assert found["cats"]["different"] == 0
-    assert found["cats"]["same"] > 30
-    by_class = found["dogs"]["classes"]
-    assert by_class["star"]["images"] == by_class["star"]["different"] >= 10
-    assert all(each["different"] == 0 for label, each in by_class.items() if label != "star")
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-async def test_at_capacity_a_shadow_costs_nothing(tmp_path):
-    """Answers a second of a model with a shadow, beside those of one like it without, turn and turn about."""
-    models = [
-        small_classifier.by_colour(tmp_path, name, name.replace("@", "_")) for name in ("dogs", "dogs@2", "plain")
-    ]
-    answers = {"dogs": 0, "plain": 0}
-    with running(tmp_path, "--models", ",".join(models), *SIMULATED, "--shadow", "dogs=2:1") as service:
-        for turn in range(12):
-            for name in [*answers][:: 1 if turn % 2 else -1]:
-                async with Load(service.url, f"/v1/models/{name}:predict", picture(0), 16) as load:
-                    await asyncio.sleep(3)
-                assert set(load.outcomes) == {(200, "OK")}
-                answers[name] += load.outcomes.total()
-        with service.client() as client:
-            report = shadows(client)["dogs"]
-    ratio = answers["dogs"] / answers["plain"]
-    print(answers, f"ratio {ratio:.3f}", {each: report[each] for each in OUTCOMES})
-    assert ratio >= 0.98
-    assert report["dropped"] > 0

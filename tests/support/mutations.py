@@ -377,20 +377,6 @@ MUTATIONS = (
         "test_link.py::test_what_an_ingress_has_counted_is_told_soon_and_added_once",
     ),
     Mutation(
-        "a version in the shadow computes while others wait",
-        "app/serving/shadow.py",
-        "self._resting = 0 if busy else self._resting + 1",
-        "self._resting += 1",
-        "test_shadow.py::test_it_waits_for_a_moment_of_rest_and_drops_what_has_become_old",
-    ),
-    Mutation(
-        "a slot of what the shadow has dropped is never free again",
-        "app/serving/shadow.py",
-        "        item.give_slot()\n",
-        "",
-        "test_shadow.py::test_it_waits_for_a_moment_of_rest_and_drops_what_has_become_old",
-    ),
-    Mutation(
         "a network that another runtime computes otherwise is served",
         "models/exports/witness.py",
         "        if found <= share:",

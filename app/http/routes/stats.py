@@ -25,7 +25,7 @@ from app.access.access import Caller
 from app.errors import ServiceError
 from app.http.edge import BIND
 from app.ingress.budget import Budget
-from app.link import Link, ShadowReport
+from app.link import Link
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, STAGES, TABLE, THROTTLED, version
 from app.observability.metrics import Metric as Row
 
@@ -129,7 +129,6 @@ class Snapshot(BaseModel):
     models: list[ModelSnapshot]
     devices: list[DeviceSnapshot]
     decoders: DecodersSnapshot
-    shadows: list[ShadowReport]
     clients: list[ClientSnapshot] = []
 
 
@@ -237,7 +236,6 @@ def snapshot(link: Link) -> Snapshot:
             waiting=samples.total("anychip_decode_depth"),
             restarts={reason: int(count) for reason, count in restarts.items() if count},
         ),
-        shadows=ask.shadows(),
     )
 
 

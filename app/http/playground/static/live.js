@@ -60,7 +60,7 @@ export class Live {
     const described = stats.ready === before?.ready && performance.now() - this.describedAt < 10000;
     if (!described) this.readModels().catch(() => {});
     const focused = document.activeElement?.closest("details")?.dataset.key;
-    document.getElementById("devices").replaceChildren(...stats.devices.map((device) => this.device(device)), ...stats.shadows.map(shadow));
+    document.getElementById("devices").replaceChildren(...stats.devices.map((device) => this.device(device)));
     if (focused) document.querySelector(`details[data-key="${CSS.escape(focused)}"] summary`)?.focus({ preventScroll: true });
     const elapsed = before ? stats.uptime_s - before.uptime_s : 0;
     this.rates = elapsed > 0 ? this.rates || {} : {};
@@ -121,18 +121,6 @@ function meter(name, share, text) {
   track.append(fill);
   row.append(element("span", "", name), track, element("b", "", text));
   return row;
-}
-
-// How another version of a model answers live images, and the classes in which it differs most.
-function shadow(report) {
-  const card = element("div", "device");
-  const compared = report.same + report.different;
-  card.append(element("h3", "", `${report.version} in the shadow of ${report.model}`));
-  card.append(element("p", "facts", `${report.different} of ${compared} answers differ; ${report.dropped} images had no time`));
-  const share = ([, each]) => each.different / each.images;
-  const worst = Object.entries(report.classes).filter(share).sort((one, other) => share(other) - share(one));
-  for (const [label, each] of worst.slice(0, 5)) card.append(element("p", "refused", `${label}: ${each.different} of ${each.images} differ`));
-  return card;
 }
 
 // Engine and precision; what the precision gate has found and refused is for those who unfold it.
