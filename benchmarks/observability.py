@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import tempfile
 import threading
@@ -71,8 +72,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             options["on"], headers = _keys(folder)
         else:
             endpoint = stack.enter_context(_sink())
-            traces = ("--trace-endpoint", endpoint, "--trace-ratio", str(given.trace_ratio))
+            traces = ("--trace-endpoint", endpoint)
             options["on"] = traces if given.trace_ratio else ()
+            os.environ["OTEL_TRACES_SAMPLER_ARG"] = str(given.trace_ratio)
             modules["off"] = "benchmarks.uncounted"
         services = {
             kind: stack.enter_context(servers.service(given.model, *common, *more, module=modules[kind]))

@@ -13,9 +13,6 @@ class ObservabilitySettings(BaseModel):
     trace_endpoint: str = Field(
         "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs OpenTelemetry"
     )
-    trace_ratio: float = Field(
-        0.01, ge=0, le=1, description="Share of requests to trace; those whose client traces them are traced anyway"
-    )
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="Form of log lines: json, text, or auto, which is text on a terminal and json elsewhere"
     )

@@ -13,6 +13,8 @@ taken. The hot route bypasses FastAPI, so its span is made here.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
 import time
@@ -42,6 +44,7 @@ _UNTRACED = (
     "/inference.GRPCInferenceService/ModelStreamInfer",  # Each of its messages is traced as a ModelInfer.
 )
 _EXPORT_TIMEOUT_S = 5
+_USUAL_RATIO = "0.01"
 _CHOSEN = "anychip-chosen"
 TRACEPARENT = re.compile(rb"00-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 """W3C Trace Context, https://www.w3.org/TR/trace-context/: trace id and flags, of which bit 0 means recorded."""
@@ -63,9 +66,8 @@ def from_settings(settings: Settings) -> Tracing | None:
     Raises TracingError if an endpoint is named and the packages for it are missing.
     """
     if settings.trace_endpoint:
-        return Tracing(
-            _exporting(settings.trace_endpoint, settings.trace_ratio), ratio=settings.trace_ratio, owned=True
-        )
+        ratio = _ratio()
+        return Tracing(_exporting(settings.trace_endpoint, ratio), ratio=ratio, owned=True)
     try:
         from opentelemetry import trace
     except ImportError:
@@ -73,6 +75,15 @@ def from_settings(settings: Settings) -> Tracing | None:
     provider = trace.get_tracer_provider()
     inert = isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
     return None if inert else Tracing(provider)
+
+
+def _ratio() -> float:
+    """Return the share of requests to trace, by OpenTelemetry's own variable. Raises TracingError."""
+    text = os.environ.get("OTEL_TRACES_SAMPLER_ARG") or _USUAL_RATIO
+    with contextlib.suppress(ValueError):
+        if 0 <= (ratio := float(text)) <= 1:
+            return ratio
+    raise TracingError(f"OTEL_TRACES_SAMPLER_ARG must be a share from 0 to 1, not {text!r}")
 
 
 def _exporting(endpoint: str, ratio: float) -> TracerProvider:

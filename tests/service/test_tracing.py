@@ -262,8 +262,23 @@ def test_without_an_endpoint_nothing_is_traced():
     assert from_settings(Settings()) is None
 
 
+def test_the_share_that_is_traced_is_told_as_opentelemetry_tells_it(monkeypatch):
+    asked = Settings(trace_endpoint="http://127.0.0.1:9/v1/traces")
+    for text, ratio in ((None, 0.01), ("", 0.01), ("0.25", 0.25), ("1", 1.0)):
+        monkeypatch.delenv("OTEL_TRACES_SAMPLER_ARG", raising=False)
+        if text is not None:
+            monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", text)
+        tracing = from_settings(asked)
+        assert f"{{{ratio}}}" in tracing.provider.sampler.get_description()
+        tracing.close()
+    for wrong in ("much", "2", "-1", "nan"):
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", wrong)
+        with pytest.raises(TracingError, match="a share from 0 to 1"):
+            from_settings(asked)
+
+
 def test_an_endpoint_nobody_answers_does_not_hold_up_the_end():
-    tracing = from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces", trace_ratio=0))
+    tracing = from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))
     assert tracing.provider.resource.attributes["service.name"] == "anychip"
     tracing.close()
     tracing.close()
