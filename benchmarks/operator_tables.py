@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import re
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
 import anychip_tools.operator_tables
@@ -37,7 +38,9 @@ def main() -> None:
     parser.add_argument("--key", help="the dispatch key whose kernels are listed")
     parser.add_argument("--functions", type=Path, help="a YAML file with `- func:` lines")
     parser.add_argument("--converters", type=Path, help="Python sources, a file or a folder")
-    parser.add_argument("--source", required=True, help="what the table is of: package, version, date")
+    parser.add_argument(
+        "--source", required=True, help="package and version; today's date is added"
+    )
     given = parser.parse_args()
     if given.functions:
         kind, names = "kernels", of_functions(given.functions.read_text(encoding="utf-8"))
@@ -46,7 +49,7 @@ def main() -> None:
     else:
         kind, names = "kernels", of_dispatcher(given.package, given.key)
     kept = kept_names(names)
-    text = f"# source: {given.source}\n# kind: {kind}\n" + "".join(f"{name}\n" for name in kept)
+    text = f"# source: {given.source}, {date.today()}\n# kind: {kind}\n" + "".join(f"{name}\n" for name in kept)
     (_FOLDER / f"{given.name}.txt").write_text(text, encoding="utf-8")
     print(f"{given.name}: {len(kept)} operators")
 

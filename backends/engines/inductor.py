@@ -31,17 +31,9 @@ from backends.engines.engine import DTYPES, Engine, calibration_of, kept_or_made
 
 log = logging.getLogger(__name__)
 
-# Those that Inductor generates code for without a vendor's plugin, but for cuda: there the package of a ResNet-50 ended
-# the process that loaded it (aoti_load_package; H100, torch 2.11.0+cu130, 2026-11-23).
-_DEVICE_TYPES = ("cpu", "xpu")
+OPTIONS: Mapping[str, Any] = {"freezing": True}
+"""Inductor's. Freezing makes weights constants, folded and laid out for the CPU's kernels."""
 _OLDEST = (2, 6)  # AOTInductor's packages had another interface before.
-
-
-def options_for(device_type: str) -> Mapping[str, Any]:
-    """Return Inductor's options. Freezing makes weights constants, folded and laid out for the CPU's kernels. It is for
-    the CPU, and a suspect in the end of that process (benchmarks/gpu has a question for it).
-    """
-    return {"freezing": True} if device_type == "cpu" else {}
 
 
 class InductorEngine(Engine):
@@ -86,7 +78,7 @@ class InductorEngine(Engine):
         def make() -> Path:
             module = quantised.quantised(network, calibration())
             for size, shape in shapes.items():
-                _compile(_exported(module, device, shape), temporary / f"{size}.pt2", device)
+                _compile(_exported(module, device, shape), temporary / f"{size}.pt2")
             return temporary
 
         reduced = " reduced" if host.sums_overflow() else ""
@@ -105,11 +97,12 @@ class InductorEngine(Engine):
 
 def _refusal(device_type: str) -> str:
     """Return the reason why Inductor cannot serve devices of this type, "" if it can."""
-    if device_type not in _DEVICE_TYPES:
-        return f"Inductor generates code for {', '.join(_DEVICE_TYPES)}, not for {device_type}"
+    # On cuda the package of a ResNet-50 ended the process that loaded it (aoti_load_package; H100, torch 2.11.0+cu130,
+    # 2026-11-23).
+    if device_type != "cpu":
+        return f"Inductor serves the CPU, and is not for {device_type}"
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
         return f"PyTorch {torch.__version__} has no packages of compiled networks: 2.6 is the first that does"
-    # On a device too: its kernels are called from C++.
     try:
         from torch._inductor.cpp_builder import get_cpp_compiler
 
@@ -129,7 +122,7 @@ def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory:
             return _inductor_package(package)
         except Exception as error:
             log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
-    _compile(program, package, device)
+    _compile(program, package)
     return _inductor_package(package)
 
 
@@ -149,7 +142,7 @@ def _inductor_package(package: Path) -> Any:
     return _inductor.aoti_load_package(str(package))
 
 
-def _compile(program: Any, package: Path, device: str) -> None:
+def _compile(program: Any, package: Path) -> None:
     """Write the compiled program to `package`, which appears complete or not at all."""
     from torch import _inductor
     from torch._inductor.utils import fresh_inductor_cache
@@ -160,8 +153,7 @@ def _compile(program: Any, package: Path, device: str) -> None:
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent) as directory:
         finished = Path(directory) / "finished.pt2"
         with torch.no_grad(), fresh_inductor_cache(dir=directory):
-            options = dict(options_for(device.partition(":")[0]))
-            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=options)
+            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=dict(OPTIONS))
         os.replace(finished, package)
 
 
@@ -170,16 +162,12 @@ def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
 
     The shape counts, too: graphs of two batch sizes may read alike, and a program for one answers wrongly to the other.
     """
-    kind = torch.device(device).type
-    chip = torch.backends.cpu.get_cpu_capability()
-    if kind != "cpu":
-        chip += f" {torch.get_device_module(kind).get_device_properties(torch.device(device))}"
     facts = (
         torch.__version__,
-        sorted(options_for(kind).items()),
+        sorted(OPTIONS.items()),
         device,
         shape,
-        chip,
+        torch.backends.cpu.get_cpu_capability(),
         torch.get_num_threads(),
         program.graph,
     )

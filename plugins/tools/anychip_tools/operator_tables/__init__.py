@@ -1,18 +1,23 @@
-"""Tables of the operators that each vendor's software lists, in files beside this one, and their reader.
+"""Tables of the operators that each vendor's software lists: of this PyTorch's own devices by its dispatcher, of others
+in files beside this one.
 
-Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source in its first lines. Must
-not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes every type and
-shape. `python -m benchmarks.operator_tables` in a checkout writes them.
+Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source, version and date in its
+first line. Must not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes
+every type and shape. `python -m benchmarks.operator_tables` in a checkout writes them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 _FOLDER = Path(__file__).parent
+_BUILT = {"cuda": ("cuda", "CUDA"), "rocm": ("hip", "CUDA"), "xpu": ("xpu", "XPU")}
+"""Member of torch.version that a build for the device has, and its dispatch key."""
 _KINDS: dict[str, Literal["kernels", "converters"]] = {"kernels": "kernels", "converters": "converters"}
 
 
@@ -42,8 +47,11 @@ class OperatorTable:
 
 
 def tables() -> tuple[str, ...]:
-    """Return the names of all tables."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
+    """Return the names of all tables, with those of the devices that this PyTorch is built for."""
+    import torch
+
+    built = [name for name, (member, _) in _BUILT.items() if getattr(torch.version, member, None)]
+    return tuple(sorted((*built, *(path.stem for path in _FOLDER.glob("*.txt")))))
 
 
 @cache
@@ -52,10 +60,21 @@ def table(name: str) -> OperatorTable:
     path = _FOLDER / f"{name}.txt"
     if name not in tables():
         raise KeyError(f"there is no table of operators for {name!r}; there is {', '.join(tables())}")
+    if name in _BUILT:
+        return _table_of_torch(name)
     lines = path.read_text(encoding="utf-8").splitlines()
     head = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     names = frozenset(line for line in lines if line and not line.startswith("#"))
     return OperatorTable(name, _KINDS[head["kind"]], head["source"], names)
+
+
+def _table_of_torch(name: str) -> OperatorTable:
+    import torch
+
+    with contextlib.suppress(Exception):  # Its import registers its operators; beside some builds it fails.
+        importlib.import_module("torchvision")
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(_BUILT[name][1])
+    return OperatorTable(name, "kernels", f"torch {torch.__version__}, its kernels in the dispatcher", frozenset(names))
 
 
 @cache
