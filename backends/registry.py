@@ -176,7 +176,6 @@ class _KnownComputation(nn.Module):
         self.register_buffer("matrix", torch.from_numpy(_MATRIX).float() / _SCALE)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Cast the weights in place."""
         self.to(dtype)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:

@@ -38,9 +38,7 @@ def main() -> None:
     parser.add_argument("--key", help="the dispatch key whose kernels are listed")
     parser.add_argument("--functions", type=Path, help="a YAML file with `- func:` lines")
     parser.add_argument("--converters", type=Path, help="Python sources, a file or a folder")
-    parser.add_argument(
-        "--source", required=True, help="package and version; today's date is added"
-    )
+    parser.add_argument("--source", required=True, help="package and version; today's date is added")
     given = parser.parse_args()
     if given.functions:
         kind, names = "kernels", of_functions(given.functions.read_text(encoding="utf-8"))

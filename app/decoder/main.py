@@ -91,7 +91,6 @@ class _ToServer(logging.Handler):
         self._connection = connection
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record, as `logging.Handler.emit`."""
         with contextlib.suppress(OSError):  # The server is gone.
             self._connection.send(pack_answer(Decoded(0, Status.SAID, text=self.format(record))))
 
@@ -114,7 +113,6 @@ def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
 
 
 def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int) -> None:
-    """Run one decoder."""
     name_process("anychip-decoder")
     import torch
 

@@ -120,7 +120,6 @@ class OnnxRuntimeEngine(Engine):
         return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
 
     def version(self, precision: str) -> str:
-        """Return ONNX Runtime's version."""
         return str(_runtime(self._facts).__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:

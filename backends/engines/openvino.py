@@ -87,7 +87,6 @@ class OpenVINOEngine(Engine):
             return _OpenVINOExecutable(device, network, by_size)
 
     def version(self, precision: str) -> str:
-        """Return OpenVINO's version."""
         import openvino
 
         return str(openvino.__version__)
@@ -227,7 +226,6 @@ class _Part(nn.Module):
         self._compute = (compute,)  # Not as itself: tracing would try to read it.
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Compute it."""
         return self._compute[0](*tensors)
 
 

@@ -56,7 +56,6 @@ class CpuBackend(Backend):
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """Return one device."""
         flags = host.cpu_flags()
         return [
             Device(

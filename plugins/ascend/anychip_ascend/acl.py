@@ -69,7 +69,6 @@ class AclCard:
             self.set_device(target)
 
     def is_available(self) -> bool:
-        """Return True: pyACL is here."""
         return True
 
     def device_count(self) -> int:

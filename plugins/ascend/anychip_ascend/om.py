@@ -101,7 +101,6 @@ class OmEngine(Engine):
         return ProgramExecutable(device, batch_sizes, network, program)
 
     def version(self, precision: str) -> str:
-        """Return CANN's version."""
         return driver_version("cann")
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
@@ -254,7 +253,6 @@ class OmProgram(Program):
                     slot.hosts.append(self._card.pinned(size_bytes))
 
     def host_memory(self, size_bytes: int) -> Pixels:
-        """Allocate pinned memory."""
         return self._card.pinned(size_bytes)
 
     def start(self, size: int, arrays: Sequence[Array]) -> Callable[[], tuple[Array, ...]]:

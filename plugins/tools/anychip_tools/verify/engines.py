@@ -138,7 +138,6 @@ class Levels:
     """Bytes held over time. Memory that the first batches keep is no leak: a leak still grows at the end."""
 
     def __init__(self) -> None:
-        """Start with no level."""
         self._bytes: list[int] = []
 
     def add(self, allocated_bytes: int) -> None:
