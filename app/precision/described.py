@@ -39,24 +39,19 @@ class Described(Model):
 
     @property
     def has_reference(self) -> bool:
-        """Return True if the model has a reference."""
         return bool(self.original.has_reference)
 
     @property
     def form(self) -> str:
-        """Return the form of the model's network."""
         return str(self.original.form)
 
     def network(self) -> Any:
-        """Return the model's network."""
         return self.original.network()
 
     def network_of_shapes(self) -> Any:
-        """Return the model's network of shapes."""
         return self.original.network_of_shapes()
 
     def batch_sizes(self, ladder: Sequence[int]) -> tuple[int, ...]:
-        """Return the model's batch sizes."""
         return tuple(self.original.batch_sizes(ladder))
 
 
@@ -73,11 +68,9 @@ class DescribedTensors(Described, TensorModel):
 
     @property
     def platform(self) -> str:
-        """Return the model's platform."""
         return self.called
 
     def probes(self) -> Array:
-        """Return the model's probes."""
         found: Array = self.original.probes()
         return found
 

@@ -46,40 +46,32 @@ class NormalisedModel(Model):
 
     @property
     def task(self) -> str:
-        """Task of the image model."""
         return self.image_model.task
 
     @property
     def finds(self) -> Finds:
-        """Content of the image model's entries."""
         return self.image_model.finds
 
     @property
     def limits(self) -> Limits:
-        """Limits of the image model."""
         return self.image_model.limits
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the image model's outputs."""
         return self.image_model.outputs
 
     def network(self) -> NormalisedNetwork:
-        """Build the image model's network behind this input. Raises WeightsError."""
         from models.contract.networks import NormalisedNetwork
 
         return NormalisedNetwork(self.image_model.network()).eval().requires_grad_(False)
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """Reduce as the image model does."""
         return self.image_model.reduce(outputs, index, options)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """Reduce a batch as the image model does."""
         return self.image_model.reduce_all(outputs, options)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Compute the image model's measures."""
         return self.image_model.measures(expected, outputs)
 
     def items(self, pixels: Array) -> Array:
