@@ -38,13 +38,6 @@ def _sha256(file: object) -> str:
     return digest.hexdigest()
 
 
-def check_sha256(path: Path, wanted: str) -> None:
-    """Compare the file's SHA-256 with `wanted`. Raises WeightsError if they differ."""
-    found = sha256_of(path)
-    if found != wanted:
-        raise WeightsError(f"{path.name} has SHA-256 {found}, not {wanted} as it should.")
-
-
 def digest_of_all(digests: Iterable[tuple[str, str]]) -> str:
     """Compute one digest from names and digests of files. A single file keeps its own; several have the digest of
     `sha256sum`'s output for them, in the order of their names.
