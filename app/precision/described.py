@@ -42,8 +42,8 @@ class Described(Model):
         return bool(self.original.has_reference)
 
     @property
-    def form(self) -> str:
-        return str(self.original.form)
+    def form(self) -> Any:
+        return self.original.form
 
     def network(self) -> Any:
         return self.original.network()

@@ -249,9 +249,14 @@ def _around_file(core: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
         return seen[0][1]
 
     def before(*tensors: Tensor) -> Tensor:
-        taken: list[Tensor] = []
-        with_runtime(lambda tensor: (taken.append(tensor), outputs)[1], tensors)
-        return taken[0]
+        reached: list[Tensor] = []
+
+        def note(tensor: Tensor) -> tuple[Tensor, ...]:
+            reached.append(tensor)
+            return outputs
+
+        with_runtime(note, tensors)
+        return reached[0]
 
     with_runtime(once, inputs)
     [(taken, outputs)] = seen

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from models.contract.geometry import Geometry
 from models.contract.measures import Accuracy, Limits
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.contract.networks import PixelNetwork
+
+
+Form = Literal["pixels", "openvino", "finished"]
+"""Form of a network of images (backends.Form)."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,8 @@ class PixelModel(Model):
         """Build the network on the CPU, with BatchNorm fused if that pays."""
 
     @property
-    def form(self) -> str:
-        """Form of the network (backends.Form)."""
+    def form(self) -> Form:
+        """Form of the network."""
         return "pixels"
 
     @cached_property

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.contract.grey import grey
 from models.contract.networks import PixelNetwork
-from models.contract.pixel_model import PixelModel
+from models.contract.pixel_model import Form, PixelModel
 from models.exports import library_files
 from models.exports.entry import USUAL, Entry, entered
 from models.exports.layouts import SIZES, Interpretation, decoded
@@ -131,9 +131,10 @@ class ExportedImages(PixelModel):
     witness: str = field(default="", kw_only=True)
 
     @property
-    def form(self) -> str:
-        """Form of the network (backends.Form)."""
-        return {"om": "finished", "xml": "openvino"}.get(self.architecture, "pixels")
+    def form(self) -> Form:
+        """Form of the network."""
+        forms: dict[str, Form] = {"om": "finished", "xml": "openvino"}
+        return forms.get(self.architecture, "pixels")
 
     @property
     def has_reference(self) -> bool:
