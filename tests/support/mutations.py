@@ -106,7 +106,7 @@ MUTATIONS = (
     Mutation(
         "admission expects no wait for a decoder",
         "app/serving/submissions.py",
-        "self._filling.wait_s(self._fleet.models[name], terms, 1)",
+        "self._filling.wait_s(room.served, terms, 1)",
         "0.0",
         "test_overload.py::test_at_three_times_the_load_all_that_can_be_answered_is",
     ),

@@ -199,7 +199,7 @@ def snapshot(link: Link) -> Snapshot:
     ask = link.administration
     workers = ask.workers()
 
-    def batches(images: str, **of: str) -> dict[str, int]:
+    def batches(images: str, **of: str) -> dict[str, Any]:
         sizes = {images: "sum", "batches": "count"}
         return {field: samples.total(f"anychip_batch_size_{part}", **of) for field, part in sizes.items()}
 
