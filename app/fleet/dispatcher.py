@@ -85,9 +85,6 @@ class BatchRecords:
         return self._tracing.batch(traces, batch.dispatched_s, clock.monotonic(), attributes)
 
 
-log = logging.getLogger("anychip.dispatcher")
-
-
 class Dispatcher:
     """Dispatch of batches of `models`, by name, to `workers`, by id; the fleet owns both."""
 

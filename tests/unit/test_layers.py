@@ -6,6 +6,7 @@ import ast
 import asyncio
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -251,6 +252,19 @@ def test_a_name_belongs_to_one_public_class() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(name_of(path))
     assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
+def names_of(tree: ast.Module) -> list[str]:
+    """Return the names that a module's own statements assign."""
+    given = [each for each in tree.body if isinstance(each, ast.Assign | ast.AnnAssign)]
+    targets = [one for each in given for one in (each.targets if isinstance(each, ast.Assign) else [each.target])]
+    return [name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)]
+
+
+def test_a_module_gives_a_name_once() -> None:
+    assert names_of(ast.parse("a = 1\nb, a = 2, 3\nif c:\n    d = 4\ne: int = 5")) == ["a", "b", "a", "e"]
+    times = {name_of(path): Counter(names_of(tree)) for path, tree in trees().items()}
+    assert {path: name for path, of in times.items() for name in of if of[name] > 1} == {}
 
 
 _CALLBACKS = {name for name in dir(asyncio.Protocol) if not name.startswith("_")} | {
