@@ -14,17 +14,17 @@ images wait apart, so that they never stand before small ones when no decoder ma
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from app.decoder.messages import Kind
+from app.scheduling.line import Line, Turns
 from models import Placement
 
 Encoded = bytes | bytearray | memoryview
 
-_NOTHING_WAITS = 0, 0.0
 _MEAN_RATE = 0.05
 
 
@@ -92,6 +92,8 @@ class PendingImage:
     height: int = 0
     tail: bytes = b""
     needed_s: float = math.inf
+    items: Sequence[Any] = ()
+    """The owner's items whose slots it fills."""
     client: str = ""
     turn_s: float = 0.0
     wanted: int = 1
@@ -113,19 +115,12 @@ class DecodeQueueFullError(Exception):
 
 
 class _Waiting:
-    """Waiting images of one model, small and large ones apart, and the mean time of an image on a decoder.
-
-    Lists are sorted, not heaps, so that the number of images ahead of another one is known at once.
-    """
+    """Waiting images of one model, small and large ones apart, and the mean time of an image on a decoder."""
 
     def __init__(self) -> None:
-        self.lines: tuple[list[tuple[float, int, PendingImage]], ...] = ([], [])
+        self.lines: tuple[Line[PendingImage], Line[PendingImage]] = Line(), Line()
         self.served_s = 0.0
         self.image_s = MeanOfLate()
-
-    def first(self, *, large: bool) -> PendingImage | None:
-        line = self.lines[large]
-        return line[0][2] if line else None
 
 
 class DecodeQueue:
@@ -137,7 +132,7 @@ class DecodeQueue:
         self._limit = limit
         self._large_limit = max(1, limit // 8)
         self._order = count()
-        self._clients: dict[str, tuple[int, float]] = {}  # Images that wait, and the turn of the last one.
+        self._turns = Turns()  # Of the images that wait.
         self._clock_s = 0.0
         self.waiting = 0
         """Number of images that no decoder has."""
@@ -168,13 +163,12 @@ class DecodeQueue:
     def push(self, image: PendingImage) -> None:
         """Put an admitted image into the queue: for the first time, or again after its decoder was lost."""
         waiting = self._models[image.model]
-        if not self._waits(waiting):
+        if not any(waiting.lines):
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
-        image.queued, image.order = True, next(self._order)
+        image.queued = True
         self.waiting += 1
-        own, last_s = self._clients.get(image.client, _NOTHING_WAITS)
-        self._clients[image.client] = own + 1, max(last_s, image.turn_s)
-        insort(waiting.lines[image.large], (image.rank_s, image.order, image))
+        self._turns.begin(image.client, image.turn_s)
+        waiting.lines[image.large].push(image, next(self._order))
 
     def discard(self, image: PendingImage) -> bool:
         """Take a waiting image out; return False if it does not wait (any more)."""
@@ -182,21 +176,18 @@ class DecodeQueue:
             return False
         image.queued = False
         self.waiting -= 1
-        own, last_s = self._clients.pop(image.client)
-        if own > 1:  # Addresses are the clients': what waits no more must not stay.
-            self._clients[image.client] = own - 1, last_s
-        line = self._models[image.model].lines[image.large]
-        del line[bisect_left(line, (image.rank_s, image.order))]
+        self._turns.end(image.client)
+        self._models[image.model].lines[image.large].discard(image)
         return True
 
     def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
         """Return the next image, None without one; `fits`: returns True if a large one may run now."""
         best: tuple[float, PendingImage] | None = None
         for waiting in self._models:
-            first = waiting.first(large=False)
-            other = waiting.first(large=True)
-            if other is not None and (first is None or other.rank_s < first.rank_s) and fits(other):
-                first = other
+            small, large = waiting.lines
+            first = small.first() if small else None
+            if large and (first is None or large.first().rank_s < first.rank_s) and fits(large.first()):
+                first = large.first()
             if first is not None and (best is None or waiting.served_s < best[0]):
                 best = waiting.served_s, first
         if best is None:
@@ -217,8 +208,9 @@ class DecodeQueue:
 
         `image_s`: seconds of all decoders for an image. Never later than the time of all that waits.
         """
-        own, last_s = self._clients.get(client, _NOTHING_WAITS)
-        return max(now_s + min(own * len(self._clients), self.waiting) * image_s, last_s) if own else now_s
+        own = self._turns.count(client)
+        behind = min(own * len(self._turns), self.waiting)
+        return self._turns.turn_s(client, now_s + behind * image_s) if own else now_s
 
     def image_s(self, model: int) -> float:
         """Return the recent seconds of a decoder for an image of the model."""
@@ -230,7 +222,7 @@ class DecodeQueue:
         Large images are left out: they wait for each other, and small ones do not wait for them.
         """
         own = self._models[model]
-        own_s = (bisect_left(own.lines[False], (rank_s, math.inf)) + images - 1) * own.image_s.value
+        own_s = (own.lines[False].before(rank_s) + images - 1) * own.image_s.value
         if len(own.lines[False]) == self.waiting:
             return own_s
         work_s = own_s
@@ -240,6 +232,3 @@ class DecodeQueue:
                 other_s = other.image_s.value
                 work_s += min(len(line) * other_s, own_s + other_s)
         return work_s
-
-    def _waits(self, waiting: _Waiting) -> bool:
-        return waiting.first(large=False) is not None or waiting.first(large=True) is not None

@@ -6,7 +6,6 @@ seconds, the clock is a parameter.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from app.scheduling.batching import Lateness
+from app.scheduling.line import REQUEST_SHARE, Line, Turns
 
 
 class QueueFullError(Exception):
@@ -88,7 +88,7 @@ FIRST, AGAIN, ALONE = Attempt
 @dataclass(eq=False, slots=True)
 class Item:
     """One image of a request, at `position` in it; the owner's subclass adds fields. `queued_s`: time of its first wait
-    for a worker, 0 before; `rank_s`: its order in the queue.
+    for a worker, 0 before; `rank_s`, `order`: its order in the queue.
     """
 
     reservation: Reservation
@@ -97,6 +97,7 @@ class Item:
     attempt: Attempt = field(init=False, default=FIRST)
     queued_s: float = field(init=False, default=0.0)
     rank_s: float = field(init=False, default=0.0)
+    order: int = field(init=False, default=0)
 
 
 T = TypeVar("T", bound=Item)
@@ -134,8 +135,8 @@ class Queue(Generic[T]):
     in_flight: int = 0  # Images with workers.
     interruptions: int = 0  # Workers that ended with work to do, or stood still, since the start.
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
-    heap: list[tuple[float, int, T]] = field(default_factory=list)
-    clients: dict[str, tuple[int, float]] = field(default_factory=dict)  # Requests under way, the last one's rank.
+    line: Line[T] = field(default_factory=Line)
+    turns: Turns = field(default_factory=Turns)  # Of the requests under way.
     lateness: Lateness = field(default_factory=Lateness)
     urgent_lateness: Lateness = field(default_factory=Lateness)  # For priorities above the normal one: they overtake.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
@@ -199,9 +200,8 @@ class Queue(Generic[T]):
         lateness = self.urgent_lateness if reservation.priority > 0 else self.lateness
         lateness.admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
-        if client := reservation.client:
-            reservation.behind, last_s = self.clients.get(client, (0, -math.inf))
-            self.clients[client] = (reservation.behind + 1, last_s)
+        if reservation.client:
+            reservation.behind = self.turns.begin(reservation.client)
 
     def end(self, reservation: Reservation) -> None:
         """Give back the unused room of a reservation whose request has ended. Idempotent."""
@@ -211,58 +211,40 @@ class Queue(Generic[T]):
             reservation.left = 0
         client, reservation.client = reservation.client, ""
         if client:
-            requests, last_s = self.clients[client]
-            if requests > 1:
-                self.clients[client] = (requests - 1, last_s)
-            else:
-                del self.clients[client]  # Addresses are the clients': what asks nothing must not stay.
+            self.turns.end(client)
 
-    def rank_s(self, reservation: Reservation, now: float, position: int, seconds_an_image: float) -> float:
-        """Return the rank of an image of a request, without its priority.
+    def turn_s(self, reservation: Reservation, now: float, image_s: float) -> float:
+        """Return the turn of a request whose next image comes now. `image_s`: seconds of all workers for an image.
 
         The requests that a client has in flight count against its next one: a client that asks little goes before all
         but the first requests of one that asks much. The requests of one client keep their order.
         """
-        client = reservation.client
-        if client and reservation.first_s is None:
-            requests, last_s = self.clients[client]
-            reservation.first_s = max(now + reservation.behind * seconds_an_image, last_s)
-            self.clients[client] = (requests, reservation.first_s)
+        if reservation.client and reservation.first_s is None:
+            at_s = now + reservation.behind * image_s / REQUEST_SHARE
+            reservation.first_s = self.turns.take(reservation.client, at_s)
         first_s = reservation.first_s
-        rank_s = now if first_s is None or first_s < now else first_s
-        return rank_s + position * seconds_an_image if position else rank_s
+        return now if first_s is None or first_s < now else first_s
 
     def push(self, item: T, order: int) -> None:
         """Put a counted item into the queue; `order` decides between equal ranks."""
-        heapq.heappush(self.heap, (item.rank_s, order, item))
+        self.line.push(item, order)
         item.status = QUEUED
         self.depth += 1
 
-    def first(self) -> T:
-        """Return the next item. Raises IndexError when none waits."""
-        return self.heap[0][2]
-
     def take(self, item: T) -> None:
         """Take a waiting item out."""
+        self.line.discard(item)
         item.status = COMPUTING
         self.depth -= 1
         self.count(item.reservation.priority, -1)
-        # The first is always one that waits: what was sent must not be here a second time when it is requeued.
-        while self.heap and self.heap[0][2].status is not QUEUED:
-            heapq.heappop(self.heap)
-        # Other items stay until they surface; rebuilt when they are most of it, memory stays bounded.
-        if len(self.heap) > 2 * self.depth + 16:
-            self.heap = [entry for entry in self.heap if entry[2].status is QUEUED]
-            heapq.heapify(self.heap)
 
     def take_all(self) -> list[T]:
         """Take every waiting item out, in order."""
-        ordered = sorted(self.heap, key=lambda entry: entry[:2])
-        items = [item for _, _, item in ordered if item.status is QUEUED]
+        items = [*self.line]
         for item in items:
             self.take(item)
         return items
 
     def oldest_s(self) -> float:
         """Return when the item that waits longest was enqueued. It looks at all: call it for less than a batch."""
-        return min(item.queued_s for _, _, item in self.heap if item.status is QUEUED)
+        return min(item.queued_s for item in self.line)

@@ -26,6 +26,7 @@ from itertools import count
 from typing import Generic
 
 from app.scheduling.batching import BatchLatencies
+from app.scheduling.line import rank_s
 from app.scheduling.queue import (
     AGAIN,
     ALONE,
@@ -39,13 +40,6 @@ from app.scheduling.queue import (
     T,
 )
 from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, is_probe, rate
-
-PRIORITY_WORTH_S = 1.0
-"""Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
-
-REQUEST_SHARE = 0.25
-"""Share of the workers' rate at which the images of one request queue, as if they came one by one. A large request
-leaves room for later ones, and loses nothing on an idle device. One client's requests leave room for others too."""
 
 WAY_BACK = 0.04
 """Share of a request's time left for the answer's way to the client, which is not measured here."""
@@ -132,8 +126,8 @@ class Scheduler(Generic[T]):
         queue.reserved -= 1
         item.queued_s = now
         images_per_s = rate(self._serving[model], model) if position or reservation.behind else 0.0
-        rank_s = queue.rank_s(reservation, now, position, 1 / (REQUEST_SHARE * images_per_s) if images_per_s else 0.0)
-        item.rank_s = rank_s - priority * PRIORITY_WORTH_S
+        image_s = 1 / images_per_s if images_per_s else 0.0
+        item.rank_s = rank_s(queue.turn_s(reservation, now, image_s), position, image_s, priority)
         queue.push(item, next(self._order))
 
     def requeue(self, item: T) -> None:
@@ -299,7 +293,7 @@ class Scheduler(Generic[T]):
             (m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving), key=worker.turn_s
         ):
             queue, latencies = self.queues[model], worker.latencies[model]
-            if not idle and queue.first().attempt is ALONE:
+            if not idle and queue.line.first().attempt is ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
             if queue.depth < latencies.ceiling(now):
                 if not idle:
@@ -344,7 +338,7 @@ def _taken(
     wanted = latencies.best_size(min(queue.depth, most), now)
     best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
     while queue.depth and len(items) < wanted:
-        item = queue.first()
+        item = queue.line.first()
         alone, deadline_s = item.attempt is ALONE, item.reservation.deadline_s
         if alone and items:
             break

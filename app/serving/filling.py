@@ -20,13 +20,13 @@ from app.decoder.messages import Kind, pack_regions
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, DecodeTooLateError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
-from app.fleet.submission import NOWHERE, ModelPool, Submission
+from app.fleet.submission import ModelPool, Submission
 from app.images.header import ImageError
 from app.images.passing import plain_header, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured, too_late
 from app.processes.arena import Arena
+from app.scheduling.line import PRIORITY_WORTH_S, rank_s
 from app.scheduling.queue import ENDED
-from app.scheduling.scheduler import PRIORITY_WORTH_S, REQUEST_SHARE
 from models import PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
@@ -34,8 +34,9 @@ log = logging.getLogger("anychip.service")
 _MOST_SIZES = 4096
 """Most image sizes kept for a model: cameras produce few sizes."""
 
-Filled = Callable[[Submission, Placement | ServiceError], None]
-"""Callback, once for each submission: its image's placement, or the error. No process writes to the slot any more."""
+Filled = Callable[[Submission, ServiceError | None], None]
+"""Callback, once for each submission: it has its placement, or there is an error. No process writes to the slot any
+more."""
 
 
 class Filling:
@@ -73,7 +74,7 @@ class Filling:
                 if self._reads_pixels:
                     pixels = np.ascontiguousarray(content.pixels)
                     self._arena.slot(item.pool.index, item.slot)[:] = pixels.reshape(-1).view(np.uint8)
-                self._filled(item, Placement(content.width, content.height))
+                self._placed(item, Placement(content.width, content.height))
             elif isinstance(content, Frame):
                 data = content.pixels.tobytes()
                 self._decode(item, data, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
@@ -95,12 +96,16 @@ class Filling:
     def _image(self, item: Submission, image: Encoded, needed_s: float) -> None:
         lease = item.terms.client_lease
         if self._decoders is None:
-            self._filled(item, Placement(*measured(image, lease, self._max_image_pixels)))
+            self._placed(item, Placement(*measured(image, lease, self._max_image_pixels)))
             return
         if lease is not None and lease.counts_pixels:  # Else no header is read for it.
             measured(image, lease, self._max_image_pixels)
         if not (item.pool.passes_files and self._passed(item, image)):
             self._decode(item, image, Kind.ENCODED, needed_s=needed_s)
+
+    def _placed(self, item: Submission, placement: Placement) -> None:
+        item.placement = placement
+        self._filled(item, None)
 
     def _passed(self, item: Submission, image: Encoded) -> bool:
         """Put the file itself into the slot, if a device decodes it just as a decoder would; else return False.
@@ -121,7 +126,7 @@ class Filling:
         write_file(slot, data, header, first_scan)
         rank_s = self._rank_s(item.terms, item.position)
         item.refill = lambda item: self._decode(item, image, Kind.ENCODED, rank_s=rank_s)
-        self._filled(item, placement)
+        self._placed(item, placement)
         return True
 
     def _placement_by_device(self, pool: int, model: PixelModel, size: tuple[int, int]) -> Placement | None:
@@ -153,44 +158,49 @@ class Filling:
         again = rank_s is not None
         rank = self._rank_s(item.terms, item.position) if rank_s is None else rank_s
 
-        def ended(_: PendingImage, outcome: Outcome) -> None:
-            item.image = None
-            self._filled(item, _said([item], outcome))
-
-        item.image = PendingImage(item.pool.index, rank, image, ended, kind, item.slot, width, height, b"", needed_s)
+        item.image = PendingImage(
+            item.pool.index, rank, image, self._decoded, kind, item.slot, width, height, b"", needed_s, items=(item,)
+        )
         self._decoders.decode(item.image, client=item.terms.client, again=again)
 
     def _decode_regions(self, items: Sequence[Submission], content: Regions, needed_s: float) -> None:
         """Decode regions of one image, each into the slot of an item, all or none."""
         first, model, regions = items[0], items[0].pool.model, content.regions
         assert isinstance(model, PixelModel)
-        placements = [model.placement(*region.size) for region in regions]
-
-        def ended(_: PendingImage, outcome: Outcome) -> None:
-            said = _said(items, outcome)
-            error = said if isinstance(said, ServiceError) else None
-            for item, placement in zip(items, placements, strict=True):
-                item.image = None
-                self._filled(item, error or placement)
-
+        for item, region in zip(items, regions, strict=True):
+            item.placement = model.placement(*region.size)
         if self._decoders is None:
-            ended(PendingImage(0, 0.0, b""), NOWHERE)
+            for item in items:
+                self._filled(item, None)
             return
         image = PendingImage(
             first.pool.index,
             self._rank_s(first.terms, items[-1].position),
             content.image,
-            ended,
+            self._decoded,
             Kind.REGIONS,
             first.slot,
             len(items),
             tail=pack_regions([item.slot for item in items], regions),
             needed_s=needed_s,
             wanted=len(items),
+            items=items,
         )
         for item in items:
             item.image = image
         self._decoders.decode(image, client=first.terms.client)
+
+    def _decoded(self, image: PendingImage, outcome: Outcome) -> None:
+        """Continue with the items of an image that no decoder has any more. An error concerns those who still wait."""
+        items: Sequence[Submission] = image.items
+        error = None
+        if not isinstance(outcome, Placement) and not all(item.status is ENDED for item in items):
+            error = client_error(items[0].pool, outcome)
+        for item in items:
+            item.image = None
+            if isinstance(outcome, Placement) and image.kind is not Kind.REGIONS:
+                item.placement = outcome
+            self._filled(item, error)
 
     def _pack(self, item: Submission, row: TensorRow) -> None:
         """Pack a row of tensors into the slot; it has no placement."""
@@ -198,7 +208,7 @@ class Filling:
         assert isinstance(model, TensorModel)
         if target.nbytes <= INLINE_BYTES:
             model.pack(row.inputs, item.position, target)
-            self._filled(item, NOWHERE)
+            self._filled(item, None)
             return
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, model.pack, row.inputs, item.position, target).add_done_callback(
@@ -210,20 +220,12 @@ class Filling:
             log.error("a slot could not be filled", exc_info=None if packing.cancelled() else error)
             self._filled(item, internal_error())
         else:
-            self._filled(item, NOWHERE)
+            self._filled(item, None)
 
     def _rank_s(self, terms: Terms, position: int) -> float:
         """Return the rank, among the images that wait for decoders, of an image at a position of its request."""
         assert self._decoders is not None
-        behind_s = position * self._decoders.seconds_an_image / REQUEST_SHARE if position else 0.0
-        return clock.monotonic() + behind_s - terms.priority * PRIORITY_WORTH_S
-
-
-def _said(items: Sequence[Submission], outcome: Outcome) -> Placement | ServiceError:
-    """Return the outcome for the items of an image; no error if nobody waits for any of them."""
-    if all(item.status is ENDED for item in items):
-        return NOWHERE
-    return outcome if isinstance(outcome, Placement) else client_error(items[0].pool, outcome)
+        return rank_s(clock.monotonic(), position, self._decoders.seconds_an_image, terms.priority)
 
 
 def client_error(pool: ModelPool, error: Exception) -> ServiceError:

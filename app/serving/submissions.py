@@ -32,7 +32,7 @@ from app.scheduling.queue import (
 )
 from app.scheduling.scheduler import CHECK_STANDS_S
 from app.serving.filling import Filling
-from models import Options, Placement, TensorOptions
+from models import Options, TensorOptions
 
 
 class Submissions(Link):
@@ -147,18 +147,17 @@ class Submissions(Link):
         if status is FILLING:
             self._filling.drop(item)
 
-    def _filled(self, item: Submission, filled: Placement | ServiceError) -> None:
+    def _filled(self, item: Submission, error: ServiceError | None) -> None:
         """Continue with an item to whose slot no process writes any more."""
         if item.status is ENDED:
             item.give_slot()
-        elif isinstance(filled, ServiceError):
-            item.end(filled)
+        elif error is not None:
+            item.end(error)
             item.give_slot()
         elif (now_s := clock.monotonic()) >= item.terms.deadline_s:
             self._withdraw(item, too_late(), item.pool.metrics.expired)
             item.give_slot()
         else:
-            item.placement = filled
             self._fleet.dispatcher.enqueue(item, now_s)
 
     def _ended(self, item: Submission, reply: Reply) -> None:

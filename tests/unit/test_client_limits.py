@@ -156,4 +156,4 @@ def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
     assert greedy_order == [f"greedy {number}" for number in range(200)], "of one client in its own order"
     for reservation in (*greedy, modest):
         queues.release(reservation)
-    assert queues.queues["m"].clients == {}
+    assert len(queues.queues["m"].turns) == 0

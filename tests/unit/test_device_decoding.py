@@ -171,7 +171,7 @@ def test_what_a_decoder_that_was_taken_over_writes_is_no_file(head):
 def filling():
     arena = Arena([(224 * 224 * 3, 2)])
     decoders, heard = Decoders(), []
-    made = Filling(arena, 10**8, decoders, lambda item, filled: heard.append(filled), reads_pixels=True)
+    made = Filling(arena, 10**8, decoders, lambda item, error: heard.append(error or item.placement), reads_pixels=True)
     pool = SimpleNamespace(model=RESNET, index=0, passes_files=True)
 
     def fill(file):

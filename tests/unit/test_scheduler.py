@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from app.scheduling import workers as sharing
 from app.scheduling.batching import BatchLatencies
+from app.scheduling.line import PRIORITY_WORTH_S
 from app.scheduling.queue import (
     DeadlineUnreachableError,
     LostBatches,
@@ -20,7 +21,7 @@ from app.scheduling.queue import (
     QueueFullError,
     Reservation,
 )
-from app.scheduling.scheduler import PRIORITY_WORTH_S, WAY_BACK, Scheduler
+from app.scheduling.scheduler import WAY_BACK, Scheduler
 from tests.support.queueing import enqueue, requeue, reserve
 
 LINEAR = {1: 0.010, 2: 0.019, 4: 0.037, 8: 0.072}  # A CPU: twice the images, nearly twice the time.
@@ -261,7 +262,7 @@ def test_many_discards_leave_no_memory_behind(keep):
     for priority in range(1000):
         [item] = put(scheduler, 1, priority=-priority)
         scheduler.discard(item)
-    assert len(scheduler.queues["m"].heap) < 50
+    assert len(scheduler.queues["m"].line) == keep
     assert len(scheduler.queues["m"].ahead) <= 1
 
 
@@ -1438,7 +1439,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def memory_is_bounded(self):
         for model in self.LIMITS:
             queue = self.scheduler.queues[model]
-            assert len(queue.heap) <= 2 * queue.depth + 16
+            assert len(queue.line) == queue.depth
 
     @invariant()
     def what_runs_alone_is_its_workers_only_batch(self):

@@ -1,0 +1,114 @@
+"""Line of images in a queue, and clients' turns in it: before decoding and before a device the same.
+
+Owns: the order of what waits, which of a client's images count against its next one, and how a rank follows from turn,
+place in the request and priority. Pure logic; times are in seconds, the clock is a parameter. Must not know what is
+waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+PRIORITY_WORTH_S = 1.0
+"""Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
+
+REQUEST_SHARE = 0.25
+"""Share of the workers' rate at which the images of one request queue, as if they came one by one. A large request
+leaves room for later ones, and loses nothing on an idle device. One client's requests leave room for others too."""
+
+
+def rank_s(turn_s: float, position: int, image_s: float, priority: int) -> float:
+    """Return the rank of an image at `position` of its request; the least rank goes first.
+
+    `turn_s`: the turn of the request; `image_s`: seconds of all workers together for an image.
+    """
+    if position:
+        turn_s += position * image_s / REQUEST_SHARE
+    return turn_s - priority * PRIORITY_WORTH_S
+
+
+class Ranked(Protocol):
+    """Element of a line, which sets `order`: the order among equal ranks."""
+
+    rank_s: float
+    order: int
+
+
+R = TypeVar("R", bound=Ranked)
+
+
+class Line(Generic[R]):
+    """Line of what waits, by rank: a sorted list, so that the number of items before another one is known at once."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, R]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[R]:
+        return iter([item for _, _, item in self._entries])
+
+    def push(self, item: R, order: int) -> None:
+        """Add an item; `order` decides between equal ranks."""
+        item.order = order
+        insort(self._entries, (item.rank_s, order, item))
+
+    def first(self) -> R:
+        """Return the next item. Raises IndexError when none waits."""
+        return self._entries[0][2]
+
+    def discard(self, item: R) -> None:
+        """Remove an item that waits."""
+        del self._entries[bisect_left(self._entries, (item.rank_s, item.order))]
+
+    def before(self, rank_s: float) -> int:
+        """Return the number of items before one of this rank that comes now."""
+        return bisect_left(self._entries, (rank_s, math.inf))
+
+
+_NOTHING = 0, -math.inf
+
+
+class Turns:
+    """Turns of the clients in a queue: how much each has in it, and its last turn."""
+
+    __slots__ = ("_clients",)
+
+    def __init__(self) -> None:
+        self._clients: dict[str, tuple[int, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def count(self, client: str) -> int:
+        """Return how much of a client is in the queue."""
+        return self._clients.get(client, _NOTHING)[0]
+
+    def turn_s(self, client: str, at_s: float) -> float:
+        """Return the client's turn at `at_s`: never before its last one, so that its images keep their order."""
+        return max(at_s, self._clients.get(client, _NOTHING)[1])
+
+    def begin(self, client: str, turn_s: float = -math.inf) -> int:
+        """Count one more of a client, with this turn if it has one already. Return how much there was before."""
+        before, last_s = self._clients.get(client, _NOTHING)
+        self._clients[client] = before + 1, max(last_s, turn_s)
+        return before
+
+    def take(self, client: str, at_s: float) -> float:
+        """Return the client's turn at `at_s`, which is its last one from now on."""
+        count, last_s = self._clients[client]
+        turn_s = max(at_s, last_s)
+        self._clients[client] = count, turn_s
+        return turn_s
+
+    def end(self, client: str) -> None:
+        """Count one less of a client."""
+        count, last_s = self._clients.pop(client)
+        if count > 1:  # Addresses are the clients': what has nothing here must not stay.
+            self._clients[client] = count - 1, last_s
