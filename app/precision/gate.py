@@ -74,20 +74,27 @@ class Gate:
                 refusal = str(error)
         if refusal:
             log.warning(
-                "%s is served by eager in float32 though %s. Candidates that are nearly equal may have changed places: "
+                "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
                 "compare its answers on your own images. All errors: %s",
-                *(self._model.weights, refusal, {name: float(f"{error:.3g}") for name, error in worst.items()}),
+                *(
+                    self._model.weights,
+                    report.engine,
+                    refusal,
+                    {name: float(f"{error:.3g}") for name, error in worst.items()},
+                ),
             )
         if report.precision == "int8" and self._calibration is not None:
             worst.update(self._checked_loss(executable, report, self._calibration))
         return worst
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
-        """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference. On a device
-        other than the reference's it must be as good as the coarsest precision that is served.
+        """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference, or OpenVINO
+        for its own files. On a device other than the reference's it must be as good as the coarsest precision that is
+        served.
         """
+        engine = "openvino" if self._model.weights.endswith(".xml") else "eager"
         own = not isinstance(self._model, TensorModel) and self._model.weights not in ("official", "sample", "random")
-        if not own or (report.engine, report.precision) != ("eager", "fp32"):
+        if not own or (report.engine, report.precision) != (engine, "fp32"):
             return False
         limits = _coarsest(self._model)
         return executable.device.startswith("cpu") or all(measured[name] <= limit for name, limit in limits.items())

@@ -378,11 +378,19 @@ def own(
     return Gate(Sums(weights), PROBES).check(executable, LoadReport(engine, precision))
 
 
-@pytest.mark.parametrize(("device", "error"), [("cpu:0", 0.7), ("cuda:0", 0.09)])
-def test_a_persons_own_file_is_served_by_eager_with_a_warning_and_the_figures(
-    device: str, error: float, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("device", "error", "engine", "file"),
+    [
+        ("cpu:0", 0.7, "eager", "best.onnx"),
+        ("cuda:0", 0.09, "eager", "best.onnx"),
+        ("cpu:0", 0.7, "openvino", "best.xml"),
+    ],
+)
+def test_a_persons_own_file_is_served_by_its_reference_with_a_warning_and_the_figures(
+    device: str, error: float, engine: str, file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert own(error, device=device) == {"off": error}
+    assert own(error, file, device, engine) == {"off": error}
+    assert f"{file} is served by {engine} in float32 though" in caplog.text
     assert f"the error off is {error:g}, and 0 is allowed in fp32" in caplog.text
     assert str({"off": error}) in caplog.text
 
