@@ -16,15 +16,22 @@ class CommandError(Exception):
 
 
 def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> None:
-    """Give the parser an option for each of these settings. Help text and default come from the setting."""
+    """Give the parser an option for each of these settings. Help text and default come from the setting.
+
+    A switch may stand without a value, so a command with such a setting can have no positional arguments.
+    """
     for name in names:
         field = Settings.model_fields[name]
+        switch = field.annotation is bool
+        shown = str(field.default).lower() if switch else str(field.default)
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"setting_{name}",
             default=None,
-            metavar=name.upper(),
-            help=f"{field.description} (default: {field.default})".replace("%", "%%"),
+            nargs="?" if switch else None,
+            const="true" if switch else None,
+            metavar="true|false" if switch else name.upper(),
+            help=f"{field.description}{f' (default: {shown})' if shown else ''}".replace("%", "%%"),
         )
 
 

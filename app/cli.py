@@ -29,6 +29,19 @@ from app.config.models import absent, looks_foreign
 
 COMMAND_GROUP = "anychip.commands"
 """Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
+_MOST_USED = (
+    "models",
+    "device",
+    "engine",
+    "precision",
+    "batch_sizes",
+    "host",
+    "port",
+    "grpc_port",
+    "api_keys_file",
+    "cache_dir",
+)
+"""Settings that the help of `serve` and `demo` shows first."""
 _EXAMPLES = {
     "serve": "anychip serve --models resnet50,yolov8n --port 8000",
     "demo": "anychip demo --open",
@@ -119,8 +132,11 @@ def _parser(first: str) -> argparse.ArgumentParser:
     serve = add("serve", _serve, "Serve models over HTTP.")
     demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
     for command in (serve, demo):
+        command.usage = f"{command.prog} [--option value …]"
+        add_settings(command.add_argument_group("Most used"), _MOST_USED)
         for section in SECTIONS:
-            add_settings(command.add_argument_group(str(section.__doc__)), tuple(section.model_fields))
+            others = tuple(name for name in section.model_fields if name not in _MOST_USED)
+            add_settings(command.add_argument_group(str(section.__doc__)), others)
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
     devices = add(

@@ -1,13 +1,16 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
 import json
+import re
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from app import cli
 from app.access import keys
+from app.arguments import read_settings
 from app.cli import main
+from app.config import Settings
 from tests.support.photographs import FILES
 
 PHOTO = str(FILES[0])
@@ -82,6 +85,27 @@ def test_help_shows_an_example(capsys, command):
     assert "anychip" in text
     if command:
         assert "example: anychip" in text
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_help_shows_first_what_is_used_most_and_every_setting_once(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    groups = re.split(r"^(?=\S.*:$)", text, flags=re.MULTILINE)
+    options = [re.findall(r"^  --([a-z-]+)", group, re.MULTILINE) for group in groups]
+    first = next(each for each in options if each and each != ["open"])
+    assert [name.replace("-", "_") for name in first] == list(cli._MOST_USED)
+    settings = [name.replace("-", "_") for each in options for name in each if name != "open"]
+    assert sorted(settings) == sorted(Settings.model_fields)
+    assert "(default: )" not in text
+
+
+@pytest.mark.parametrize(("words", "expected"), [(["--log-requests"], True), (["--log-requests", "false"], False)])
+def test_a_switch_needs_no_value(words, expected):
+    parsed = cli._parser("serve").parse_args(["serve", *words, "--port", "1"])
+    settings = read_settings(parsed)
+    assert (settings.log_requests, settings.port) == (expected, 1)
 
 
 def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):
