@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,15 +26,37 @@ Cell = str | int | float | None
 """Cell of a table. Fractions are shown to three digits, None as nothing."""
 
 
+_EVERY_S = 5.0
+"""Seconds between two lines of progress in a pipe."""
+
+
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """Show bars on stderr during long work; show none if stderr is no terminal or `quiet` is set."""
+    """Show bars on stderr during long work, where stderr is no terminal a line every 5 s; nothing if `quiet` is set."""
     shown = Console(stderr=True, markup=False)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(
         *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
     ) as bars:
-        yield bars
+        if quiet or shown.is_terminal:
+            yield bars
+            return
+        ended = threading.Event()
+        lines = threading.Thread(target=_say, args=(bars, ended), name="progress", daemon=True)
+        lines.start()
+        try:
+            yield bars
+        finally:
+            ended.set()
+            lines.join()
+
+
+def _say(bars: Progress, ended: threading.Event) -> None:
+    """Print how far each task is, until the work has ended."""
+    while not ended.wait(_EVERY_S):
+        for task in bars.tasks:
+            of = f" of {task.total:.0f}" if task.total else ""
+            print(f"{task.description}: {task.completed:.0f}{of} done", file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:

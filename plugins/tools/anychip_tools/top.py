@@ -7,9 +7,14 @@ run on another machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import select
+import sys
+import termios
 import time
-from collections.abc import Mapping
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -67,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Show the service until Ctrl-C, or once after one interval. Raises CommandError if nothing answers at first."""
+    """Show the service until q is pressed, or once after one interval. Raises CommandError if nothing answers."""
     if not parsed.interval_s > 0:
         raise CommandError("--interval-s must be more than 0")
     headers = {"Authorization": f"Bearer {parsed.key}"} if parsed.key else {}
@@ -81,9 +86,11 @@ def run(parsed: argparse.Namespace) -> None:
             time.sleep(parsed.interval_s)
             console.print(screen(before, fetch_stats(client)))
             return
-        with Live(screen(before, before, console.height), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(parsed.interval_s)
+        with (
+            _keys() as ended,
+            Live(screen(before, before, console.height), console=console, screen=True, auto_refresh=False) as live,
+        ):
+            while not ended(parsed.interval_s):
                 try:
                     now = fetch_stats(client)
                 except CommandError as error:  # It may come back.
@@ -93,6 +100,29 @@ def run(parsed: argparse.Namespace) -> None:
                 before = now
 
 
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Yield a wait of so many seconds that returns True as soon as q is pressed. Without a terminal it only waits."""
+    if not sys.stdin.isatty():
+        yield lambda seconds: _pressed([], seconds)
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setcbreak(keys)  # A key is read without Enter, and not shown.
+    try:
+        yield lambda seconds: _pressed([keys], seconds)
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _pressed(keys: Sequence[int], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while select.select(keys, [], [], max(0.0, until - time.monotonic()))[0]:
+        if os.read(keys[0], 1).lower() in (b"q", b""):  # Nothing: the terminal is gone.
+            return True
+    return False
+
+
 def screen(before: Stats, now: Stats, height: int = 0) -> RenderableType:
     """Draw the whole screen in 80 columns, with the rates between the two answers. If `height` is set, keep to so
     many lines: leave out the tables that matter least, then the idle ones of many models.
@@ -100,7 +130,8 @@ def screen(before: Stats, now: Stats, height: int = 0) -> RenderableType:
     decoders = now["decoders"]
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
     simulated = ", simulated devices" if now["simulated"] else ""
-    head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state)
+    keys = "; q ends" if height else ""
+    head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state, keys)
     elapsed_s = now["uptime_s"] - before["uptime_s"]
     models = _pairs("model", before["models"], now["models"])
     devices = _pairs("device", before["devices"], now["devices"])

@@ -91,7 +91,8 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
     depths: list[Depth] = []
     accuracy = _accuracy(model, parsed)
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, progress(quiet=parsed.json) as bars:
-        task = bars.add_task("comparing", total=len(pairs))
+        floats = () if parsed.no_layers else tuple(each for each in precisions if each != "int8")
+        task = bars.add_task("comparing", total=len(pairs) + len(floats))
         validation = Validation(
             model,
             choice.backend,
@@ -109,10 +110,10 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
                 seen.add((found.engine, precision))
                 comparisons.append(found)
             bars.advance(task)
-        floats = [each for each in precisions if each != "int8"]
-        for precision in () if parsed.no_layers else floats:
+        for precision in floats:
             bars.update(task, description=f"layers in {precision}")
             depths.append(validation.depth(precision))
+            bars.advance(task)
     document = {
         "model": model.name,
         "task": model.task,

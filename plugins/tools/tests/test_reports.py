@@ -86,3 +86,22 @@ def test_nothing_of_the_product_lets_rich_read_markup() -> None:
     ]
     assert len(made) >= 6
     assert [text for text in made if "markup=False" not in text[1]] == []
+
+
+def test_where_no_terminal_is_lines_say_how_far_the_work_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shown, "_EVERY_S", 0.001)
+    said = ""
+    with shown.progress() as bars:
+        task = bars.add_task("fp32", total=3)
+        bars.advance(task)
+        while "fp32: 1 of 3 done\n" not in said:
+            said += capsys.readouterr().err
+        bars.advance(task)
+        while "fp32: 2 of 3 done\n" not in said:
+            said += capsys.readouterr().err
+    capsys.readouterr()
+    with shown.progress(quiet=True) as bars:
+        bars.add_task("fp32", total=3)
+    assert capsys.readouterr().err == ""
