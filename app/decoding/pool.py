@@ -124,7 +124,7 @@ class Decoders:
         return len(self._replicas.ready)
 
     async def start(self) -> None:
-        """Start; return when every decoder is ready. Raises DecoderStartError."""
+        """Start; return when every decoder is ready. Raises ChildStartError."""
         await self._replicas.start()
 
     async def stop(self) -> None:

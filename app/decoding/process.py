@@ -25,7 +25,7 @@ from app.pace import Pace
 from app.processes.arena import Arena
 from app.processes.fork_server import Begun, ForkServer, begin
 from app.processes.packing import write_packed
-from app.processes.place import Cause, ChildStartError, ChildStatus, SupervisedChild, Supervisor
+from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
 
 _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
 """Most log lines of one decoder, per minute and at once: a decoder that writes more was taken over."""
@@ -34,10 +34,6 @@ log = logging.getLogger("anychip.decoders")
 
 FORK_SERVER = "app.decoder.main:main"
 """Entry point of the fork server of decoders."""
-
-
-class DecoderStartError(Exception):
-    """The decoder processes could not be started; the message is one sentence."""
 
 
 def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
@@ -252,17 +248,13 @@ class Replicas:
         return [each.child for each in self._places if each.child.is_ready]
 
     async def start(self) -> None:
-        """Start; return when every decoder is ready. Raises DecoderStartError."""
+        """Start; return when every decoder is ready. Raises ChildStartError."""
         self.fork_server = ForkServer(lambda: begin_fork_server(self.plan, self._arena))
         self._places = [Supervisor(lambda: DecoderProcess(self, next(self._numbers)), log) for _ in range(self.count)]
         first = [each.ready for each in self._places]
         await asyncio.wait(first)
-        try:
-            for each in first:
-                each.result()
-        except ChildStartError as error:
-            await self.stop()
-            raise DecoderStartError(f"no process that decodes could be started: {error}") from None
+        for each in first:
+            each.result()
 
     async def stop(self) -> list[PendingImage]:
         """End every process; return their images. Idempotent."""

@@ -1,4 +1,4 @@
-"""Parts that processes on both sides share: the arena, channels, packed objects, the process that forks others.
+"""Parts that processes on both sides share: the arena, channels, packed objects; the supervisor of child processes.
 
 Must not know what is sent, nor what a process is for.
 """

@@ -96,9 +96,8 @@ class _Forker(SupervisedChild):
 
     def look(self) -> None:
         """Ask whether it answers."""
-        if self.is_ready:
-            with contextlib.suppress(ConnectionError):
-                self.send(0)
+        with contextlib.suppress(ConnectionError):
+            self.send(0)
 
     def send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
         """Send a request. Raises ConnectionError."""

@@ -18,7 +18,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app import clock
 from app.processes.breaker import Breaker
@@ -93,7 +93,7 @@ class AttendedClock:
 
 
 class ChildStatus(enum.Enum):
-    """ChildStatus of a child."""
+    """Status of a child."""
 
     STARTING = "starting"
     READY = "ready"
@@ -150,8 +150,8 @@ class SupervisedChild:
         self.has_served = False
         self.ready_s = math.inf
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.moved: Callable[[], None] = lambda: None
-        """Set by the place: hears each move."""
+        self.moved: Callable[[Any], None] = lambda _: None
+        """Set by the supervisor: hears each move."""
         self._clock, self._heard_s = AttendedClock(self.look_s), 0.0
 
     @property
@@ -177,7 +177,7 @@ class SupervisedChild:
         raise NotImplementedError
 
     def look(self) -> None:
-        """Do what is due every `look_s` while it is well."""
+        """Do what is due every `look_s` while it is well, as to ask whether it answers."""
 
     def gone(self) -> None:
         """Note that its process has ended or cannot be killed: what it had is lost. Called once."""
@@ -198,7 +198,8 @@ class SupervisedChild:
         if self.process.exited.done() and silent_s > self.look_s:  # What it said last has been read.
             self.end("it ended")
         elif silent_s <= limit_s:
-            self.look()
+            if not is_starting:
+                self.look()
         elif stopped:
             self.kill(f"it was stopped from outside: no answer for {silent_s:.1f} s")
         elif is_starting:
@@ -240,7 +241,7 @@ class SupervisedChild:
         self.status = status
         if status is ChildStatus.READY:
             self.ready_s = clock.monotonic()
-        self.moved()
+        self.moved(self)
 
 
 C = TypeVar("C", bound=SupervisedChild)
@@ -285,7 +286,7 @@ class Supervisor(Generic[C]):
 
     def _next(self) -> C:
         child = self._make()
-        child.moved = lambda: self._moved(child)
+        child.moved = self._moved
         return child
 
     async def _keep(self) -> None:

@@ -186,7 +186,6 @@ class _Far(SupervisedChild):
     def disconnect(self) -> None:
         """End its rooms and connections. Idempotent."""
         if self.process is not None:
-            self.process.kill()
             self.talk.end(self.over.result())
         self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
         if self._unsaid >= 0:
@@ -205,8 +204,7 @@ class _Far(SupervisedChild):
 
     def look(self) -> None:
         """Ask whether it answers."""
-        if self.is_ready:
-            self.talk.say(Look())
+        self.talk.say(Look())
 
     def gone(self) -> None:
         """Count its end."""

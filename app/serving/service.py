@@ -127,7 +127,7 @@ class Service:
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; return when all are ready.
 
-        Raises DecoderStartError, WorkerStartError.
+        Raises ChildStartError, WorkerStartError.
         """
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:

@@ -174,6 +174,20 @@ MUTATIONS = (
         "test_budget.py::test_who_waits_for_much_is_not_overtaken_by_those_who_came_later_for_little",
     ),
     Mutation(
+        "a child is blamed for time in which the server stood still",
+        "app/processes/place.py",
+        "min(clock.monotonic() - self._looked_s, self._most_s)",
+        "clock.monotonic() - self._looked_s",
+        "test_place.py::test_nobody_is_blamed_for_time_in_which_this_process_stood_still",
+    ),
+    Mutation(
+        "a child that hangs in its start is never replaced",
+        "app/processes/place.py",
+        "limit_s = self.start_s",
+        "limit_s = math.inf",
+        "test_place.py::test_a_child_that_hangs_in_its_start_is_replaced",
+    ),
+    Mutation(
         "the restart of a worker counts twice",
         "app/fleet/fleet.py",
         "labels(replica.device, kind).inc()",

@@ -180,7 +180,7 @@ async def test_a_child_that_hangs_in_its_start_is_replaced(virtual_time):
         await asyncio.sleep(100.0 + START_S - 1.0)  # While it is begun nobody waits for an answer of it.
         assert not waiting.done()
         with pytest.raises(ChildStartError, match="it was not ready within 30 s"):
-            await waiting
+            await asyncio.wait_for(waiting, ANSWER_S)
         assert (await supervisor.ready).name == "2"
         assert gone == [("1", "start")]
 
