@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.decoder.messages import Decoded, DecodePlan, Status
-from app.decoding import pool
+from app.decoding import pool, process
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.process import Loss
 from app.decoding.waiting import DecodeFailedError, DecodeTooLateError, ImageLimits, PendingImage
@@ -325,3 +325,26 @@ async def test_an_innocent_image_of_a_decoder_that_ended_is_decoded_by_another(c
             answer(decoders, clock, 0.001)
             await turns()
         assert [each.outcome for each in images] == [Placement] * 2
+
+
+async def test_decoders_that_cannot_start_are_an_error_of_one_sentence(monkeypatch):
+    """The command prints an OSError as it is, and no stack trace."""
+
+    class NoForkServer:
+        pid, ready = None, False
+
+        def __init__(self, begin):
+            pass
+
+        async def fork(self, *descriptors):
+            raise ConnectionResetError("the process that forks is gone")
+
+        async def stop(self):
+            pass
+
+    monkeypatch.setattr(process, "ForkServer", NoForkServer)
+    async with decoding() as decoders:
+        with pytest.raises(OSError, match=r"^decoder 1 did not start: .* the process that forks is gone$"):
+            await decoders.start()
+        await decoders.stop()
+        assert decoders.up == 0
