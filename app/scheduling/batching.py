@@ -47,7 +47,8 @@ class BatchLatencies:
     def learn(self, size: int, seconds: float) -> None:
         """Move the estimate for `size` towards the time a batch just took. A stall moves it by no more than a limit."""
         self._seconds[size] += _LEARNING_RATE * (self.credible_s(size, seconds) - self._seconds[size])
-        self.least_s = min(self.least_s, seconds)
+        # Of two results that are read at once, the second seems to have taken no time.
+        self.least_s = min(self.least_s, max(seconds, self._seconds[size] / _CREDIBLE))
         # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
         scale = self._seconds[size] / self._measured[size]
         for other in self.sizes:

@@ -71,6 +71,10 @@ class Line(Generic[R]):
         """Return the number of items before one of this rank that comes now."""
         return bisect_left(self._entries, (rank_s, math.inf))
 
+    def after(self, rank_s: float) -> Iterator[R]:
+        """Iterate over the items after one of this rank that comes now."""
+        return iter([item for _, _, item in self._entries[self.before(rank_s) :]])
+
 
 _NOTHING = 0, -math.inf
 

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from app.scheduling.batching import Lateness
-from app.scheduling.line import REQUEST_SHARE, Line, Turns
+from app.scheduling.line import REQUEST_SHARE, Line, Turns, rank_s
 
 
 class QueueFullError(Exception):
@@ -190,6 +190,15 @@ class Queue(Generic[T]):
         if len(self.ahead) == 1 and priority in self.ahead:  # Most have the same.
             return self.ahead[priority]
         return sum([images for other, images in self.ahead.items() if other >= priority])
+
+    def overtaken(self, client: str, images: int, priority: int, now: float, image_s: float) -> int:
+        """Return how many of those that `ahead_of` counts would go after the last of `images` of a new request.
+
+        `image_s`: as in `turn_s`.
+        """
+        turn_s = self.turns.turn_s(client, now + self.turns.count(client) * image_s / REQUEST_SHARE)
+        after = self.line.after(rank_s(turn_s, images - 1, image_s, priority))
+        return sum([item.reservation.priority >= priority for item in after])
 
     def begin(self, reservation: Reservation) -> None:
         """Reserve room for the images; count the client's request, and note how many of its requests are ahead."""

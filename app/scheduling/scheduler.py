@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
 from typing import Generic
 
@@ -67,10 +68,21 @@ class Scheduler(Generic[T]):
         self._order = count()
 
     def check(
-        self, model: str, images: int, deadline_s: float, priority: int, now: float, *, ready_s: float | None = 0.0
+        self,
+        model: str,
+        images: int,
+        deadline_s: float,
+        priority: int,
+        now: float,
+        *,
+        client: str = "",
+        ready_s: float | None = 0.0,
     ) -> float | None:
         """Check the admission of `images` more. `ready_s`: seconds until the last one can be enqueued; None while
         unknown.
+
+        At first all images in the queue count as ahead: that is cheap. Before a refusal, those do not count that have a
+        later rank than the last of `images` would have, such as most of another client's large request.
 
         Returns the seconds until the last is expected to be answered, without lateness; None while the model has no
         worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
@@ -78,10 +90,13 @@ class Scheduler(Generic[T]):
         queue = self.queues[model]
         queue.check_room(model, images)
         serving = self._serving[model]
-        last_s, least_s = expected_s(
-            queue, serving, model, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
-        )
+        ahead = queue.ahead_of(priority)
+        expect = partial(expected_s, queue, serving, model, priority=priority, images=images, now=now)
+        last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
         within_s = (1 - WAY_BACK) * (deadline_s - now)
+        if least_s > within_s and queue.depth:
+            ahead -= queue.overtaken(client, images, priority, now, self._image_s(model))
+            last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
         return None if ready_s is None else last_s
@@ -100,12 +115,14 @@ class Scheduler(Generic[T]):
             queue.check_room(model, images)
             first_s = reservation.expected_s
         else:
-            first_s = self.check(model, images, deadline_s, priority, now, ready_s=ready_s(images))
+            client, last_ready_s = reservation.client, ready_s(images)
+            first_s = self.check(model, images, deadline_s, priority, now, client=client, ready_s=last_ready_s)
         self._clients.asked(reservation.client, now)
         if images > 1:
             serving, first_ready_s = self._serving[model], ready_s(1)
+            ahead = queue.ahead_of(priority)
             first_s, _ = expected_s(
-                queue, serving, model, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
+                queue, serving, model, ahead=ahead, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
             )
             first_s = None if first_ready_s is None else first_s
         reservation.admitted_s, reservation.expected_s = now, first_s
@@ -125,10 +142,14 @@ class Scheduler(Generic[T]):
         reservation.left -= 1
         queue.reserved -= 1
         item.queued_s = now
-        images_per_s = rate(self._serving[model], model) if position or reservation.behind else 0.0
-        image_s = 1 / images_per_s if images_per_s else 0.0
+        image_s = self._image_s(model) if position or reservation.behind else 0.0
         item.rank_s = rank_s(queue.turn_s(reservation, now, image_s), position, image_s, priority)
         queue.push(item, next(self._order))
+
+    def _image_s(self, model: str) -> float:
+        """Return the seconds of all workers together for an image; 0 without a worker."""
+        images_per_s = rate(self._serving[model], model)
+        return 1 / images_per_s if images_per_s else 0.0
 
     def requeue(self, item: T) -> None:
         """Put an item of a lost batch back at its old rank, even into a full queue: it was admitted."""

@@ -151,15 +151,22 @@ PROBE_BATCHES = 16
 
 
 def expected_s(
-    queue: Queue[T], workers: Serving[T], model: str, *, priority: int, images: int, now: float, ready_s: float = 0.0
+    queue: Queue[T],
+    workers: Serving[T],
+    model: str,
+    *,
+    ahead: int,
+    priority: int,
+    images: int,
+    now: float,
+    ready_s: float = 0.0,
 ) -> tuple[float | None, float]:
     """Return the seconds until the last of `images` is answered: by the queue alone (None without a worker), and with
     recent lateness. Admission uses the second.
 
-    `ready_s`: seconds before it can enter the queue. The items ahead enter earlier, and are computed meanwhile: so the
-    longer of the two waits counts, not their sum.
+    `ahead`: images that go before them. `ready_s`: seconds before it can enter the queue. The items ahead enter
+    earlier, and are computed meanwhile: so the longer of the two waits counts, not their sum.
     """
-    ahead = queue.ahead_of(priority)
     if not workers:
         return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
     if not ahead:

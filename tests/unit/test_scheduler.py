@@ -1485,3 +1485,62 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
+
+
+# A short deadline beside a large request
+
+
+def large_and_small(small_client, deadline_s, *, images=40):
+    """Ask for a large request's images; as the first batch ends, ask for one more image by then. Return when it is
+    answered.
+    """
+    scheduler = make()
+    large = reserve(scheduler, "m", images, NEVER, 0, 0.0, client="large")
+    for position in range(images):
+        enqueue(scheduler, large, None, 0.0, position)
+    now, small = 0.0, None
+    running = dispatch(scheduler, now)
+    while running:
+        batch = running.pop(0)
+        now = max(now, batch.dispatched_s) + LINEAR[batch.size]
+        scheduler.finish(batch.worker, batch.id, now)
+        if small is not None and small in batch.items:
+            return now
+        if small is None:
+            small = enqueue(
+                scheduler, reserve(scheduler, "m", 1, now + deadline_s, 0, now, client=small_client), None, now
+            )
+        running += dispatch(scheduler, now)
+    raise AssertionError("it was never answered")
+
+
+def test_a_short_deadline_is_admitted_beside_a_large_request_whose_images_go_after_it():
+    # 24 images wait: 0.28 s. Ranks of the large request's images are far apart, and another client goes before most.
+    assert large_and_small("small", 0.2) <= LINEAR[8] + 0.2
+
+
+def test_a_client_waits_behind_what_it_asked_before():
+    scheduler = make()
+    for _ in range(40):
+        enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, 0.0, client="greedy"), None, 0.0)
+    with pytest.raises(DeadlineUnreachableError):
+        reserve(scheduler, "m", 1, 0.2, 0, 0.0, client="greedy")
+    reserve(scheduler, "m", 1, 0.2, 0, 0.0, client="modest")
+
+
+def test_images_of_higher_priority_do_not_make_room_for_others():
+    scheduler = make()
+    put(scheduler, 1)
+    put(scheduler, 64, priority=1)
+    with pytest.raises(DeadlineUnreachableError):
+        reserve(scheduler, "m", 1, 0.2, 0, 0.0, client="small")
+
+
+def test_two_results_that_are_read_at_once_do_not_make_a_batch_of_no_time():
+    latencies = BatchLatencies({1: 0.1})
+    latencies.learn(1, 0.2)
+    latencies.learn(1, 0.0)
+    assert latencies.least_s > 0.02
+    for _ in range(20):
+        latencies.learn(1, 0.01)
+    assert latencies.least_s == 0.01
