@@ -304,5 +304,8 @@ class Residents:
 
 def _loading(name: str, expected_s: float) -> ServiceError:
     seconds = max(1, math.ceil(min(expected_s, _LONGEST_RETRY_S)))
-    message = f"{name} is not loaded, and cannot be before the deadline; try again"
+    if math.isinf(expected_s):
+        message = f"{name} is not loaded: what each model takes of the memory is still being measured; try again"
+    else:
+        message = f"{name} is not loaded, and cannot be before the deadline; try again"
     return ServiceError("MODEL_LOADING", message, retry_after_s=seconds)

@@ -339,6 +339,14 @@ async def test_whose_deadline_is_before_the_load_is_refused_as_loading_and_count
     demand.residents.stop()
 
 
+async def test_before_the_memory_of_models_is_known_a_request_is_told_that_it_is_measured():
+    demand = OnDemand()
+    with pytest.raises(ServiceError, match="still being measured") as error:
+        demand.ask("a", FAR)
+    assert error.value.code == "MODEL_LOADING"
+    demand.residents.stop()
+
+
 async def test_a_load_that_fails_is_counted_and_those_who_wait_for_it_are_refused(virtual_time):
     demand = OnDemand()
     await demand.begin()
