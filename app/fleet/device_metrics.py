@@ -57,6 +57,7 @@ class DeviceMetrics:
         for rung, trigger in _RELEASES:
             metrics.cache_releases.labels(device, rung, trigger)
             metrics.cache_released_bytes.labels(device, rung)
+            metrics.cache_released_host_bytes.labels(device, rung)
 
     def ready(self) -> None:
         """Record that a worker serves."""
@@ -101,6 +102,7 @@ class DeviceMetrics:
             returned = message.returned[rung]
             self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
             self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
+            self._metrics.cache_released_host_bytes.labels(self._device, rung).inc(message.host.get(rung, 0))
 
     def _show(self, telemetry: Mapping[str, float]) -> None:
         for name, gauge in self._metrics.telemetry.items():

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite
-from typing import TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import psutil
 
-from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
+from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step, Trigger
 from app.worker.messages import FromWorker, HandOver, Release, Released, Stats
 from backends import (
     Backend,
@@ -33,6 +33,25 @@ T = TypeVar("T")
 log = logging.getLogger("anychip.worker")
 
 
+class _Returned(NamedTuple):
+    """Bytes that a release returned: of the device, as its backend and hooks say, and of the resident set."""
+
+    device: int
+    host: int
+
+
+def _released(
+    trigger: Trigger | Literal["request", "out_of_memory"], by_rung: dict[int, _Returned], request: int = 0
+) -> Released:
+    device = {rung: returned.device for rung, returned in by_rung.items()}
+    return Released(trigger, device, request, {rung: returned.host for rung, returned in by_rung.items()})
+
+
+def _resident() -> int:
+    """Return the bytes of this process's resident set."""
+    return int(psutil.Process().memory_info().rss)
+
+
 class MemoryWatch:
     """The memory of one worker on one device; made after everything is loaded and warm."""
 
@@ -42,15 +61,16 @@ class MemoryWatch:
         self._backend, self._device = backend, device
         self._memory: Memory = Memory(0, 0, 0, 0)  # The last known level.
         self._silent: set[str] = set()  # Queries whose last call failed.
-        self._forced_bytes: list[int] = []  # Bytes of releases that a batch forced since the last answer.
+        self._forced: list[_Returned] = []  # By releases that a batch forced since the last answer.
         self._guard = Guard(limits, self._level(), time.monotonic(), shared=backend.facts.host_memory)
 
     def after_batch(self, send: Callable[[FromWorker], None]) -> None:
         """Look at the memory after a batch's answer was sent, and do what the guard says. Raises DeviceLostError."""
         self._guard.after_batch()
-        if self._forced_bytes:
-            send(Released("out_of_memory", {CACHE: sum(self._forced_bytes)}))
-            self._forced_bytes.clear()
+        if self._forced:
+            device, host = (sum(each) for each in zip(*self._forced, strict=True))
+            send(_released("out_of_memory", {CACHE: _Returned(device, host)}))
+            self._forced.clear()
         started_s = time.monotonic()
         if not self._guard.due(started_s):
             return
@@ -60,14 +80,14 @@ class MemoryWatch:
         if step is None:
             return
         trigger = step.trigger
-        returned: dict[int, int] = {}
+        returned: dict[int, _Returned] = {}
         while step is not None and step.rung != HAND_OVER:
             started_s = time.monotonic()
             returned[step.rung], level = self._climb(step, level)
             now_s = time.monotonic()
             step = self._guard.released(step, level, now_s, now_s - started_s)
         if returned:
-            send(Released(trigger, returned))
+            send(_released(trigger, returned))
         if step is not None:
             self.leaks = True
             send(HandOver(trigger))
@@ -78,17 +98,18 @@ class MemoryWatch:
 
     def release(self, request: Release) -> Released:
         """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
-        returned: dict[int, int] = {}
+        returned: dict[int, _Returned] = {}
         level = self._level()
         for rung in (COLLECT, CACHE):
             returned[rung], level = self._climb(Step(rung, "batches"), level)
-        return Released("request", returned, request.request)
+        return _released("request", returned, request.request)
 
     def make_room(self) -> bool:
         """Release the cache when memory is out. Return True if another try may do better. Raises BackendError."""
+        before = _resident()
         returned = self._backend.release_cache(self._device)
-        self._forced_bytes.append(returned)
-        return bool(returned) and len(self._forced_bytes) == 1
+        self._forced.append(_Returned(returned, max(0, before - _resident())))
+        return bool(returned) and len(self._forced) == 1
 
     def exhausted(self) -> bool:
         """Return True if only the worker's end helps the smallest batch to memory. Raises DeviceLostError."""
@@ -101,8 +122,8 @@ class MemoryWatch:
         known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
         return Stats(**asdict(self._level()), telemetry=known, fallbacks=dict(fallback_counts()))
 
-    def _climb(self, step: Step, before: Level) -> tuple[int, Level]:
-        """Climb a rung; return the bytes it returned, and the level left. Raises DeviceLostError."""
+    def _climb(self, step: Step, before: Level) -> tuple[_Returned, Level]:
+        """Climb a rung; return what it returned, and the level left. Raises DeviceLostError."""
         counted = 0
         try:
             if step.rung == COLLECT:
@@ -115,14 +136,14 @@ class MemoryWatch:
         except BackendError:
             log.exception("rung %d of the memory guard failed", step.rung)
         level = self._level()
-        seen = max(before.used - level.used, before.resident - level.resident, 0) if step.rung == COLLECT else 0
-        log.debug("rung %d for %s returned %d bytes", step.rung, step.trigger, counted or seen)
-        return counted or seen, level
+        device = max(0, before.used - level.used) if step.rung == COLLECT else counted
+        returned = _Returned(device, max(0, before.resident - level.resident))
+        log.debug("rung %d for %s returned %d bytes, of the host %d", step.rung, step.trigger, *returned)
+        return returned, level
 
     def _level(self) -> Level:
         self._memory = memory = self._asked("memory", self._backend.memory, self._memory)
-        resident = psutil.Process().memory_info().rss
-        return Level(memory.allocated, memory.reserved, memory.used, memory.total, resident)
+        return Level(memory.allocated, memory.reserved, memory.used, memory.total, _resident())
 
     def _asked(self, what: str, query: Callable[[str], T], otherwise: T) -> T:
         """Return the device's answer, or `otherwise` if its query fails. Raises DeviceLostError."""

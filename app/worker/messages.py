@@ -225,11 +225,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report of released memory. `returned`: bytes by rung (see guard); `request`: of the Release, 0: of the guard."""
+    """Report of released memory, by rung (see guard). `returned`: the device's bytes; `host`: what the worker's
+    resident set lost meanwhile; `request`: of the Release, 0: of the guard.
+    """
 
     trigger: Literal[Trigger, "request", "out_of_memory"]
     returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
     request: int = 0
+    host: Annotated[dict[int, int], msgspec.Meta(max_length=8)] = {}
 
 
 class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):

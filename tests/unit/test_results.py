@@ -162,7 +162,7 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
         Beat(),
         Done(7, ((("<f4", (3, 2)), ("|b1", ())), None), 0.5, 4, 100),
         Failed(7, "no reason"),
-        Released("cache", {1: 5, 2: 6}, 3),
+        Released("cache", {1: 5, 2: 6}, 3, {2: 7}),
         HandOver("device"),
         Stats(1, 2, 3, 4, 5, {"power_watts": 0.5}, {"aten::sin": 4}),
     ],
