@@ -108,6 +108,13 @@ Content: TypeAlias = Encoded | Frame | TensorRow | Regions
 """Content of slots: of one, or of Regions one each."""
 
 
+class ReturnedBytes(NamedTuple):
+    """Bytes that a release returned, by release level: the device's, and by how much the worker's host memory fell."""
+
+    device: Mapping[int, int]
+    host: Mapping[int, int]
+
+
 class ComputedBy(NamedTuple):
     """Weights, device, engine and precision that computed an item."""
 
@@ -259,8 +266,8 @@ class Administration(ABC):
         """
 
     @abstractmethod
-    async def release(self, device: str) -> dict[str, dict[int, int]]:
-        """Have a device's workers release cached memory; return bytes by worker and release level. Raises NOT_FOUND."""
+    async def release(self, device: str) -> dict[str, ReturnedBytes]:
+        """Have a device's workers release cached memory; return bytes by worker. Raises NOT_FOUND."""
 
     def check(self, *models: str) -> None:
         """Raise DRAINING or NOT_READY, with the reason, unless the service, or each of these models, is ready."""

@@ -28,7 +28,7 @@ from app.fleet.replica import Events, Replica
 from app.fleet.residents import Residents
 from app.fleet.spawn import BARE_FORK_SERVER
 from app.fleet.submission import ModelPool, Submission
-from app.link import ModelState
+from app.link import ModelState, ReturnedBytes
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
@@ -215,8 +215,8 @@ class Fleet:
             else:
                 self.dispatcher.refuse_waiting(name, f"{name} was unloaded")
 
-    async def release(self, device: str | None = None) -> dict[str, dict[int, int]]:
-        """Have every worker (of a device) release cached memory; return bytes by worker and level, once all have.
+    async def release(self, device: str | None = None) -> dict[str, ReturnedBytes]:
+        """Have every worker (of a device) release cached memory; return bytes by worker, once all have.
 
         A worker does it after the batches it has. One that ends meanwhile has returned nothing.
         """

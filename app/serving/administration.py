@@ -17,7 +17,7 @@ from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import Profile
 from app.fleet.submission import ModelPool
-from app.link import Devices, DeviceStatus, ModelState
+from app.link import Devices, DeviceStatus, ModelState, ReturnedBytes
 from app.observability.triton_statistics import FIRST_VERSION
 from app.serving.repository import Repository
 from backends import Choice
@@ -105,7 +105,7 @@ class ServiceAdministration(link.Administration):
     async def unload(self, model: str) -> None:  # noqa: D102
         await self._repository.unload(model)
 
-    async def release(self, device: str) -> dict[str, dict[int, int]]:  # noqa: D102
+    async def release(self, device: str) -> dict[str, ReturnedBytes]:  # noqa: D102
         if device not in self._choice.devices:
             there_is = ", ".join(self._choice.devices)
             raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")

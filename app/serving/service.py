@@ -224,7 +224,7 @@ class Service:
 
     async def _release_all(self) -> None:
         for worker, returned in (await self.fleet.release()).items():
-            log.info("%s gave back %d bytes", worker, sum(returned.values()))
+            log.info("%s gave back %d bytes", worker, sum(returned.device.values()))
 
 
 def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, Tiling]:

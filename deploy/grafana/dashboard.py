@@ -428,7 +428,10 @@ ROWS: dict[str, list[Panel]] = {
             {
                 "{{instance}} {{device}} rung {{rung}}": rate(
                     "anychip_cache_released_bytes_total", DEVICE, "instance, device, rung"
-                )
+                ),
+                "{{instance}} {{device}} rung {{rung}}, host": rate(
+                    "anychip_cache_released_host_bytes_total", DEVICE, "instance, device, rung"
+                ),
             },
             "Bps",
             "By rungs of the memory guard.",

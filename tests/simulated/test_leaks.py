@@ -164,6 +164,7 @@ async def test_memory_is_released_when_asked_for(tmp_path):
         assert answer.json()["device"] == "null:0"
         [worker] = answer.json()["workers"]
         assert worker["returned_bytes"]["2"] == 12 * MIB + 12345
+        assert worker["returned_host_bytes"].keys() == worker["returned_bytes"].keys()
         assert httpx.post(f"{service.admin_url}/v1/devices/null:7:release", timeout=WAIT_S).status_code == 404
         post(service)
         service.process.send_signal(signal.SIGUSR1)

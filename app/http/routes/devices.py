@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
@@ -11,10 +13,13 @@ router = APIRouter(tags=["devices"])
 
 
 class WorkerReleased(BaseModel):
-    """Bytes that one worker released, by rung: 1 collected, 2 caches."""
+    """Bytes that one worker released, by level: 1 collected, 2 caches. `returned_bytes`: of the device;
+    `returned_host_bytes`: by which the worker's host memory fell meanwhile.
+    """
 
     worker: str
-    returned_bytes: dict[int, int]
+    returned_bytes: Mapping[int, int]
+    returned_host_bytes: Mapping[int, int]
 
 
 class ReleaseStarted(BaseModel):
@@ -29,5 +34,8 @@ async def release(request: Request, device: str) -> ReleaseStarted:
     """Release cached memory on every worker of the device; answer when all have."""
     link: Link = request.app.state.link
     returned = await link.administration.release(device)
-    workers = [WorkerReleased(worker=worker, returned_bytes=each) for worker, each in returned.items()]
+    workers = [
+        WorkerReleased(worker=worker, returned_bytes=each.device, returned_host_bytes=each.host)
+        for worker, each in returned.items()
+    ]
     return ReleaseStarted(device=device, workers=workers)
