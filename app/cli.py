@@ -172,7 +172,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
 
     listing = add_action("list", "List the official weights that are here.")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    fetch = add_action("fetch", "Download official weights.")
+    fetch = add_action("fetch", "Download official weights, or what an address names: hf://ORG/NAME.")
     fetch.add_argument("models", nargs="+", metavar="MODEL")
     check = add_action("verify", "Check downloaded weights against their published SHA-256.")
     check.add_argument("models", nargs="*", metavar="MODEL")
@@ -200,7 +200,7 @@ def _serve(parsed: argparse.Namespace) -> int:
             raise CommandError(said)
 
     def announce(address: str) -> None:
-        print(f"anychip serves {settings.models} at {address}", flush=True)
+        print(f"anychip serves {settings.shown_models} at {address}", flush=True)
 
     return _run_service(settings, announce)
 
@@ -340,7 +340,14 @@ def _weights(parsed: argparse.Namespace) -> int:
     directory, mirror = settings.weights_dir, settings.weights_mirror or None
     cached = weights.cached_files(directory)
     if parsed.action == "fetch":
+        from models import fetched, parse_spec
+        from models.addresses import is_elsewhere
+
+        logs.say_downloads()
         for name in parsed.models:
+            if is_elsewhere(name):
+                print(fetched(parse_spec(name), directory, again=True).weights)
+                continue
             print(weights.official_file(name, directory, allow_download=True, mirror=mirror))
     elif parsed.action == "verify":
         names = parsed.models or [file.architecture for file in cached]

@@ -24,6 +24,11 @@ Style = tuple[str, Format]
 AUDIT = "anychip.audit"
 """Name of app.access.audit's logger."""
 
+DOWNLOADS = "anychip.downloads"
+"""Name of the logger of models.download, which says how far downloads are."""
+_OF_REQUESTS = "httpx", "httpcore", "httpx2", "httpcore2"
+"""Loggers of HTTP libraries: they log whole addresses, which may hold passwords and signatures."""
+
 CLEAR_LINE = "\r\x1b[K"
 """Sequence that clears a terminal's last line, which may show progress: the new line takes its place."""
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
@@ -42,6 +47,8 @@ def configure(level: str, form: Format) -> None:
     logging.captureWarnings(True)
     # It warns of each strange byte that a client sends; the client is told, and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    for name in _OF_REQUESTS:
+        logging.getLogger(name).setLevel(logging.WARNING)
     # The audit is for machines, in any form of the log, and no level silences it.
     audit = logging.getLogger(AUDIT)
     lines = logging.StreamHandler(sys.stderr)
@@ -49,6 +56,14 @@ def configure(level: str, form: Format) -> None:
     audit.handlers[:] = [lines]
     audit.propagate = False
     audit.setLevel(logging.INFO)
+
+
+def say_downloads() -> None:
+    """Write how far downloads are to stderr, for a command that has no log: nothing is silent for long."""
+    lines = logging.getLogger(DOWNLOADS)
+    lines.handlers[:] = [logging.StreamHandler()]
+    lines.propagate = False
+    lines.setLevel(logging.INFO)
 
 
 def _marks(record: logging.LogRecord) -> dict[str, str]:

@@ -21,7 +21,7 @@ from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOp
 from models.tasks.normalised import NormalisedModel
 
 if TYPE_CHECKING:
-    from models.catalog import ARCHITECTURES, ModelSpec, open_model, parse_spec
+    from models.catalog import ARCHITECTURES, ModelSpec, fetched, open_model, parse_spec
     from models.contract.networks import PixelNetwork
     from models.exports.exported import ExportedModel
 
@@ -49,6 +49,7 @@ __all__ = [
     "WeightsError",
     "WeightsNotFoundError",
     "datatype_of",
+    "fetched",
     "open_model",
     "parse_spec",
 ]
@@ -56,7 +57,7 @@ __all__ = [
 _WITH_TORCH = {
     "ExportedModel": "models.exports.exported",
     "PixelNetwork": "models.contract.networks",
-    **dict.fromkeys(("ARCHITECTURES", "ModelSpec", "open_model", "parse_spec"), "models.catalog"),
+    **dict.fromkeys(("ARCHITECTURES", "ModelSpec", "fetched", "open_model", "parse_spec"), "models.catalog"),
 }
 """Names that read files or build networks, with their modules; imported on first use, as the server has no torch."""
 

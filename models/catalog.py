@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from models import classifiers
+from models import addresses, classifiers, fetch
 from models import publishers as weights
 from models.contract.digest import OpenedFiles
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
@@ -95,7 +95,7 @@ _YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
     """Parse `[name=]architecture[:weights]`, `[name=]file.onnx` (.pt2, .ts, .xml, a folder of OpenVINO) or
-    `[name=]best.pt`.
+    `[name=]best.pt`. Weights and files may be elsewhere (models.addresses).
 
     A sidecar's content may follow a file: `file.onnx?task=detect&size=640`. `@sha256:` and the digest that the file
     must have may end either form. Raises UnknownModelError, ModelError.
@@ -106,8 +106,15 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         text, sha256 = pinned[1], pinned[2].lower()
     head, _, chosen = text.partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
+    elsewhere = addresses.split(text, sha256)
     ending = next((each for each in _FOLDERS if text.rstrip("/").endswith(each)), None)
-    if ending is not None and architecture not in ARCHITECTURES:
+    if elsewhere is not None:
+        given, architecture, address = elsewhere
+        if architecture and not library_of(architecture):
+            _family(architecture)
+        name = address.model_name if given is None else given
+        spec = ModelSpec(name, architecture, address.text, sha256 or address.sha256, address.sidecar)
+    elif ending is not None and architecture not in ARCHITECTURES:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else name)
         spec = ModelSpec(name if equals else path.name.removesuffix(ending), _FOLDERS[ending], str(path), sha256)
@@ -140,6 +147,20 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
     return spec
 
 
+def fetched(spec: ModelSpec, cache_directory: Path, allow_download: bool = True, *, again: bool = False) -> ModelSpec:
+    """Return a model with weights on this machine, downloading them if they are elsewhere and not here yet.
+
+    `again`: ask the Hub which commit a revision is now. Raises ModelError, WeightsNotFoundError, WeightsError.
+    """
+    if not addresses.is_elsewhere(spec.weights):
+        return spec
+    address = addresses.parse(spec.weights, spec.sha256)
+    path = fetch.fetched(address, cache_directory, allow_download=allow_download, again=again)
+    suffix = path.suffix if path.is_file() else ""
+    architecture = spec.architecture or (suffix[1:] if suffix in exported.SUFFIXES else "")
+    return replace(spec, architecture=architecture, weights=str(path))
+
+
 def open_model(
     spec: ModelSpec,
     cache_directory: Path,
@@ -148,7 +169,7 @@ def open_model(
     *,
     trust_exported: bool = True,
 ) -> Model:
-    """Find the weights, downloading published ones if needed, and return the model.
+    """Find the weights, downloading published ones and those at an address if needed, and return the model.
 
     The weights give the number of classes. Labels come from a file beside the weights or from their metadata. Otherwise
     they are those of the published weights if the number fits, else "class 0", "class 1", …. `trust_exported`: whether
@@ -156,6 +177,7 @@ def open_model(
     WeightsNotFoundError, WeightsError.
     """
     store = cache_directory / "opened"
+    spec = fetched(spec, cache_directory, allow_download)
     if f".{spec.architecture}" in exported.SUFFIXES:
         return _exported(spec, store, trust_exported)
     folder = Path(spec.weights).expanduser()

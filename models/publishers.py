@@ -1,6 +1,6 @@
 """Sources of weights: the publishers' files, their cache, the sample weights, conversion.
 
-Owns: addresses, sizes and checksums of published files; downloading; the cache directory's layout. Must not know what a
+Owns: addresses, sizes and checksums of published files; the cache directory's layout. Must not know what a
 network looks like, and reads no environment: directories and mirrors are parameters.
 
 ImageNet weights are torchvision's (address and the beginning of the SHA-256 from its own registry). YOLOv8 weights are
@@ -10,32 +10,23 @@ the assets of the publisher's release v8.3.0; their sizes and SHA-256 are those 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from models import classifiers
-from models.contract.digest import sha256_of
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.download import RemoteFile, downloaded
 from models.vision import torchvision
 from models.weights import model_archive
 from models.weights.checkpoint import labels_beside, read
 
-if TYPE_CHECKING:
-    import httpx
-
 YOLOV8_RELEASE = "https://github.com/ultralytics/assets/releases/download/v8.3.0"
 SAMPLE_DIRECTORY = Path(__file__).parent / "sample"
-ATTEMPTS = 5
 
 _YOLOV8_FILES = {  # bytes, SHA-256
     "yolov8n": (6_549_796, "f59b3d833e2ff32e194b5bb8e08d211dc7c5bdf144b90d2c8412c47ccfc83b36"),
@@ -46,8 +37,6 @@ _YOLOV8_FILES = {  # bytes, SHA-256
 }
 PUBLISHED = (*classifiers.ARCHITECTURES, *_YOLOV8_FILES)
 """Architectures whose weights can be downloaded."""
-_CONNECT_TIMEOUT_S = 10.0
-_READ_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +97,7 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     source = official_source(architecture, mirror)
     path = cache_directory / source.file_name
     if path.is_file():
-        _check(path, source)  # Other users who may write to the cache may have changed it since.
+        _file(source, cache_directory).check(path)  # Other users who may write to the cache may have changed it since.
         return path
     if not allow_download:
         raise WeightsNotFoundError(f"{path} is not there and downloads are off; {_remedy(source, cache_directory)}")
@@ -124,7 +113,7 @@ def verify(architecture: str, cache_directory: Path) -> Path:
     path = cache_directory / source.file_name
     if not path.is_file():
         raise WeightsNotFoundError(f"{path} is not there; `anychip weights fetch {architecture}` downloads it.")
-    _check(path, source)
+    _file(source, cache_directory).check(path)
     return path
 
 
@@ -174,138 +163,13 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
 
 
 def download(source: WeightsSource, directory: Path) -> Path:
-    """Download into `directory`, resuming an earlier attempt, and check size and checksum.
-
-    The file gets its name only when it is complete. Another process that needs the same file waits. Shows a progress
-    bar if standard error is a terminal. Raises WeightsNotFoundError, WeightsError.
-    """
-    import httpx
-
-    target = directory / source.file_name
-    partial = directory / f"{source.file_name}.part"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory / f"{source.file_name}.lock"):
-            if not target.is_file():
-                _download_whole(source, partial)
-                partial.replace(target)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        reason = f"{source.url} could not be downloaded ({_reason(error)})"
-        raise WeightsNotFoundError(f"{reason}; {_remedy(source, directory)}") from error
-    except OSError as error:
-        raise WeightsNotFoundError(f"{target} could not be written: {error.strerror or error}.") from error
-    return target
+    """Download into `directory`, resuming an earlier attempt. Raises WeightsNotFoundError, WeightsError."""
+    return downloaded(_file(source, directory), directory)
 
 
-def _download_whole(source: WeightsSource, partial: Path) -> None:
-    import httpx
-
-    timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-    with httpx.Client(follow_redirects=True, timeout=timeout) as client:
-        for attempt in range(ATTEMPTS):
-            resumed = partial.exists()
-            try:
-                _download_rest(client, source, partial)
-            except httpx.TransportError:
-                if attempt + 1 < ATTEMPTS and partial.exists():
-                    continue  # the connection broke: go on where it ended
-                raise
-            try:
-                _check(partial, source)
-            except WeightsError:
-                _discard(partial)
-                if resumed:
-                    continue  # the earlier part may be of another file: once more, from the beginning
-                raise
-            _etag_file(partial).unlink(missing_ok=True)
-            return
-    raise WeightsNotFoundError(f"{source.url} could not be downloaded in {ATTEMPTS} attempts.")
-
-
-def _download_rest(client: httpx.Client, source: WeightsSource, partial: Path) -> None:
-    """Make one request: append the rest to `partial`, or write it anew if the server cannot or must not resume."""
-    start = partial.stat().st_size if partial.exists() else 0
-    headers = {"Accept-Encoding": "identity"}
-    etag_file = _etag_file(partial)
-    if start:
-        headers["Range"] = f"bytes={start}-"
-        if etag_file.exists():
-            headers["If-Range"] = etag_file.read_text()
-    with client.stream("GET", source.url, headers=headers) as response:
-        if response.status_code == 416:
-            return  # nothing is left to send; the check decides whether this is the whole file
-        response.raise_for_status()
-        if response.status_code != 206:
-            start = 0
-        etag = response.headers.get("ETag", "")
-        if etag and not etag.startswith("W/"):
-            etag_file.write_text(etag)
-        else:
-            etag_file.unlink(missing_ok=True)
-        length = int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-        total = None if length is None else start + length
-        if None not in (total, source.size_bytes) and total != source.size_bytes:
-            raise WeightsError(f"{source.url} offers {total} bytes, not the {source.size_bytes} that were published.")
-        with partial.open("ab" if start else "wb") as file, _progress(source.file_name, start, total) as advance:
-            for chunk in response.iter_bytes():  # as it comes: a chunk size would lose bytes before a break
-                file.write(chunk)
-                advance(len(chunk))
-
-
-def _check(path: Path, source: WeightsSource) -> None:
-    size_bytes = path.stat().st_size
-    if source.size_bytes is not None and size_bytes != source.size_bytes:
-        raise WeightsError(f"{path.name} has {size_bytes} bytes, not the {source.size_bytes} that were published.")
-    digest = sha256_of(path)
-    if not digest.startswith(source.sha256):
-        raise WeightsError(
-            f"{path.name} has SHA-256 {digest}, not {source.sha256} as published; delete it and try again."
-        )
-
-
-def _discard(partial: Path) -> None:
-    partial.unlink(missing_ok=True)
-    _etag_file(partial).unlink(missing_ok=True)
-
-
-def _etag_file(partial: Path) -> Path:
-    return partial.with_name(partial.name + ".etag")
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes]]:
-    """Hold a lock for one process at a time; the system releases it when the process ends in any way."""
-    with path.open("ab") as file:
-        if os.name == "posix":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
-
-
-@contextlib.contextmanager
-def _progress(name: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True, markup=False), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task(name, total=total, completed=start)
-        yield lambda count: progress.advance(task, count)
-
-
-def _reason(error: Exception) -> str:
-    import httpx
-
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}"
-    return str(error).rstrip(".") or type(error).__name__
+def _file(source: WeightsSource, directory: Path) -> RemoteFile:
+    size_bytes, remedy = source.size_bytes, _remedy(source, directory)
+    return RemoteFile(source.file_name, source.url, source.sha256, size_bytes=size_bytes, remedy=remedy)
 
 
 def _remedy(source: WeightsSource, directory: Path) -> str:

@@ -6,10 +6,14 @@ import difflib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field, field_validator
 
 from app.config.values import CommaSeparated, ModelList, is_cascade, split, written_in
+
+if TYPE_CHECKING:
+    from models.addresses import ModelAddress
 
 _FILES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", ".om", ".pt", ".pth", ".safetensors")
 """Endings of models' files (models.exports.exported, models.weights.checkpoint, which load PyTorch)."""
@@ -29,14 +33,32 @@ def _parts(entry: str) -> tuple[str, str, Path]:
     return name, text, Path(chosen if colon and not head.endswith(_FILES) else text).expanduser()
 
 
+def _address(entry: str) -> ModelAddress | None:
+    """Return the address in an entry of `models`; None without one. Raises ModelError."""
+    from models import addresses  # Here, as `--help` has to answer at once.
+
+    found = addresses.split(entry)
+    return None if found is None else found[2]
+
+
 def looks_foreign(entry: str) -> bool:
-    """Return True if an entry of `models` looks like a file for libraries of others (`is_foreign` of a model)."""
+    """Return True if an entry of `models` looks like a file for libraries of others (`is_foreign` of a model).
+
+    Raises ModelError for an address from which nothing is fetched.
+    """
+    if (address := _address(entry)) is not None:
+        return not address.file or address.file.endswith(_FOREIGN)
     _, text, path = _parts(entry)
     return text.startswith(_LIBRARIES) or path.name.endswith(_FOREIGN) or path.is_dir()
 
 
 def absent(entry: str) -> str:
-    """Return the sentence for an entry of `models` whose file is missing; "" if it exists, or if it names no file."""
+    """Return the sentence for an entry of `models` whose file is missing; "" if it exists, or if it names no file.
+
+    Raises ModelError for an address from which nothing is fetched.
+    """
+    if _address(entry) is not None:
+        return ""
     name, _, path = _parts(entry)
     is_path = path.name.endswith(_FILES) or str(path).startswith(("/", "./", "../"))
     if not is_path or path.exists():
@@ -53,11 +75,13 @@ class ModelSettings(BaseModel):
     models: ModelList = Field(
         "resnet50,yolov8n",
         description="Models to serve: names, or name=architecture:weights (official, sample, random or a path), "
-        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'; @sha256:… behind a file: that one and no other",
+        "or name=file.onnx, .pt2, .ts, or 'name=detector > classifier'; @sha256:… behind a file: that one alone; or "
+        "name=hf://ORG/NAME, s3://… or https://…#sha256=…, downloaded before the service starts (docs/model-files.md)",
     )
     weights: str = Field("official", description="Weights of models that name none: official, sample, random, a path")
     weights_mirror: str = Field(
-        "", description="Address that official weights are fetched from, in place of their publishers'; checksums stay"
+        "",
+        description="Address that official weights are fetched from, in place of their publishers'; checksums stay",
     )
     trust_exported: bool = Field(
         False,
@@ -107,6 +131,13 @@ class ModelSettings(BaseModel):
                 if text not in found and not any(each.partition("=")[0].strip() == text for each in found):
                     found.append(text)
         return tuple(found)
+
+    @property
+    def shown_models(self) -> str:
+        """Return `models` for people and logs, its addresses without user, password, query and digest."""
+        from models.addresses import without_secrets
+
+        return ",".join(map(without_secrets, split(self.models)))
 
     @property
     def stage_specs(self) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str
     """Return what found batch sizes are valid for: also the engine, and the device memory that workers share."""
     of_device = {"memory": str(choice.device(choice.devices[0]).memory_bytes)}
     given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "workers_per_device")}
-    return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.models}
+    return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.shown_models}
 
 
 def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:

@@ -137,8 +137,11 @@ class Opening:
     def models(
         self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
     ) -> list[Model]:
-        """Read all models of `--models`; download missing files. `said`: hears the progress. Raises ModelError."""
-        from models import open_model, parse_spec
+        """Read all models of `--models`; download missing files. `said`: hears the progress. Raises ModelError.
+
+        `only`: the one model to read again, for a service that runs: it downloads nothing.
+        """
+        from models import fetched, open_model, parse_spec
 
         specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
         specs = [spec for spec in specs if only in ("", spec.name)]
@@ -148,11 +151,18 @@ class Opening:
             self.said = text
             said(text)
 
+        def here(spec: ModelSpec) -> ModelSpec:
+            found = fetched(spec, settings.weights_dir, allow_download=not only)
+            if found is not spec:
+                say(f"{spec.name} is fetched; {len(specs)} models are still to be read")
+            return found
+
         def opened(spec: ModelSpec) -> Model:
             began_s = time.monotonic()
             model = open_model(
                 spec,
                 settings.weights_dir,
+                allow_download=not only,
                 mirror=settings.weights_mirror or None,
                 trust_exported=settings.trust_exported,
             )
@@ -162,6 +172,8 @@ class Opening:
             say(f"{len(read)} of {len(specs)} models are read ({', '.join(read)}); not yet: {missing}")
             return model
 
+        # First all that is elsewhere: a library that builds a network ends every download in its process.
+        specs = [here(spec) for spec in specs]
         with ThreadPoolExecutor(2) as pool:  # Files with a graph of their own are tried by child processes.
             models = list(pool.map(opened, specs))
         say("all models are read, devices are being looked for")

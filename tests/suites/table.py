@@ -329,6 +329,7 @@ BY_PATH = {
             "tests/cpu/test_bench.py",
             "tests/cpu/test_predict.py",
             "tests/cpu/test_predict_command.py",
+            "tests/cpu/test_fetched_command.py",
             "tests/cpu/test_validation.py",
             "tests/cpu/test_doctor_here.py",
             "tests/service/test_tune.py",

@@ -66,6 +66,8 @@ def test_a_cache_that_cannot_be_written_is_a_failure(tmp_path):
 def test_weights_that_must_be_downloaded_are_a_warning_and_missing_files_a_failure(tmp_path):
     check = found("weights", weights="official", models="resnet50", cache_dir=tmp_path)
     assert (check.status, "anychip weights fetch resnet50" in check.remedy) == ("WARN", True)
+    check = found("weights", models="dogs=hf://org/dogs", cache_dir=tmp_path)
+    assert (check.status, "weights fetch hf://org/dogs" in check.detail) == ("WARN", True)
     assert found("weights", models="mine=resnet50:missing.pth").status == "FAIL"
     assert found("weights", models="resnet5O").status == "FAIL"
 

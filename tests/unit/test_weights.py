@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from app.cli import main
 from models import publishers as weights
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
+from models.download import ATTEMPTS
 from models.publishers import WeightsSource, download
 from models.weights.checkpoint import read
 
@@ -125,13 +126,13 @@ def test_a_broken_connection_is_taken_up_where_it_ended(server: Server, tmp_path
 
 
 def test_a_connection_that_always_breaks_ends_with_advice_and_keeps_what_came(server: Server, tmp_path: Path) -> None:
-    server.cuts = [1000] * weights.ATTEMPTS
+    server.cuts = [1000] * ATTEMPTS
     with pytest.raises(WeightsNotFoundError, match="anychip weights fetch resnet50"):
         download(server.source(), tmp_path)
     (partial,) = tmp_path.glob("*.part")
-    assert partial.read_bytes() == CONTENT[: 1000 * weights.ATTEMPTS]
+    assert partial.read_bytes() == CONTENT[: 1000 * ATTEMPTS]
     assert_whole(download(server.source(), tmp_path))
-    assert server.ranges[-1] == f"bytes={1000 * weights.ATTEMPTS}-"
+    assert server.ranges[-1] == f"bytes={1000 * ATTEMPTS}-"
 
 
 def partial_file(server: Server, directory: Path, content: bytes, etag: str | None) -> Path:

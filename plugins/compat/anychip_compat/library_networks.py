@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _USUAL_CHANNELS = 3
 def library(name: str) -> Any:
     """Import the library. Raises WeightsError, which says how to install it."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # No configuration can make it download.
+    if (hub := sys.modules.get("huggingface_hub.constants")) is not None:  # It has read the environment already.
+        vars(hub)["HF_HUB_OFFLINE"] = True
     try:
         found = importlib.import_module(name)
     except ImportError as error:

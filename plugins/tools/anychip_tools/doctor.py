@@ -205,19 +205,22 @@ def _cache(settings: Settings) -> Check:
 
 def _weights(settings: Settings) -> Check:
     from models import ModelError, WeightsNotFoundError, open_model, parse_spec
+    from models.addresses import is_elsewhere
 
     found = []
     for text in settings.model_specs:
-        official = False
+        official = elsewhere = False
         try:
             spec = parse_spec(text, settings.weights)
-            official = spec.weights == "official"
+            official, elsewhere = spec.weights == "official", is_elsewhere(spec.weights)
             model = open_model(spec, settings.weights_dir, allow_download=False, trust_exported=settings.trust_exported)
         except ModelError as error:
             if official and isinstance(error, WeightsNotFoundError):
                 detail = f"the official file of {spec.architecture} is not in {settings.weights_dir}"
                 remedy = f"with a network the service fetches it; without: anychip weights fetch {spec.architecture}"
                 return Check("weights", "WARN", detail, remedy)
+            if elsewhere and isinstance(error, WeightsNotFoundError):
+                return Check("weights", "WARN", str(error), "with a network the service fetches it when it starts")
             return Check("weights", "FAIL", str(error), "name models and weights that are there: --models, --weights")
         found.append(f"{model.name} ({model.weights}, {len(model.labels)} classes)")
     return Check("weights", "PASS", ", ".join(found))

@@ -21,6 +21,7 @@ from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.prediction.image_sources import ImageSource, find_images
 from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
 from anychip_tools.prediction.tables import FORMATS, Format, check_format, convert
+from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings
 from app.config.models import absent
@@ -129,6 +130,7 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
     from models import Options, PixelModel, open_model, parse_spec
 
     settings: Settings = read_settings(parsed)
+    logs.say_downloads()
     spec = parse_spec(parsed.model, settings.weights)
     model = open_model(
         spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported

@@ -24,10 +24,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from app import logs
 from app.arguments import CommandError
 from app.config import Settings
 from app.precision.probes import probes
-from models import ARCHITECTURES, Model, PixelModel, open_model, parse_spec
+from models import ARCHITECTURES, Model, PixelModel, fetched, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
 _CALLABLE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
@@ -84,11 +85,20 @@ def open_subject(text: str, settings: Settings, shapes: Sequence[str] = ()) -> N
 
 
 def open_named(text: str, settings: Settings) -> Model:
-    """Open a model of the catalogue or of a file. Raises ModelError."""
+    """Open a model of the catalogue, of a file or of an address. Raises ModelError."""
+    [model] = open_all([text], settings)
+    return model
+
+
+def open_all(texts: Sequence[str], settings: Settings) -> list[Model]:
+    """Open models as `open_named` does, and download what is missing before the first is opened: a library that builds
+    a network ends every download in its process. Raises ModelError.
+    """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    spec = parse_spec(text, settings.weights)
-    return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
+        logs.say_downloads()
+    specs = [fetched(parse_spec(text, settings.weights), settings.weights_dir) for text in texts]
+    return [open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None) for spec in specs]
 
 
 def sample_model(name: str) -> PixelModel:

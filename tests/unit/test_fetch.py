@@ -1,0 +1,329 @@
+"""models.fetch: models from a double of the Hub and of a bucket on this machine, which fails in every way these do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors.torch import save
+from torchvision import models as torchvision_models
+
+from anychip_compat import library_networks
+from app.config import Settings
+from app.serving import opening
+from models import ModelError, WeightsError, WeightsNotFoundError, download, fetch, fetched, hub, open_model, parse_spec
+from models.addresses import parse
+from models.contract.regular import open_regular
+from models.download import ATTEMPTS
+from tests.support.hub import COMMIT, Hub, git_sha1, pretend, serving
+
+constants = pytest.importorskip("huggingface_hub.constants")
+
+WEIGHTS = bytes(number * 7 % 251 for number in range(100_000))
+NAME = "hf://org/dogs"
+FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "model.py": b"raise SystemExit", "README.md": b"# Dogs"}
+
+
+@pytest.fixture
+def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(files=dict(FILES))) as running:
+        pretend(running, tmp_path / "of-the-hub", monkeypatch)
+        monkeypatch.setattr(download.log, "handlers", [])  # A command in this process may have given it its own.
+        monkeypatch.setattr(download.log, "propagate", True)
+        yield running
+
+
+def got(tmp_path: Path, address: str = NAME, **given: Any) -> Path:
+    return fetch.fetched(parse(address), tmp_path / "weights", **given)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {each.name: each.read_bytes() for each in folder.iterdir() if each.suffix != ".lock"}
+
+
+def hub_cache(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    """Write the files as huggingface_hub does: snapshots/COMMIT/NAME is a link to blobs/DIGEST."""
+    base = tmp_path / "of-the-hub" / "models--org--dogs"
+    for folder in ("blobs", "refs", f"snapshots/{COMMIT}"):
+        (base / folder).mkdir(parents=True)
+    (base / "refs" / "main").write_text(COMMIT)
+    for name, data in files.items():
+        digest = hashlib.sha256(data).hexdigest() if len(data) > 1000 else git_sha1(data)
+        (base / "blobs" / digest).write_bytes(data)
+        (base / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{digest}")
+    return base / "snapshots" / COMMIT
+
+
+def test_of_a_repository_only_what_is_needed_comes_and_a_second_start_asks_nobody(
+    double: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    folder = got(tmp_path)
+    assert content(folder) == {name: FILES[name] for name in ("config.json", "model.safetensors")}
+    assert double.downloads() == ["config.json", "model.safetensors"]  # what is large comes last
+    assert f"{NAME} is commit {COMMIT}: 2 files are downloaded to {folder}, 0.1 MB" in caplog.text
+    assert "secret-token" not in caplog.text
+    asked = len(double.asked)
+    assert got(tmp_path) == got(tmp_path, allow_download=False) == folder
+    assert len(double.asked) == asked
+
+
+def test_what_changed_in_the_cache_is_refused(double: Hub, tmp_path: Path) -> None:
+    (got(tmp_path) / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"?")
+    with pytest.raises(WeightsError, match=r"model.safetensors has SHA-256 .* as the Hub says; delete it"):
+        got(tmp_path)
+
+
+def test_a_file_that_is_missing_in_the_cache_comes_again(double: Hub, tmp_path: Path) -> None:
+    (got(tmp_path) / "config.json").unlink()
+    assert content(got(tmp_path))["config.json"] == b"{}"
+    assert double.downloads() == ["config.json", "model.safetensors", "config.json"]
+
+
+def test_another_commit_comes_only_when_it_is_asked_for(double: Hub, tmp_path: Path) -> None:
+    first = got(tmp_path)
+    double.commit, double.files["config.json"] = "d" * 40, b'{"new": 1}'
+    assert got(tmp_path) == first
+    assert content(got(tmp_path, again=True))["config.json"] == b'{"new": 1}'
+    assert content(got(tmp_path))["config.json"] == b'{"new": 1}'
+    assert content(first)["config.json"] == b"{}"
+
+
+def test_a_file_of_a_repository_at_a_revision(double: Hub, tmp_path: Path) -> None:
+    double.files = {"onnx/model.onnx": WEIGHTS, "config.json": b"{}", "model.safetensors": WEIGHTS}
+    file = got(tmp_path, f"{NAME}@v1/onnx/model.onnx")
+    assert file.name == "model.onnx"
+    assert content(file.parent) == {"model.onnx": WEIGHTS, "config.json": b"{}"}
+    assert content(got(tmp_path, f"{NAME}@v1")) == {"model.safetensors": WEIGHTS, "config.json": b"{}"}
+
+
+def test_a_download_goes_on_where_an_earlier_process_stopped(double: Hub, tmp_path: Path) -> None:
+    double.cuts = [2] + [1000] * ATTEMPTS
+    with pytest.raises(WeightsNotFoundError, match=r"could not be downloaded \(.*\); start again, which goes on"):
+        got(tmp_path)
+    assert WEIGHTS in content(got(tmp_path)).values()
+    assert double.ranges[-1] == f"bytes={1000 * ATTEMPTS}-"
+
+
+def test_a_login_is_sent_to_the_hub_alone(double: Hub, tmp_path: Path) -> None:
+    double.token = "secret-token"
+    with serving(Hub(others={"/cdn": WEIGHTS}, token="none")) as other:
+        heard: list[str | None] = []
+        answer = other.answer
+
+        def hear(request: BaseHTTPRequestHandler) -> None:
+            heard.append(request.headers["Authorization"])
+            answer(request)
+
+        other.answer = hear  # type: ignore[method-assign]
+        double.moved[f"/org/dogs/resolve/{COMMIT}/model.safetensors"] = f"{other.url}/cdn"
+        assert WEIGHTS in content(got(tmp_path)).values()
+    assert heard == [None]
+
+
+@pytest.mark.parametrize(
+    ("address", "state", "said"),
+    [
+        ("hf://org/cats", {}, r"no repository org/cats that you may read \(HTTP 401\): check the name.*HF_TOKEN"),
+        (NAME, {"token": "other"}, r"no repository org/dogs that you may read .* set HF_TOKEN, or run `hf auth login`"),
+        (
+            NAME,
+            {"token": "other", "gated": True},
+            r"may not be read with this login: accept its terms at http.*/org/dogs",
+        ),
+        (f"{NAME}@v9", {}, "no such branch, tag or commit"),
+        (f"{NAME}/cats.pt", {}, "no such file in the repository"),
+        (NAME, {"status": 404}, r"no repository org/dogs|HTTP 404"),
+        (NAME, {"status": 403}, r"could not be asked for at http.* \(HTTP 403\)"),
+    ],
+)
+def test_what_the_hub_refuses_is_a_sentence_that_says_what_to_do(
+    double: Hub, tmp_path: Path, address: str, state: dict[str, Any], said: str
+) -> None:
+    vars(double).update(state)
+    with pytest.raises(WeightsNotFoundError, match=said) as raised:
+        got(tmp_path, address)
+    assert "\n" not in str(raised.value)
+    assert "secret-token" not in str(raised.value)
+
+
+def test_another_content_than_the_hub_lists_is_refused_and_does_not_stay(double: Hub, tmp_path: Path) -> None:
+    double.lies = True
+    with pytest.raises(WeightsError, match=r"config.json has Git's SHA-1 .* as the Hub says"):
+        got(tmp_path)
+    assert {each.suffix for each in (tmp_path / "weights").rglob("*") if each.is_file()} == {".lock"}
+
+
+def test_without_a_network_nothing_is_there_until_the_cache_of_the_hub_has_it(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsNotFoundError, match="of-the-hub does not have it: run `hf download org/dogs`"):
+        got(tmp_path)
+    blob = os.path.realpath(hub_cache(tmp_path, FILES) / "model.safetensors")
+    folder = got(tmp_path)
+    assert content(folder) == {name: FILES[name] for name in ("config.json", "model.safetensors")}
+    assert os.path.samefile(folder / "model.safetensors", blob)  # no second copy on this disk
+    os.close(open_regular(folder / "model.safetensors"))
+    assert double.asked == []
+
+
+def test_what_is_in_the_cache_of_the_hub_is_not_downloaded(double: Hub, tmp_path: Path) -> None:
+    hub_cache(tmp_path, {"model.safetensors": WEIGHTS, "config.json": b"[]"})
+    double.files["config.json"] = b"{}"
+    assert content(got(tmp_path)) == {"model.safetensors": WEIGHTS, "config.json": b"{}"}
+    assert double.downloads() == ["config.json"]  # its content there is another
+
+
+def test_what_does_not_fit_on_the_disk_is_not_begun(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.download.os.statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=1000))
+    with pytest.raises(WeightsNotFoundError, match=r"needs 0.1 MB, and .* has 0.0 MB free: make room, or name"):
+        got(tmp_path)
+    assert double.downloads() == []
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(double: Hub, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("in the way")
+    with pytest.raises(WeightsNotFoundError, match="cannot be written: "):
+        got(tmp_path)
+
+
+def test_without_the_library_the_error_says_how_to_install_it(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"hf:// needs huggingface_hub: .*install.*huggingface.hub"):
+        got(tmp_path)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ModelError, match=r"s3:// needs obstore: .*install.*obstore"):
+        got(tmp_path, f"s3://b/a.onnx#sha256={'0' * 64}")
+
+
+def test_where_downloads_are_off_nobody_is_asked(double: Hub, tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=f"nothing is downloaded now: run `anychip weights fetch {NAME}`"):
+        got(tmp_path, allow_download=False)
+    assert double.asked == []
+
+
+def test_a_library_that_builds_networks_downloads_nothing_though_the_hub_was_asked(
+    double: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    library_networks.library("json")
+    assert constants.HF_HUB_OFFLINE
+
+
+def test_nothing_is_silent_for_long_though_nothing_arrives(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "PERIOD_S", 0.01)
+    goes_on, lines = threading.Event(), []
+
+    def hear(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        if "model.safetensors: 0.0 MB of 0.1 MB (0 %)" in lines[-1]:
+            goes_on.set()
+        return True
+
+    answer = double.answer
+
+    def answer_late(request: BaseHTTPRequestHandler) -> None:
+        write = request.wfile.write
+
+        def write_late(data: bytes) -> int:
+            if data is WEIGHTS or len(data) == len(WEIGHTS):
+                request.wfile.flush()
+                assert goes_on.wait(60)
+            return write(data)
+
+        monkeypatch.setattr(request.wfile, "write", write_late)
+        answer(request)
+
+    double.answer = answer_late  # type: ignore[method-assign]
+    download.log.setLevel(logging.INFO)
+    download.log.addFilter(hear)
+    try:
+        got(tmp_path)
+    finally:
+        download.log.removeFilter(hear)
+        download.log.setLevel(logging.NOTSET)
+    assert lines[-1] == "model.safetensors is here, 0.1 MB"
+
+
+# A bucket, and what a service does with all of it
+
+
+def network() -> bytes:
+    return save(torchvision_models.mobilenet_v3_small(weights=None, num_classes=2).state_dict())
+
+
+def test_a_file_of_a_bucket_is_signed_for_and_served(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("obstore")
+    caplog.set_level(logging.INFO)
+    weights = network()
+    digest = hashlib.sha256(weights).hexdigest()
+    double.others["/bucket/a+b/dogs.safetensors"] = weights
+    monkeypatch.setenv("AWS_ENDPOINT_URL", double.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    spec = parse_spec(f"dogs=mobilenet_v3_small:s3://bucket/a+b/dogs.safetensors#sha256={digest}")
+    model = open_model(spec, tmp_path)
+    assert (model.name, model.weights, model.weights_sha256) == ("dogs", "dogs.safetensors", digest)
+    assert double.asked == ["/bucket/a+b/dogs.safetensors"]
+    assert open_model(spec, tmp_path, allow_download=False) == model
+    assert len(double.asked) == 1
+    assert "s3://bucket/a+b/dogs.safetensors is downloaded" in caplog.text
+    assert "Signature" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "check the address s3"), (301, "set AWS_REGION")]
+)
+def test_what_a_bucket_refuses_is_a_sentence(
+    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str
+) -> None:
+    pytest.importorskip("obstore")
+    double.status = status
+    monkeypatch.setenv("AWS_ENDPOINT_URL", double.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with pytest.raises(WeightsNotFoundError, match=rf"could not be downloaded \(HTTP {status}\); {said}") as raised:
+        got(tmp_path, f"s3://bucket/a.onnx#sha256={'0' * 64}")
+    assert "Signature" not in str(raised.value)
+
+
+def test_a_service_fetches_when_it_starts_and_never_again(double: Hub, tmp_path: Path) -> None:
+    double.files = {"dogs.safetensors": network()}
+    given: dict[str, Any] = {"models": f"dogs=mobilenet_v3_small:{NAME}", "cache_dir": tmp_path}
+    settings = Settings(**given)
+    with pytest.raises(WeightsNotFoundError, match="nothing is downloaded now"):
+        opening.Opening().models(settings, "dogs")
+    said: list[str] = []
+    [model] = opening.Opening().models(settings, said=said.append)
+    assert (model.name, model.weights) == ("dogs", "dogs.safetensors")
+    assert said[0] == "dogs is fetched; 1 models are still to be read"
+    asked = len(double.asked)
+    assert opening.Opening().models(settings, "dogs") == [model]
+    assert len(double.asked) == asked
+
+
+def test_a_pin_behind_a_repository_covers_its_files(double: Hub, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="as --models says"):
+        open_model(parse_spec(f"x=timm/resnet18:{NAME}@sha256:{'0' * 64}"), tmp_path)
+    assert fetched(parse_spec(f"x={NAME}"), tmp_path).weights.startswith(str(tmp_path))
+    assert json.loads(next(tmp_path.rglob("main.json")).read_text())["commit"] == COMMIT
+    assert hub.log.name == download.log.name
