@@ -40,7 +40,7 @@ from app.scheduling.queue import (
     Reservation,
     T,
 )
-from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, is_probe, rate
+from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, image_s, is_probe, rate
 
 WAY_BACK = 0.04
 """Share of a request's time left for the answer's way to the client, which is not measured here."""
@@ -95,7 +95,7 @@ class Scheduler(Generic[T]):
         last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
         within_s = (1 - WAY_BACK) * (deadline_s - now)
         if least_s > within_s and queue.depth:
-            ahead -= queue.overtaken(client, images, priority, now, self._image_s(model))
+            ahead -= queue.overtaken(client, images, priority, now, image_s(self._serving[model], model))
             last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
@@ -142,14 +142,9 @@ class Scheduler(Generic[T]):
         reservation.left -= 1
         queue.reserved -= 1
         item.queued_s = now
-        image_s = self._image_s(model) if position or reservation.behind else 0.0
-        item.rank_s = rank_s(queue.turn_s(reservation, now, image_s), position, image_s, priority)
+        each_s = image_s(self._serving[model], model) if position or reservation.behind else 0.0
+        item.rank_s = rank_s(queue.turn_s(reservation, now, each_s), position, each_s, priority)
         queue.push(item, next(self._order))
-
-    def _image_s(self, model: str) -> float:
-        """Return the seconds of all workers together for an image; 0 without a worker."""
-        images_per_s = rate(self._serving[model], model)
-        return 1 / images_per_s if images_per_s else 0.0
 
     def requeue(self, item: T) -> None:
         """Put an item of a lost batch back at its old rank, even into a full queue: it was admitted."""

@@ -224,6 +224,12 @@ def rate(workers: Serving[T], model: str) -> float:
     return sum([latencies.rate / worker.sharing(model) for worker, latencies in workers])
 
 
+def image_s(workers: Serving[T], model: str) -> float:
+    """Return the seconds of all the model's workers together for an image; 0 without a worker."""
+    images_per_s = rate(workers, model)
+    return 1 / images_per_s if images_per_s else 0.0
+
+
 def is_probe(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float, *, priority: int) -> bool:
     """Return True if a request of `images` that has `within_s` is admitted as a probe, against the estimates.
 
