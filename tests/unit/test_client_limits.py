@@ -95,7 +95,9 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("limited", [True, False])
 def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at_in_tiles(limited: bool) -> None:
     filled: list[Any] = []
-    filling = Filling(cast(Any, None), 10**9, None, lambda _, outcome: filled.append(outcome), reads_pixels=False)
+    filling = Filling(
+        cast(Any, None), 10**9, None, lambda item, error: filled.append(error or item.placement), reads_pixels=False
+    )
     with ClientLimits().request(caller(pixels=150 if limited else 0)) as client_lease:
         item: Any = SimpleNamespace(terms=Terms(0.0, client_lease=client_lease))
         assert measured(WIDE, client_lease, 10**9) == (20, 5)

@@ -298,7 +298,7 @@ class Host:
     def refill(self, link):
         async def decode(item):
             await self.may_end.wait()
-            link._filled(item, self.error or item.placement)
+            link._filled(item, self.error)
 
         def refill(item):
             self.asked.append(item.slot)
