@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from app.decoder.messages import Kind
-from app.scheduling.line import Line, Turns
+from app.scheduling.line import NOTHING, Line, Turns
 from models import Placement
 
 Encoded = bytes | bytearray | memoryview
@@ -185,9 +185,9 @@ class DecodeQueue:
         best: tuple[float, PendingImage] | None = None
         for waiting in self._models:
             small, large = waiting.lines
-            first = small.first() if small else None
-            if large and (first is None or large.first().rank_s < first.rank_s) and fits(large.first()):
-                first = large.first()
+            first = small[0][2] if small else None
+            if large and (first is None or large[0][0] < first.rank_s) and fits(large[0][2]):
+                first = large[0][2]
             if first is not None and (best is None or waiting.served_s < best[0]):
                 best = waiting.served_s, first
         if best is None:
@@ -208,9 +208,8 @@ class DecodeQueue:
 
         `image_s`: seconds of all decoders for an image. Never later than the time of all that waits.
         """
-        own = self._turns.count(client)
-        behind = min(own * len(self._turns), self.waiting)
-        return self._turns.turn_s(client, now_s + behind * image_s) if own else now_s
+        own, last_s = self._turns.get(client, NOTHING)
+        return max(now_s + min(own * len(self._turns), self.waiting) * image_s, last_s) if own else now_s
 
     def image_s(self, model: int) -> float:
         """Return the recent seconds of a decoder for an image of the model."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 PRIORITY_WORTH_S = 1.0
 """Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
@@ -40,79 +39,51 @@ class Ranked(Protocol):
 R = TypeVar("R", bound=Ranked)
 
 
-class Line(Generic[R]):
+class Line(list[tuple[float, int, R]]):
     """Line of what waits, by rank: a sorted list, so that the number of items before another one is known at once."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[float, int, R]] = []
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[R]:
-        return iter([item for _, _, item in self._entries])
+    __slots__ = ()
 
     def push(self, item: R, order: int) -> None:
         """Add an item; `order` decides between equal ranks."""
         item.order = order
-        insort(self._entries, (item.rank_s, order, item))
-
-    def first(self) -> R:
-        """Return the next item. Raises IndexError when none waits."""
-        return self._entries[0][2]
+        insort(self, (item.rank_s, order, item))
 
     def discard(self, item: R) -> None:
         """Remove an item that waits."""
-        del self._entries[bisect_left(self._entries, (item.rank_s, item.order))]
+        del self[bisect_left(self, (item.rank_s, item.order))]
 
     def before(self, rank_s: float) -> int:
         """Return the number of items before one of this rank that comes now."""
-        return bisect_left(self._entries, (rank_s, math.inf))
+        return bisect_left(self, (rank_s, math.inf))
 
-    def after(self, rank_s: float) -> Iterator[R]:
-        """Iterate over the items after one of this rank that comes now."""
-        return iter([item for _, _, item in self._entries[self.before(rank_s) :]])
-
-
-_NOTHING = 0, -math.inf
+    def after(self, rank_s: float) -> list[R]:
+        """Return the items that go after one of this rank that comes now."""
+        return [item for _, _, item in self[self.before(rank_s) :]]
 
 
-class Turns:
+NOTHING = 0, -math.inf
+
+
+class Turns(dict[str, tuple[int, float]]):
     """Turns of the clients in a queue: how much each has in it, and its last turn."""
 
-    __slots__ = ("_clients",)
-
-    def __init__(self) -> None:
-        self._clients: dict[str, tuple[int, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def count(self, client: str) -> int:
-        """Return how much of a client is in the queue."""
-        return self._clients.get(client, _NOTHING)[0]
-
-    def turn_s(self, client: str, at_s: float) -> float:
-        """Return the client's turn at `at_s`: never before its last one, so that its images keep their order."""
-        return max(at_s, self._clients.get(client, _NOTHING)[1])
+    __slots__ = ()
 
     def begin(self, client: str, turn_s: float = -math.inf) -> int:
         """Count one more of a client, with this turn if it has one already. Return how much there was before."""
-        before, last_s = self._clients.get(client, _NOTHING)
-        self._clients[client] = before + 1, max(last_s, turn_s)
+        before, last_s = self.get(client, NOTHING)
+        self[client] = before + 1, max(last_s, turn_s)
         return before
 
     def take(self, client: str, at_s: float) -> float:
-        """Return the client's turn at `at_s`, which is its last one from now on."""
-        count, last_s = self._clients[client]
-        turn_s = max(at_s, last_s)
-        self._clients[client] = count, turn_s
-        return turn_s
+        """Return the client's turn at `at_s`: never before its last one, so that its images keep their order."""
+        count, last_s = self[client]
+        self[client] = count, max(at_s, last_s)
+        return max(at_s, last_s)
 
     def end(self, client: str) -> None:
         """Count one less of a client."""
-        count, last_s = self._clients.pop(client)
+        count, last_s = self.pop(client)
         if count > 1:  # Addresses are the clients': what has nothing here must not stay.
-            self._clients[client] = count - 1, last_s
+            self[client] = count - 1, last_s

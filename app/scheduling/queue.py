@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from app.scheduling.batching import Lateness
-from app.scheduling.line import REQUEST_SHARE, Line, Turns, rank_s
+from app.scheduling.line import NOTHING, REQUEST_SHARE, Line, Turns, rank_s
 
 
 class QueueFullError(Exception):
@@ -196,7 +196,8 @@ class Queue(Generic[T]):
 
         `image_s`: as in `turn_s`.
         """
-        turn_s = self.turns.turn_s(client, now + self.turns.count(client) * image_s / REQUEST_SHARE)
+        requests, last_s = self.turns.get(client, NOTHING)
+        turn_s = max(now + requests * image_s / REQUEST_SHARE, last_s)
         after = self.line.after(rank_s(turn_s, images - 1, image_s, priority))
         return sum([item.reservation.priority >= priority for item in after])
 
@@ -249,11 +250,11 @@ class Queue(Generic[T]):
 
     def take_all(self) -> list[T]:
         """Take every waiting item out, in order."""
-        items = [*self.line]
+        items = [item for _, _, item in self.line]
         for item in items:
             self.take(item)
         return items
 
     def oldest_s(self) -> float:
         """Return when the item that waits longest was enqueued. It looks at all: call it for less than a batch."""
-        return min(item.queued_s for item in self.line)
+        return min(item.queued_s for _, _, item in self.line)

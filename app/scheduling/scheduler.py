@@ -309,7 +309,7 @@ class Scheduler(Generic[T]):
             (m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving), key=worker.turn_s
         ):
             queue, latencies = self.queues[model], worker.latencies[model]
-            if not idle and queue.line.first().attempt is ALONE:
+            if not idle and queue.line[0][2].attempt is ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
             if queue.depth < latencies.ceiling(now):
                 if not idle:
@@ -354,7 +354,7 @@ def _taken(
     wanted = latencies.best_size(min(queue.depth, most), now)
     best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
     while queue.depth and len(items) < wanted:
-        item = queue.line.first()
+        item = queue.line[0][2]
         alone, deadline_s = item.attempt is ALONE, item.reservation.deadline_s
         if alone and items:
             break
