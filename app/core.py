@@ -12,6 +12,9 @@ import msgspec
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=200)]
 """Name that a worker gives something and that the server then counts under."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+"""Number and time that another process measured: no NaN and nothing below 0, else sums would be spoilt for good."""
 
 
 @dataclass(slots=True)
@@ -42,4 +45,4 @@ class ServedOn:
     operators: dict[str, str]
     decoding: DecodedBy
     memory_bytes: int
-    load_s: float
+    load_s: Seconds

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Annotated
 
 import msgspec
 from prometheus_client import Counter
 
+from app.core import Count
 from app.observability.histogram import Histogram, Series
 from app.observability.metrics import CODES, LIFE, REJECTIONS, TABLE, Metrics
 from app.observability.triton_statistics import ModelStatistics
@@ -27,9 +29,9 @@ class Counted(msgspec.Struct, array_like=True):
     """
 
     counters: list[tuple[str, Labels, float]]
-    series: list[tuple[str, Labels, list[int], float, dict[int, tuple[dict[str, str], float]]]]
+    series: list[tuple[str, Labels, list[Count], float, dict[int, tuple[dict[str, str], float]]]]
     statistics: dict[str, ModelStatistics]
-    clients: dict[str, tuple[int, int]]
+    clients: dict[Annotated[str, msgspec.Meta(max_length=256)], tuple[Count, Count]]
 
 
 def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes:
@@ -57,7 +59,6 @@ def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes
 
 
 _KNOWN: Mapping[str, Collection[str]] = {"code": CODES, "stage": LIFE, "reason": REJECTIONS}
-_LONGEST_NAME = 256
 _TRACE_LABELS = {"trace_id", "span_id"}
 
 
@@ -94,8 +95,6 @@ def add(
     for model, more in counted.statistics.items():
         statistics[model].add(more)
     for client, (requests, refused) in counted.clients.items():
-        if len(client) > _LONGEST_NAME:
-            raise ValueError("a client's name is too long")
         metrics.clients.count(client, refused=refused, requests=requests)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
+
+from app.core import Count, Seconds
 
 FIRST_VERSION = "1"
 """Version of a model whose name has none: `dogs` is version 1 of dogs, and `dogs@2` version 2."""
@@ -18,10 +20,11 @@ _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
 """Stages by our names, with Triton's."""
 
-FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+FailureReason: TypeAlias = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
+FAILURE_REASONS = get_args(FailureReason)
 """Reasons of a failed request in Triton (docs/user_guide/metrics.md, "Failure Count")."""
 
-_REASONS = {
+_REASONS: dict[str, FailureReason] = {
     "QUEUE_FULL": "REJECTED",
     "DEADLINE_UNREACHABLE": "REJECTED",
     "DEADLINE_EXCEEDED": "REJECTED",
@@ -38,7 +41,7 @@ def of_version(name: str) -> tuple[str, str]:
     return shown, version or FIRST_VERSION
 
 
-def failure_reason(code: str) -> str:
+def failure_reason(code: str) -> FailureReason:
     """Return Triton's reason for a request that ended with one of our codes other than "OK"."""
     return _REASONS.get(code, "OTHER")
 
@@ -47,8 +50,8 @@ def failure_reason(code: str) -> str:
 class Duration:
     """Number of events, and their seconds in all."""
 
-    count: int = 0
-    seconds: float = 0.0
+    count: Count = 0
+    seconds: Seconds = 0.0
 
     def add(self, seconds: float) -> None:
         """Count one more event."""
@@ -64,11 +67,11 @@ class Duration:
 class ModelStatistics:
     """Statistics of one model."""
 
-    last_ms: int = 0
+    last_ms: Count = 0
     success: Duration = field(default_factory=Duration)
-    failure: dict[str, Duration] = field(default_factory=dict)  # By Triton's reason.
-    images: int = 0
-    stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of successful requests.
+    failure: dict[FailureReason, Duration] = field(default_factory=dict)
+    images: Count = 0
+    stages: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of successful requests.
     batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
 
     def request(self, code: str, seconds: float, stages: Mapping[str, float]) -> None:

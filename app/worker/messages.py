@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.core import Name, ServedOn
+from app.core import Count, Name, Seconds, ServedOn
 from app.precision.probes import Calibration
 from app.processes.channel import Channel
 from app.worker.guard import LeakLimits, Trigger
@@ -139,8 +139,8 @@ class Loaded(msgspec.Struct, frozen=True):
     """
 
     served_on: ServedOn
-    latency_s: dict[int, float]
-    depth: int = 1
+    latency_s: dict[int, Seconds]
+    depth: Count = 1
     rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
 
 
@@ -209,10 +209,10 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     batch_id: int
     results: tuple[Annotated[tuple[ArrayLayout, ...], msgspec.Meta(max_length=1024)] | None, ...]
-    infer_s: float
-    fitted: int = 0
-    overflow_bytes: int = 0
-    prepare_s: float = 0.0
+    infer_s: Seconds
+    fitted: Count = 0
+    overflow_bytes: Count = 0
+    prepare_s: Seconds = 0.0
     undecoded: tuple[int, ...] = ()
     small: bytes = b""
 

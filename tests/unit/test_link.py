@@ -55,7 +55,7 @@ from app.link_messages import (
 )
 from app.observability.gained import Counted, gained
 from app.observability.metrics import Metrics, ModelMetrics
-from app.observability.triton_statistics import ModelStatistics
+from app.observability.triton_statistics import STAGES, Duration, ModelStatistics
 from app.processes.blocks import ROOM, Blocks
 from app.processes.channel import Channel, socket_pair
 from app.processes.packing import read_packed
@@ -781,8 +781,9 @@ def reserve(room=1, model=0, count=1, deadline_s=FAR):
 SECONDS = [0] * len(Metrics().request_seconds.labels("m").counts)
 
 
-def counted(*counters, series=(), clients=None):
-    return Gained(msgspec.msgpack.encode(Counted(list(counters), list(series), {}, clients or {})))
+def counted(*counters, series=(), statistics=None, clients=None):
+    of_models = {"m": ModelStatistics(**statistics)} if statistics else {}
+    return Gained(msgspec.msgpack.encode(Counted(list(counters), list(series), of_models, clients or {})))
 
 
 LIES = {
@@ -827,6 +828,14 @@ LIES = {
     "fewer labels": [counted(("requests", ("m",), 1.0))],
     "a count that is no number": [counted(("requests", ("m", "OK"), math.nan))],
     "a client with a long name": [counted(clients={"x" * 10_000: (1, 0)})],
+    "fewer requests of a client than none": [counted(clients={"x": (-1, 0)})],
+    "fewer than none in a bucket": [counted(series=[("request_seconds", ("m",), [-1, *SECONDS[1:]], 1.0, {})])],
+    "a reason that there is not": [counted(statistics={"failure": {"invented": Duration(1, 0.1)}})],
+    "seconds that are no number": [counted(statistics={"success": Duration(1, math.nan)})],
+    "seconds without end": [counted(statistics={"success": Duration(1, math.inf)})],
+    "fewer seconds than none": [counted(statistics={"success": Duration(1, -0.1)})],
+    "seconds of a stage that are no number": [counted(statistics={"stages": dict.fromkeys(STAGES, math.nan)})],
+    "fewer images than none, counted": [counted(statistics={"images": -1})],
     "exemplars that are no traces": [
         counted(series=[("request_seconds", ("m",), SECONDS, 1.0, {0: ({"x": "y"}, 1.0)})])
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import pickle
 
@@ -185,6 +186,17 @@ def test_a_pickle_from_a_worker_runs_nothing():
 
     with pytest.raises(ValueError, match=r"\S"):
         from_worker(pickle.dumps(Evil()))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -0.1])
+def test_a_time_is_a_number_that_sums_and_estimates_bear(number):
+    for message in (
+        Done(7, (), number),
+        Done(7, (), 0.5, prepare_s=number),
+        Ready("cpu:0", "a CPU", (loaded_as("eager", {1: number}),)),
+    ):
+        with pytest.raises(ValueError, match="float"):
+            from_worker(to_server(message))
 
 
 def test_a_report_on_a_model_is_bounded():
