@@ -15,7 +15,8 @@ WAIT_S = 240
 class Load:
     """Clients in a loop of requests, from `start` until `stop`; `outcomes` by (status, code).
 
-    `retry_s`: wait of each client before it asks again after a refusal.
+    `retry_s`: wait of each client before it asks again after a refusal; `address`: theirs, by which the service tells
+    clients apart.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class Load:
         headers: dict[str, str] | None = None,
         *,
         retry_s: float = 0.0,
+        address: str | None = None,
     ) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
         # Never close an idle connection: httpcore 1.0 may close one that it has just given to a request, if this
         # process was busy in between.
         limits = httpx.Limits(max_connections=clients, keepalive_expiry=None)
-        self._client = httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, trust_env=False)
+        transport = httpx.AsyncHTTPTransport(limits=limits, local_address=address, trust_env=False)
+        self._client = httpx.AsyncClient(base_url=url, timeout=WAIT_S, transport=transport, trust_env=False)
         self._ask = lambda: self._client.post(
             path, content=body, headers={"Content-Type": "image/jpeg", **(headers or {})}
         )

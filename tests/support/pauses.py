@@ -35,13 +35,15 @@ async def part_paused(service: ServiceProcess, part: str, seconds: float) -> Non
 async def hurried(
     service: ServiceProcess, images: dict[str, bytes], clients: int, timeout_ms: int
 ) -> AsyncIterator[dict[str, Load]]:
-    """Run so many clients for each model, by its name, each with the model's image."""
+    """Run so many clients for each model, by its name, each with the model's image. Those of a model have an address
+    of their own: no work of others counts as theirs.
+    """
     async with contextlib.AsyncExitStack() as stack:
         loads = {}
-        for model, image in images.items():
+        for number, (model, image) in enumerate(images.items(), 2):
             path = f"/v1/models/{model}:predict?timeout_ms={timeout_ms}"
             loads[model] = await stack.enter_async_context(
-                Load(service.url, path, image, clients, JPEG, retry_s=_RETRY_S)
+                Load(service.url, path, image, clients, JPEG, retry_s=_RETRY_S, address=f"127.0.0.{number}")
             )
         yield loads
 
