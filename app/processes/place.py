@@ -293,7 +293,10 @@ class Supervisor(Generic[C]):
         while True:
             await self._run(self.child)
             self._report(self.child)
-            self.child.gone()
+            try:
+                self.child.gone()
+            except Exception:
+                self._log.exception("%s: what it had could not be given back", self.child.name)
             await asyncio.wait((self._stopped,), timeout=self._pause_s)
             if self.is_closed:
                 break

@@ -248,6 +248,18 @@ async def test_a_process_that_cannot_be_killed_is_quarantined_and_another_one_st
         assert gone == [("1", "hung")]
 
 
+async def test_a_place_is_filled_again_where_what_a_child_had_cannot_be_given_back(virtual_time, caplog):
+    class Keeper(Sleeper):
+        def gone(self):
+            raise RuntimeError("a fault of ours")
+
+    async with supervised(Keeper) as (supervisor, _):
+        (await supervisor.ready).kill("it hung", Cause.HUNG)
+        await asyncio.sleep(0)
+        assert (await supervisor.ready).name == "2"
+    assert "could not be given back" in caplog.text
+
+
 @pytest.mark.parametrize("begins_s", [0.0, 1000.0])
 async def test_a_stop_waits_for_no_start_and_no_pause(virtual_time, begins_s):
     async with supervised(lambda name: Sleeper(name, fails=OSError("no"), begins_s=begins_s)) as (supervisor, _):
