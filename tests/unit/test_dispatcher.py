@@ -8,7 +8,7 @@ import pytest
 
 from app.errors import ServiceError
 from app.fleet import device_files
-from app.link import ModelState, Terms
+from app.link import ModelState, ReturnedBytes, Terms
 from app.worker.messages import Failed, Release, Released
 from tests.support.doubles import Worker, ask, dispatching, done, free_slots, hear, submit, turns
 
@@ -247,8 +247,8 @@ async def test_many_callers_share_one_release():
         [release] = [message for message in worker.sent if isinstance(message, Release)]
         tasks.pop().cancel()
         await turns()
-        hear(fleet, worker, Released("request", {2: 7}, release.request))
-        assert await asyncio.gather(*tasks) == [{worker.id: {2: 7}}] * 999
+        hear(fleet, worker, Released("request", {2: 7}, release.request, {2: 5}))
+        assert await asyncio.gather(*tasks) == [{worker.id: ReturnedBytes({2: 7}, {2: 5})}] * 999
 
 
 async def test_a_release_ends_with_its_worker():
@@ -257,7 +257,7 @@ async def test_a_release_ends_with_its_worker():
         task = asyncio.create_task(fleet.release("null:0"))
         await turns()
         fleet._worker_gone(worker, "it died")
-        assert await task == {worker.id: {}}
+        assert await task == {worker.id: ReturnedBytes({}, {})}
 
 
 async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slots():

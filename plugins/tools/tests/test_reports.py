@@ -84,7 +84,7 @@ def test_nothing_of_the_product_lets_rich_read_markup() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Console", "TextColumn")
     ]
-    assert len(made) >= 6
+    assert len(made) >= 4
     assert [text for text in made if "markup=False" not in text[1]] == []
 
 
