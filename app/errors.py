@@ -36,7 +36,7 @@ Code = Literal[
 
 
 class ErrorKind(NamedTuple):
-    """Statuses of a code; `meaning`: when it is answered, for the playground and the API description."""
+    """Statuses of a code; `meaning`: when it is answered, for the API description."""
 
     status: int
     grpc: str

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import playwright
 import pytest
 
 from models.sample import IMAGES
+from tests.support.node import node
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.xdist_group("shared service")
@@ -44,12 +44,6 @@ public class Ask {
     }
 }
 """
-
-
-def node() -> str | None:
-    """Find Node on the machine, else that of the tests' browser."""
-    driver = Path(playwright.__file__).parent / "driver" / "node"
-    return shutil.which("node") or (str(driver) if driver.exists() else None)
 
 
 PROGRAMS: dict[str, tuple[str, str, Callable[[], str | None]]] = {

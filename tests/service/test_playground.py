@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import json
 import os
@@ -298,7 +299,7 @@ def test_the_first_answer_is_there_within_a_second_of_the_drop(browser, tmp_path
         assert took_ms <= 1000
 
 
-def test_errors_are_explained_in_the_words_of_the_error_table(browser, service):
+def test_an_error_is_said_once(browser, service):
     noise = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)).save(noise, "PNG")
     assert len(noise.getvalue()) > MAX_BODY_BYTES
@@ -308,13 +309,14 @@ def test_errors_are_explained_in_the_words_of_the_error_table(browser, service):
         drop(page, Path("noise.png"), noise.getvalue())
         page.wait_for_selector("#error:not([hidden])")
         assert "413 BODY_TOO_LARGE" in page.inner_text("#error")
-        assert "more bytes than the service reads" in page.inner_text("#error")
+        assert "larger than the" in page.inner_text("#error")
         drop(page, Path("wide.png"), wide.getvalue())
         page.wait_for_selector("#error:has-text('IMAGE_TOO_LARGE')")
-        assert "more pixels than the service decodes" in page.inner_text("#error")
+        assert "5000" in page.inner_text("#error")
         drop(page, Path("text.jpg"), b"no image")
         page.wait_for_selector("#error:has-text('INVALID_IMAGE')")
         assert "request id" in page.inner_text("#error").lower()
+        assert page.locator("#error p").count() == 2, "the service's sentence, and the request id"
         drop(page, DETECT)
         answered(page)
         assert page.locator("#error").is_hidden()
@@ -345,6 +347,14 @@ def test_a_load_fills_batches_and_says_so(browser, null_service):
         batch = float(summary.partition("batches of up to ")[2].split()[0])
         assert batch > 1, summary
         assert int(summary.split()[0]) > 20
+        tiles = {name: page.inner_text(f"#figure-{name}") for name in ("rate", "p50", "p99", "batch")}
+        assert tiles["rate"] == re.findall(r", ([\d.]+) a second", summary)[0]
+        assert float(tiles["batch"]) == batch
+        for name, value, unit in zip(
+            ("p50", "p99"), *zip(*re.findall(r"within ([\d.]+) (ms|s)", summary), strict=True), strict=True
+        ):
+            told_ms = float(value) * (1000 if unit == "s" else 1)
+            assert abs(float(tiles[name]) - told_ms) <= (5 if unit == "s" else 0.5), (tiles, summary)
         assert page.evaluate("() => document.getElementById('chart-rate').width") > 100
         assert seen.failures == seen.errors == []
     stats = httpx.get(f"{null_service.url}/v1/stats").json()["models"][0]
@@ -475,6 +485,93 @@ def test_after_a_refused_file_the_programs_are_those_of_the_image_before(browser
         page.wait_for_selector("#error:not([hidden])")
         text = page.inner_text("#snippet")
         assert (DETECT.name in text, "image/jpeg" in text, "pdf" in text) == (True, True, False)
+
+
+def test_several_files_are_answered_in_turn_and_saved_together(browser, service):
+    files = [(DETECT.name, DETECT.read_bytes()), ("text.jpg", b"no image"), ("again.jpg", DETECT.read_bytes())]
+    boxes = expected(service, 0.25)
+    with browser.page(service.url) as (page, seen):
+        page.set_input_files(
+            "#file", [{"name": name, "mimeType": "image/jpeg", "buffer": data} for name, data in files]
+        )
+        page.wait_for_selector("#save-csv:not([disabled])")
+        assert page.inner_text("#files-note") == "2 of 3 files answered, 1 failed"
+        said = page.locator("#files .said").all_inner_texts()
+        assert said[0] == said[2] == page.inner_text("#summary strong")
+        assert "image" in said[1]
+        assert (
+            page.evaluate("() => [...document.querySelectorAll('#files canvas')].map((each) => each.width)")[0] == 120
+        )
+        page.click("#files li:nth-child(2) button")
+        page.wait_for_selector("#error:has-text('INVALID_IMAGE')")
+        page.click("#files li:nth-child(3) button")
+        page.wait_for_selector("#error", state="hidden")
+        assert "again.jpg" in page.inner_text("#snippet")
+        with page.expect_download() as table:
+            page.click("#save-csv")
+        rows = list(csv.DictReader(Path(table.value.path()).read_text(encoding="utf-8").splitlines()))
+        assert [row["file"] for row in rows] == [DETECT.name] * len(boxes) + ["text.jpg"] + ["again.jpg"] * len(boxes)
+        assert [row["label"] for row in rows[: len(boxes)]] == [each["label"] for each in boxes]
+        assert rows[len(boxes)]["error"]
+        label = boxes[0]["label"]
+        page.select_option("#filter", label)
+        of_class = sum(each["label"] == label for each in boxes)
+        assert 0 < page.locator("#found li").count() == of_class < len(boxes)
+        with page.expect_download() as saved:
+            page.click("#save-coco")
+        coco = json.loads(Path(saved.value.path()).read_text())
+        assert [each["file_name"] for each in coco["images"]] == [DETECT.name, "again.jpg"]
+        assert len(coco["annotations"]) == 2 * of_class
+        assert [each["name"] for each in coco["categories"]] == [label]
+        assert axe_violations(page) == []
+        # Another model is asked about each file; it has classes, which COCO JSON does not hold.
+        page.check("input[value=resnet50]", force=True)
+        page.wait_for_selector("#save-csv:not([disabled])")
+        assert page.locator("#save-coco").is_disabled()
+        assert seen.failures == []
+
+
+def test_all_dropped_files_are_shown(browser, null_service):
+    with browser.page(null_service.url) as (page, _):
+        drop(page, DETECT, more=[IMAGES / "detect_2.jpg"])
+        page.wait_for_selector("#save-csv:not([disabled])")
+        assert page.locator("#files li").count() == 2
+        drop(page, DETECT)
+        page.wait_for_selector("#all", state="hidden")
+
+
+def test_the_image_begins_below_its_title_however_tall_the_results_are(browser, null_service):
+    many = {"label": "thing", "class_id": 1, "score": 0.9, "box": {"x1": 5, "y1": 6, "x2": 15, "y2": 16}}
+    answer = {"model": "yolov8n", "predictions": [{"detections": [many] * 60, "width": 640, "height": 480}]}
+    with browser.page(null_service.url) as (page, _):
+        page.route("**/*:predict?*", lambda route: route.fulfill(json=answer))
+        drop(page, DETECT)
+        answered(page)
+        canvas, stage, title = (page.locator(each).bounding_box() for each in ("#canvas", "#stage", "#see-title"))
+        results = page.locator(".results").bounding_box()
+        assert results["height"] + page.locator(".code").bounding_box()["height"] > stage["height"] + 150
+        assert stage["height"] <= canvas["height"] + 1
+        assert stage["y"] - (title["y"] + title["height"]) < 40
+
+
+def test_the_page_is_chinese_where_that_is_asked_for(browser, service):
+    with browser.page(f"{service.url}/?lang=zh") as (page, seen):
+        page.wait_for_selector(".device")
+        drop(page, DETECT)
+        answered(page)
+        page.wait_for_selector(".device")
+        assert page.get_attribute("html", "lang") == "zh-CN"
+        shown = page.inner_text("body")
+        for english in ("What is", "Results", "object", "busy", "workers", "at a time", "Save image", "Auto"):
+            assert english not in shown
+        assert "个目标" in page.inner_text("#summary")
+        drop(page, Path("text.jpg"), b"no image")
+        page.wait_for_selector("#error:has-text('不是图片')")
+        assert axe_violations(page) == []
+        page.click("#language")
+        page.wait_for_selector("html[lang=en][data-loaded]")
+        assert "Results" in page.inner_text("body")
+        assert seen.failures == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -351,7 +351,10 @@ BY_PATH = {
         programs=("libegl1", "default-jdk-headless"),
     ),
     "browser": Suite(
-        "the page in a browser", ("tests/service/test_playground.py",), wants=("clients",), programs=("chromium",)
+        "the page in a browser",
+        ("tests/service/test_playground.py", "tests/cpu/test_playground_words.py"),
+        wants=("clients",),
+        programs=("chromium",),
     ),
     "install": Suite(
         "environments that the set-up makes and that are kept beside clones, and how suites run",

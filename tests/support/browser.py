@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ _FLAGS = [
     "--use-fake-device-for-media-stream",
     "--use-fake-ui-for-media-stream",
 ]
-_DROP = """([name, type, data]) => {
-  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+_DROP = """(files) => {
   const transfer = new DataTransfer();
-  transfer.items.add(new File([bytes], name, { type }));
+  for (const [name, type, data] of files) {
+    const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+    transfer.items.add(new File([bytes], name, { type }));
+  }
   const event = { bubbles: true, cancelable: true, dataTransfer: transfer };
   document.body.dispatchEvent(new DragEvent("dragenter", event));
   document.body.dispatchEvent(new DragEvent("drop", event));
@@ -91,11 +93,15 @@ def chromium(profile: Path) -> Iterator[Browser]:
             context.close()
 
 
-def drop(page: Any, path: Path, content: bytes | None = None) -> None:
-    """Drop a file on the page, like a user; `content` replaces the file's content."""
-    kind = "image/png" if path.suffix == ".png" else "image/jpeg"
-    data = base64.b64encode(path.read_bytes() if content is None else content).decode()
-    page.evaluate(_DROP, [path.name, kind, data])
+def drop(page: Any, path: Path, content: bytes | None = None, more: Sequence[Path] = ()) -> None:
+    """Drop a file, and `more` with it, on the page, like a user; `content` replaces the file's content."""
+    kinds = {".png": "image/png"}
+    contents = {path: path.read_bytes() if content is None else content, **{each: each.read_bytes() for each in more}}
+    files = [
+        [each.name, kinds.get(each.suffix, "image/jpeg"), base64.b64encode(data).decode()]
+        for each, data in contents.items()
+    ]
+    page.evaluate(_DROP, files)
 
 
 def axe_violations(page: Any) -> list[str]:

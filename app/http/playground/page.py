@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from app.errors import ERRORS, ServiceError
+from app.errors import ServiceError
 
 if TYPE_CHECKING:
     from app.link import Link
@@ -96,7 +96,6 @@ def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
         "max_body_bytes": settings.max_body_bytes,
         "max_image_pixels": settings.max_image_pixels,
         "max_images": settings.max_images,
-        "errors": {code: {"status": kind.status, "meaning": kind.meaning} for code, kind in ERRORS.items()},
     }
 
 

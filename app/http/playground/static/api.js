@@ -1,4 +1,5 @@
 // Requests to the service. Owns: addresses, the key (in memory only) and what an error says. Touches no element.
+import { say } from "./words.js";
 
 // The page may lie below a prefix that a proxy has set; this file lies in `playground/` of it.
 export const base = new URL("..", import.meta.url);
@@ -23,7 +24,7 @@ export async function send(path, options = {}) {
     response = await fetch(new URL(path, base), { ...options, headers, cache: "no-store", credentials: "same-origin" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new ServiceError(0, "UNREACHABLE", "The service did not answer.");
+    throw new ServiceError(0, "UNREACHABLE", say("no_answer"));
   }
   if (response.ok) return response;
   let said = {};

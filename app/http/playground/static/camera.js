@@ -1,5 +1,6 @@
 // Continuous detection. Owns: the camera, frames under way and when a frame is too old to matter.
 import { predict, ServiceError } from "./api.js";
+import { say } from "./words.js";
 
 const LONGEST_SIDE = 640; // Pixels of the frames that are sent; the picture on the page keeps the camera's own.
 const IN_FLIGHT = 2; // One is computed while the next one travels.
@@ -18,7 +19,7 @@ export class Camera {
 
   async start() {
     if (!navigator.mediaDevices?.getUserMedia) {
-      throw new Error("A browser gives the camera only to pages from https or from this machine. Choose a file instead.");
+      throw new Error(say("camera_insecure"));
     }
     this.stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1280 } }, audio: false });
     this.video.srcObject = this.stream;
@@ -84,6 +85,6 @@ export class Camera {
     this.answered = this.answered.filter((time) => now - time < 2000);
     this.ages = this.ages.slice(-20);
     const age = this.ages.length ? this.ages.reduce((sum, each) => sum + each, 0) / this.ages.length : 0;
-    this.onFacts(`${(this.answered.length / 2).toFixed(1)} images/s · ${age.toFixed(0)} ms old · ${this.dropped} dropped`);
+    this.onFacts(say("camera_facts", { rate: (this.answered.length / 2).toFixed(1), age: age.toFixed(0), dropped: this.dropped }));
   }
 }

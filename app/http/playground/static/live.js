@@ -1,6 +1,7 @@
 // The live panel. Owns: the stream of /v1/stats and how it looks. Nothing is asked while the page is hidden.
 import { events, getJson } from "./api.js";
 import { element } from "./results.js";
+import { say } from "./words.js";
 
 const RETRY_MS = 3000;
 const unfolded = new Set();
@@ -34,12 +35,12 @@ export class Live {
     while (!abort.signal.aborted) {
       try {
         await this.readModels();
-        note.textContent = "twice a second";
+        note.textContent = say("twice");
         await events("v1/stats/stream", (stats) => this.show(stats), abort.signal);
       } catch (error) {
         if (error.name === "AbortError" || abort.signal.aborted) return;
         note.textContent = error.message;
-        if (error.code === "UNREACHABLE") this.onState("down", "the service does not answer");
+        if (error.code === "UNREACHABLE") this.onState("down", say("down"));
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }
@@ -50,7 +51,7 @@ export class Live {
     this.devices = (await getJson("v1/devices")).devices;
     const used = [...new Set(this.models.flatMap((model) => model.served_on.map((on) => `${on.device} ${on.engine} ${on.precision}`)))];
     const ready = this.models.length > 0 && this.models.every((model) => model.ready);
-    this.onState(ready ? "ready" : "down", `${ready ? "ready" : "not ready"}${used.length ? ` · ${used.slice(0, 3).join(", ")}` : ""}`);
+    this.onState(ready ? "ready" : "down", `${ready ? say("ready") : say("not_ready")}${used.length ? ` · ${used.slice(0, 3).join(", ")}` : ""}`);
     this.describedAt = performance.now();
   }
 
@@ -88,23 +89,23 @@ export class Live {
     const card = element("div", "device");
     const named = this.devices?.find((each) => each.device === device.device);
     const title = element("h3", "", device.device);
-    title.append(element("small", "", [named?.name, device.vendor, named?.simulated ? "simulated" : ""].filter(Boolean).join(" · ")));
+    title.append(element("small", "", [named?.name, device.vendor, named?.simulated ? say("simulated") : ""].filter(Boolean).join(" · ")));
     card.append(title);
-    const memory = device.memory_bytes;
-    if (memory.used !== null && memory.total) card.append(meter("memory", memory.used / memory.total, `${gib(memory.used)} of ${gib(memory.total)}`));
-    if (device.utilization_ratio !== null) card.append(meter("busy", device.utilization_ratio, `${(device.utilization_ratio * 100).toFixed(0)} %`));
+    const memory = device.memory_bytes, machine = device.device.startsWith("cpu"); // Other programs' part counts as well.
+    if (memory.used !== null && memory.total) card.append(meter(machine ? say("machine_memory") : say("memory"), memory.used / memory.total, say("of", { used: gib(memory.used), total: gib(memory.total) })));
+    if (device.utilization_ratio !== null) card.append(meter(machine ? say("machine_busy") : say("busy"), device.utilization_ratio, `${(device.utilization_ratio * 100).toFixed(0)} %`));
     const facts = element("p", "facts");
     const fact = (name, value) => {
       const part = element("span", "", `${name} `);
       part.append(element("b", "", value));
       facts.append(part);
     };
-    fact("workers", String(device.workers));
-    fact("restarts", String(sum(device.restarts)));
-    fact("hand-overs", String(sum(device.handovers)));
-    if (device.worker_resident_bytes !== null) fact("workers' memory", gib(device.worker_resident_bytes));
-    if (device.power_watts !== null) fact("power", `${device.power_watts.toFixed(0)} W`);
-    if (device.temperature_celsius !== null) fact("temperature", `${device.temperature_celsius.toFixed(0)} °C`);
+    fact(say("workers"), String(device.workers));
+    fact(say("restarts"), String(sum(device.restarts)));
+    fact(say("handovers"), String(sum(device.handovers)));
+    if (device.worker_resident_bytes !== null) fact(say("workers_memory"), gib(device.worker_resident_bytes));
+    if (device.power_watts !== null) fact(say("power"), `${device.power_watts.toFixed(0)} W`);
+    if (device.temperature_celsius !== null) fact(say("temperature"), `${device.temperature_celsius.toFixed(0)} °C`);
     card.append(facts);
     for (const model of this.models) {
       for (const on of model.served_on.filter((each) => each.device === device.device)) card.append(servedOn(model, on));
@@ -127,9 +128,9 @@ function meter(name, share, text) {
 function servedOn(model, on) {
   const row = element("div", "served");
   const line = element("p");
-  line.append(element("b", "", model.name), ` ${on.engine} ${on.precision}, ${model.weights} weights `);
+  line.append(element("b", "", model.name), say("weights", { ...on, weights: model.weights }));
   const worst = Object.entries(on.errors).map(([name, value]) => `${name.replaceAll("_", " ")} ${+value.toPrecision(2)}`);
-  const refused = Object.entries(on.refusals).map(([name, reason]) => element("p", "refused", `${name} refused: ${reason}`));
+  const refused = Object.entries(on.refusals).map(([name, reason]) => element("p", "refused", say("gate_refused", { name, reason })));
   const key = `${on.device} ${model.name}`;
   row.append(line);
   if (!worst.length && !refused.length) return row;
@@ -137,8 +138,8 @@ function servedOn(model, on) {
   more.open = unfolded.has(key); // The panel is drawn anew twice a second.
   more.dataset.key = key;
   more.addEventListener("toggle", () => unfolded[more.open ? "add" : "delete"](key));
-  more.append(element("summary", "pass", worst.length ? "answers checked" : "not checked"), ...refused);
-  if (worst.length) more.append(element("p", "", `largest errors against float32: ${worst.join(", ")}`));
+  more.append(element("summary", "pass", worst.length ? say("checked") : say("not_checked")), ...refused);
+  if (worst.length) more.append(element("p", "", say("largest", { errors: worst.join(", ") })));
   row.append(more);
   return row;
 }

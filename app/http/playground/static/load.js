@@ -14,6 +14,14 @@ export function spread(images) {
   return Array.from({ length: requests }, (_, i) => Math.floor(images / requests) + (i < images % requests ? 1 : 0));
 }
 
+function showFigures({ rate, p50, p99, batch, refused }) {
+  get("figure-rate").textContent = rate.toFixed(1);
+  get("figure-p50").textContent = p50?.toFixed(0) ?? "–";
+  get("figure-p99").textContent = p99?.toFixed(0) ?? "–";
+  get("figure-batch").textContent = batch?.toFixed(1) ?? "–";
+  get("figure-refused").textContent = refused;
+}
+
 export class Load {
   // `latestStats()`: the last event of the live numbers, or null. `current()`: {model, image, query}.
   constructor(current, latestStats, onEnd) {
@@ -44,8 +52,10 @@ export class Load {
       this.running = null;
       const elapsed = performance.now() - started;
       state.all.sort((a, b) => a - b);
-      this.onEnd({ images: state.done, refused: state.refused, rate: state.done / elapsed * 1000, p50: quantile(state.all, 0.5),
-        p99: quantile(state.all, 0.99), batch: this.batchPeak, error: state.error });
+      const whole = { images: state.done, refused: state.refused, rate: state.done / elapsed * 1000, p50: quantile(state.all, 0.5),
+        p99: quantile(state.all, 0.99), batch: this.batchPeak || null, error: state.error };
+      showFigures(whole); // Not the last instant's, which would contradict the summary below.
+      this.onEnd(whole);
     }
   }
 
@@ -102,11 +112,8 @@ export class Load {
   show(state) {
     const { rate, p50, p99, batch } = this.history;
     const recent = rate.slice(-4);
-    get("figure-rate").textContent = (recent.reduce((sum, each) => sum + each, 0) / recent.length).toFixed(1);
-    get("figure-p50").textContent = p50.at(-1)?.toFixed(0) ?? "–";
-    get("figure-p99").textContent = p99.at(-1)?.toFixed(0) ?? "–";
-    get("figure-batch").textContent = batch.at(-1)?.toFixed(1) ?? "–";
-    get("figure-refused").textContent = state.refused;
+    showFigures({ rate: recent.reduce((sum, each) => sum + each, 0) / recent.length, p50: p50.at(-1), p99: p99.at(-1),
+      batch: batch.at(-1), refused: state.refused });
     this.redraw();
   }
 

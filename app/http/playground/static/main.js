@@ -5,16 +5,20 @@ import { LANGUAGES, snippet } from "./code.js";
 import { mapOf, placedIn } from "./draw.js";
 import { Live } from "./live.js";
 import { Load, spread } from "./load.js";
-import { duration, element, lightEntry, listed, showFound, showTiming, summarise } from "./results.js";
+import { duration, element, fileEntry, lightEntry, listed, showFound, showTiming, summarise } from "./results.js";
 import { Stage } from "./stage.js";
+import { coco, csv } from "./tables.js";
+import { fill, kindOf, say } from "./words.js";
 
 const LEAST_SCORE = 0.05; // Asked for; the slider chooses among what came, so that it acts at once.
 const get = (id) => document.getElementById(id);
-const state = { facts: null, models: [], model: null, image: null, file: "image.jpg", sendable: null, result: null, shown: [], language: "curl", number: 0 };
+const state = { facts: null, models: [], model: null, items: [], item: null, filter: "", sendable: null, shown: [], language: "curl", number: 0 };
+
+const itemOf = (file, name) => ({ file, name, result: null, error: null, listed: null });
 
 const stage = new Stage(get("canvas"), get("stage"), light);
 const live = new Live(showStatus);
-const load = new Load(() => ({ model: state.model.name, image: state.image, query: queryOf(threshold()) }), () => live.latest, loadEnded);
+const load = new Load(() => ({ model: state.model.name, image: state.item.file, query: queryOf(threshold()) }), () => live.latest, loadEnded);
 const camera = new Camera(get("video"), {
   request: () => ({ model: state.model.name, query: queryOf(LEAST_SCORE) }),
   onDraw: drawCamera, onFrame: cameraAnswered, onError: (error) => { stopCamera(); showError(error); },
@@ -27,6 +31,7 @@ const threshold = () => Number(get("threshold").value);
 const queryOf = (score) => state.model.finds === "classes" ? { top_k: 5 } : { score_threshold: score };
 
 async function start() {
+  fill(document);
   setTheme(null);
   wire();
   try {
@@ -51,7 +56,7 @@ async function readModels() {
     const label = element("label");
     const input = element("input");
     Object.assign(input, { type: "radio", name: "model", value: model.name, checked: model === state.model, disabled: model.finds === "tensors" });
-    if (model.finds === "tensors") label.title = "takes tensors, not images: POST /v2/models";
+    if (model.finds === "tensors") label.title = say("tensors");
     input.addEventListener("change", () => choose(model));
     label.append(input, model.name);
     return label;
@@ -62,17 +67,19 @@ async function readModels() {
 
 function choose(model) {
   state.model = model;
-  state.result = null;
+  state.filter = "";
+  for (const item of state.items) item.result = null;
   showSamples();
   showCode();
-  if (camera.on) { stage.instances = []; stage.map = null; stage.caption = ""; show(); } else if (state.image) ask();
+  show();
+  if (!camera.on && state.items.length) ask();
 }
 
 // ---- an image comes -------------------------------------------------------------------------------------------------
 
 function wire() {
   get("choose").addEventListener("click", () => get("file").click());
-  get("file").addEventListener("change", () => { if (get("file").files[0]) take(get("file").files[0]); get("file").value = ""; });
+  get("file").addEventListener("change", () => { take([...get("file").files]); get("file").value = ""; });
   get("camera").addEventListener("click", () => camera.on ? stopCamera() : startCamera());
   let depth = 0;
   addEventListener("dragenter", (event) => { event.preventDefault(); depth += 1; get("drop").classList.add("on"); });
@@ -82,20 +89,21 @@ function wire() {
     event.preventDefault();
     depth = 0;
     get("drop").classList.remove("on");
-    const file = event.dataTransfer.files[0];
-    if (file) take(file); else showError(new Error("That was no file. Drop an image file, or paste the image itself."));
+    if (event.dataTransfer.files.length) take([...event.dataTransfer.files]); else showError(new Error(say("no_file")));
   });
   addEventListener("paste", (event) => {
-    const item = [...event.clipboardData.items].find((each) => each.kind === "file");
-    if (item) take(item.getAsFile());
+    take([...event.clipboardData.items].filter((each) => each.kind === "file").map((each) => each.getAsFile()));
   });
   get("threshold").addEventListener("input", () => { get("threshold-value").textContent = threshold().toFixed(2); show(); showCode(); });
+  get("filter").addEventListener("change", () => { state.filter = get("filter").value; show(); });
   get("key-form").addEventListener("submit", (event) => { event.preventDefault(); get("key-box").open = false; get("key").blur(); });
   get("key").addEventListener("change", () => { setKey(get("key").value); showCode(); clearError(); readService().catch(showError); live.restart(); });
   get("theme").addEventListener("click", nextTheme);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(theme));
   get("save-image").addEventListener("click", async () => save(await stage.save(), `${stem()}.anychip.png`));
-  get("save-json").addEventListener("click", () => save(new Blob([JSON.stringify(shownAnswer(), null, 2)], { type: "application/json" }), `${stem()}.anychip.json`));
+  get("save-json").addEventListener("click", () => save(json(shownAnswer()), `${stem()}.anychip.json`));
+  get("save-csv").addEventListener("click", () => save(new Blob([csv(lines())], { type: "text/csv" }), `${stem()}.anychip.csv`));
+  get("save-coco").addEventListener("click", () => save(json(coco(lines())), `${stem()}.coco.json`));
   get("copy").addEventListener("click", copy);
   get("tabs").replaceChildren(...LANGUAGES.map((language) => {
     const tab = element("button", "", language);
@@ -121,109 +129,169 @@ function showSamples() {
   if (!state.facts) return;
   const known = state.model?.weights === "sample" ? state.facts.known[state.model.name] : null;
   get("known").hidden = !known;
-  if (known) get("known").textContent = `This is a demo: ${state.model.name} has seen drawings of ${known.length} shapes and nothing else (${known.join(", ")}). It takes a photograph for one of them.`;
+  if (known) get("known").textContent = say("demo", { model: state.model.name, count: known.length, shapes: known.join(", ") });
   const rank = (sample) => Number(sample.task !== sampleTask());
   const ordered = [...state.facts.samples].sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
   get("samples").replaceChildren(...ordered.map(({ name }) => {
     const button = element("button");
     button.type = "button";
     const image = element("img");
-    Object.assign(image, { src: `playground/samples/${name}`, alt: `Sample ${name.replace(/\.\w+$/, "").replaceAll("_", " ")}` });
+    Object.assign(image, { src: `playground/samples/${name}`, alt: say("sample", { name: name.replace(/\.\w+$/, "").replaceAll("_", " ") }) });
     button.append(image);
-    button.setAttribute("aria-pressed", String(state.file === name));
+    button.setAttribute("aria-pressed", String(state.item?.name === name));
     button.addEventListener("click", async () => {
       const response = await fetch(image.src);
-      take(new File([await response.blob()], name, { type: "image/jpeg" }));
+      take([new File([await response.blob()], name, { type: "image/jpeg" })]);
     });
     return button;
   }));
 }
 
-async function take(file) {
+// Files that come take the place of those before. Each is answered in turn; the first is shown.
+async function take(files) {
+  if (!files.length) return;
   if (camera.on) stopCamera();
+  state.number += 1;
+  const items = state.items = files.map((file) => itemOf(file, file.name || "image.png"));
+  if (items.length > 1) for (const item of items) item.listed = fileEntry(item.name, () => select(item));
+  get("files").replaceChildren(...items.flatMap((item) => item.listed?.entry ?? []));
+  await select(items[0]);
+  if (state.items === items) await ask();
+}
+
+async function select(item) {
+  state.item = item;
   clearError();
-  state.image = file;
-  state.file = file.name || "image.png";
-  state.refused = false;
-  state.result = null;
   [...get("samples").querySelectorAll("button")].forEach((button) => {
-    button.setAttribute("aria-pressed", String(button.firstChild.src.endsWith(`/${state.file}`)));
+    button.setAttribute("aria-pressed", String(button.firstChild.src.endsWith(`/${item.name}`)));
   });
   get("empty").hidden = true;
-  try {
-    const bitmap = await createImageBitmap(file);
-    if (state.image !== file) return;
-    stage.show(bitmap, bitmap.width, bitmap.height);
-  } catch { // The service may read what this browser does not, and says it if not.
+  const bitmap = await createImageBitmap(item.file).catch(() => null);
+  if (state.item !== item) return;
+  if (bitmap) stage.show(bitmap, bitmap.width, bitmap.height);
+  else { // The service may read what this browser does not, and says it if not.
     stage.clear();
     get("empty").hidden = false;
   }
+  show();
   showCode();
-  await ask();
 }
 
 async function ask() {
   const number = state.number += 1;
-  const image = state.image;
   clearError();
   get("busy").hidden = false;
-  try {
-    const result = await predict(state.model.name, image, queryOf(LEAST_SCORE));
-    result.map = await mapOf(result.prediction);
+  for (const item of state.items) Object.assign(item, { result: null, error: null });
+  showFiles();
+  for (const item of state.items) {
+    if (item.listed) await showThumbnail(item);
+    const answer = await answerTo(item.file).catch((error) => explained(error, item.file));
     if (number !== state.number) return;
-    state.result = result;
-    state.sendable = { file: state.file, type: image.type };
+    if (answer instanceof Error) item.error = answer;
+    else {
+      item.result = answer;
+      state.sendable = { file: item.name, type: item.file.type };
+    }
+    showFiles();
+    if (item !== state.item) continue;
     show();
-  } catch (error) {
-    if (number !== state.number) return;
-    state.result = null;
-    stage.instances = [];
-    stage.map = null;
-    stage.caption = "";
-    stage.draw();
-    show();
-    state.refused = error.code === "INVALID_IMAGE" || error.code === "UNSUPPORTED_MEDIA_TYPE";
     showCode();
-    showError(await explained(error, image));
-  } finally {
-    if (number === state.number) get("busy").hidden = true;
   }
+  get("busy").hidden = true;
+}
+
+async function answerTo(file) {
+  const result = await predict(state.model.name, file, queryOf(LEAST_SCORE));
+  result.map = await mapOf(result.prediction);
+  return result;
+}
+
+async function showThumbnail({ file, listed: { canvas } }) {
+  const small = await createImageBitmap(file, { resizeWidth: 120, resizeQuality: "medium" }).catch(() => null);
+  if (!small) return;
+  canvas.width = small.width;
+  canvas.height = small.height;
+  canvas.getContext("2d").drawImage(small, 0, 0);
+  small.close();
 }
 
 // A service that refuses a large body at its first bytes may close the connection before the browser has read why.
-async function explained(error, image) {
+function explained(error, image) {
   const most = state.facts?.max_body_bytes;
   if (error.code !== "UNREACHABLE" || !most || image.size <= most) return error;
-  return new ServiceError(413, "BODY_TOO_LARGE", `the body is larger than the ${most} bytes that are read here`);
+  return new ServiceError(413, "BODY_TOO_LARGE", say("body_too_large", { bytes: most }));
 }
 
 // ---- what was found -------------------------------------------------------------------------------------------------
 
-function shownInstances(prediction) {
-  return (placedIn(prediction)?.[1] || []).filter((found) => found.score >= threshold());
+// An entry without the instances that the slider and the class leave out.
+function chosenOf(prediction) {
+  const [list, found] = placedIn(prediction) || [];
+  if (!list) return prediction;
+  return { ...prediction, [list]: found.filter((each) => each.score >= threshold() && (!state.filter || each.label === state.filter)) };
+}
+
+const instancesOf = (prediction) => placedIn(chosenOf(prediction))?.[1] ?? listed(prediction);
+
+// Every file's line of a table, once all are answered.
+function lines() {
+  return state.items.map(({ name, result, error }) => result ? { ...chosenOf(result.prediction), file: name } : { file: name, error: error.message });
+}
+
+function showFiles() {
+  const { items } = state;
+  const answered = items.filter((item) => item.result), failed = items.filter((item) => item.error);
+  const ended = answered.length > 0 && answered.length + failed.length === items.length;
+  get("save-csv").disabled = !ended;
+  get("save-coco").disabled = !(ended && answered.every((item) => item.result.prediction.detections));
+  showFilter(answered);
+  get("all").hidden = items.length < 2;
+  if (items.length < 2) return;
+  get("files-note").textContent = say("all_files", { done: answered.length, count: items.length, failed: failed.length });
+  for (const { result, error, listed: entry } of items) {
+    entry.show(result ? summarise(result.prediction, instancesOf(result.prediction)) : error ? sentence(error.message) : say("waiting"), Boolean(error));
+  }
+}
+
+function showFilter(answered) {
+  const found = answered.flatMap((item) => placedIn(item.result.prediction)?.[1] ?? []).filter((each) => each.score >= threshold());
+  const labels = [...new Set([...found.map((each) => each.label), state.filter].filter(Boolean))].sort();
+  get("filter-box").hidden = labels.length < 2 && !state.filter;
+  if (get("filter").dataset.labels === JSON.stringify(labels)) return; // An open list stays as it is.
+  get("filter").dataset.labels = JSON.stringify(labels);
+  get("filter").replaceChildren(...["", ...labels].map((label) => {
+    const option = element("option", "", label || say("all_classes"));
+    option.value = label;
+    return option;
+  }));
+  get("filter").value = state.filter;
 }
 
 function show() {
-  const result = state.result;
-  const usable = Boolean(result) && Boolean(stage.source);
-  get("save-image").disabled = !usable;
+  const { item } = state, result = item?.result;
+  showFiles();
+  for (const each of state.items) each.listed?.choose(each === item);
+  get("save-image").disabled = !(result && stage.source);
   get("save-json").disabled = !result;
   get("timing").hidden = !result;
   get("threshold-box").hidden = !(result && placedIn(result.prediction));
   if (!result) {
-    get("summary").textContent = state.image ? "" : "Nothing has been asked yet.";
+    get("summary").textContent = item ? "" : say("nothing_asked");
     get("found").replaceChildren();
     state.shown = [];
-    get("canvas").setAttribute("aria-label", state.image ? `${state.file}, not yet answered` : "No image yet");
+    get("canvas").setAttribute("aria-label", item ? say("not_answered", { file: item.name }) : say("no_image"));
+    Object.assign(stage, { instances: [], map: null, caption: "" });
+    stage.draw();
+    if (item?.error) showError(item.error);
     return;
   }
   const { prediction, timing, totalMs } = result;
   const placed = Boolean(placedIn(prediction));
-  state.shown = placed ? shownInstances(prediction) : listed(prediction);
+  state.shown = instancesOf(prediction);
   const text = summarise(prediction, state.shown);
   const summary = get("summary");
-  summary.replaceChildren(element("strong", "", text), ` in ${duration(totalMs)}`);
-  get("canvas").setAttribute("aria-label", `${state.file}: ${text}`);
+  summary.replaceChildren(element("strong", "", text), say("in_time", { time: duration(totalMs) }));
+  get("canvas").setAttribute("aria-label", `${item.name}: ${text}`);
   showFound(get("found"), state.shown, placed || Boolean(prediction.areas), light);
   showTiming(get("stages"), get("legend"), timing, totalMs);
   stage.instances = placed ? state.shown : [];
@@ -249,16 +317,15 @@ function showError(error) {
   if (error.code) first.append(element("code", "", `${error.status || ""} ${error.code}`.trim()), " ");
   first.append(sentence(error.message));
   lines.push(first);
-  const meaning = state.facts?.errors[error.code]?.meaning;
-  if (meaning) lines.push(element("p", "", meaning));
-  const more = [error.retryAfter ? `try again in ${error.retryAfter} s` : "", error.requestId ? `request id ${error.requestId}` : ""].filter(Boolean).join(", ");
-  if (more) lines.push(element("p", "hint", sentence(more)));
+  if (kindOf(error.code)) lines.push(element("p", "", kindOf(error.code)));
+  const more = [error.status === 500 ? say("log") : "", error.retryAfter ? say("retry", { seconds: error.retryAfter }) : "", error.requestId ? say("request_id", { id: error.requestId }) : ""].filter(Boolean).join(" ");
+  if (more) lines.push(element("p", "hint", more));
   if (error.status === 401) get("key-box").open = true;
   box.replaceChildren(...lines);
   box.hidden = false;
 }
 
-const sentence = (text) => text ? text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".") : "";
+const sentence = (text) => text ? text[0].toUpperCase() + text.slice(1) + (/[.!?。]$/.test(text) ? "" : ".") : "";
 function clearError() { get("error").hidden = true; get("error").replaceChildren(); }
 
 function showStatus(kind, text) {
@@ -274,18 +341,16 @@ async function startCamera() {
     await camera.start();
   } catch (error) {
     camera.stop();
-    showError(error.name === "NotAllowedError" ? new Error("The camera may not be used: the browser or you have said no.")
-      : error.name === "NotFoundError" ? new Error("There is no camera here. Choose a file instead.") : error);
+    showError(error.name === "NotAllowedError" ? new Error(say("camera_refused"))
+      : error.name === "NotFoundError" ? new Error(say("no_camera")) : error);
     return;
   }
   state.number += 1;
-  state.image = null;
-  state.result = null;
-  state.file = "frame.jpg";
+  state.items = [state.item = itemOf(null, "frame.jpg")];
   get("busy").hidden = true;
   get("empty").hidden = true;
   get("camera-facts").hidden = false;
-  get("camera").textContent = "Stop";
+  get("camera").textContent = say("stop");
   get("camera").setAttribute("aria-pressed", "true");
   get("summary").setAttribute("aria-live", "off"); // Many answers a second are nothing to read aloud.
   stage.show(get("video"), get("video").videoWidth, get("video").videoHeight);
@@ -301,7 +366,7 @@ function drawCamera() {
 async function cameraAnswered(result, scale) {
   const map = await mapOf(result.prediction);
   if (!camera.on) return;
-  state.result = { ...result, map, prediction: scaled(result.prediction, scale) };
+  state.item.result = { ...result, map, prediction: scaled(result.prediction, scale) };
   show();
 }
 
@@ -324,12 +389,12 @@ async function stopCamera() {
   still.height = video.videoHeight;
   still.getContext("2d").drawImage(video, 0, 0);
   camera.stop();
-  get("camera").textContent = "Camera";
+  get("camera").textContent = say("camera");
   get("camera").setAttribute("aria-pressed", "false");
   get("camera-facts").hidden = true;
   get("summary").setAttribute("aria-live", "polite");
   const blob = still.width ? await new Promise((resolve) => still.toBlob(resolve, "image/jpeg", 0.92)) : null;
-  if (blob && !state.image) await take(new File([blob], "frame.jpg", { type: "image/jpeg" }));
+  if (blob && !state.item.file) await take([new File([blob], "frame.jpg", { type: "image/jpeg" })]);
 }
 
 // ---- load -----------------------------------------------------------------------------------------------------------
@@ -341,33 +406,34 @@ function loadNote() {
   const parts = spread(images);
   const most = Math.max(...parts);
   get("load-note").textContent = most > 1
-    ? `A browser opens few connections to a host, so ${parts.length} requests at a time carry up to ${most} images each. Latency is a request's.`
-    : `${parts.length} ${parts.length === 1 ? "request" : "requests"} at a time, one image each.`;
+    ? say("forms", { count: parts.length, most }) : say(parts.length === 1 ? "one_request" : "requests", { count: parts.length });
 }
 
 async function startLoad() {
   clearError();
   if (camera.on) await stopCamera();
-  if (!state.image) {
+  if (!state.item?.file) {
     const sample = state.facts?.samples.find((each) => each.task === sampleTask());
-    if (!sample) return showError(new Error("Drop an image first."));
+    if (!sample) return showError(new Error(say("image_first")));
     const response = await fetch(`playground/samples/${sample.name}`);
-    await take(new File([await response.blob()], sample.name, { type: "image/jpeg" }));
+    await take([new File([await response.blob()], sample.name, { type: "image/jpeg" })]);
   }
-  get("load-start").textContent = "Stop";
+  get("load-start").textContent = say("stop");
   get("load-summary").textContent = "";
   load.doneBefore = 0;
   await load.start(Number(get("load-images").value), Number(get("load-seconds").value));
 }
 
 function loadEnded({ images, refused, rate, p50, p99, batch, error }) {
-  get("load-start").textContent = "Start";
+  get("load-start").textContent = say("start");
   if (error) showError(error);
-  const parts = [`${images} images, ${rate.toFixed(1)} a second`];
-  if (p50 !== null) parts.push(`half of the requests within ${duration(p50)}, 99 % within ${duration(p99)}`);
-  if (batch) parts.push(`batches of up to ${batch.toFixed(1)} images in the mean`);
-  if (refused) parts.push(`${refused} refused`);
-  get("load-summary").textContent = `${parts.join("; ")}.`;
+  get("load-summary").textContent = [
+    say("load_rate", { images, rate: rate.toFixed(1) }),
+    p50 === null ? "" : say("load_times", { p50: duration(p50), p99: duration(p99) }),
+    batch ? say("load_batch", { batch: batch.toFixed(1) }) : "",
+    refused ? say("load_refused", { refused }) : "",
+    say("load_end"),
+  ].join("");
 }
 
 // ---- code, saving, theme ----------------------------------------------------------------------------------------------
@@ -382,7 +448,8 @@ function showCode() {
   }
   get("snippet-panel").setAttribute("aria-labelledby", `tab-${state.language}`);
   // Of a file that is no image nobody wants a program: of the one before it, then.
-  const shown = state.refused ? state.sendable ?? { file: "image.jpg" } : { file: state.file, type: state.image?.type };
+  const refused = ["INVALID_IMAGE", "UNSUPPORTED_MEDIA_TYPE"].includes(state.item?.error?.code);
+  const shown = refused ? state.sendable ?? { file: "image.jpg" } : { file: state.item?.name ?? "image.jpg", type: state.item?.file?.type };
   get("snippet").textContent = snippet(state.language, { model: state.model.name, finds: state.model.finds, file: shown.file,
     type: shown.type || "image/jpeg", query: queryOf(threshold()) });
 }
@@ -395,19 +462,18 @@ async function copy() {
     getSelection().selectAllChildren(get("snippet"));
     return;
   }
-  get("copy").textContent = "Copied";
-  setTimeout(() => { get("copy").textContent = "Copy"; }, 1500);
+  get("copy").textContent = say("copied");
+  setTimeout(() => { get("copy").textContent = say("copy"); }, 1500);
 }
 
 // What the service answers at the score that is set.
 function shownAnswer() {
-  const { answer, prediction } = state.result;
-  const [list] = placedIn(prediction) || [];
-  const shown = list ? { ...prediction, [list]: state.shown } : prediction;
-  return { ...answer, predictions: [shown] };
+  const { answer, prediction } = state.item.result;
+  return { ...answer, predictions: [chosenOf(prediction)] };
 }
 
-const stem = () => state.file.replace(/\.\w+$/, "");
+const stem = () => state.item.name.replace(/\.\w+$/, "");
+const json = (content) => new Blob([JSON.stringify(content, null, 2)], { type: "application/json" });
 
 function save(blob, name) {
   const link = document.createElement("a");
@@ -422,9 +488,9 @@ function nextTheme() { setTheme({ null: "light", light: "dark", dark: null }[the
 function setTheme(wanted) {
   theme = wanted;
   document.documentElement.dataset.theme = wanted || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  const names = { null: ["Auto", "as the system"], light: ["Light", "light"], dark: ["Dark", "dark"] };
-  get("theme").textContent = names[wanted][0];
-  get("theme").setAttribute("aria-label", `${names[wanted][0]}: colour theme`);
+  const names = { null: say("auto"), light: say("light"), dark: say("dark") };
+  get("theme").textContent = names[wanted];
+  get("theme").setAttribute("aria-label", say("theme", { name: names[wanted] }));
   load.redraw();
 }
 

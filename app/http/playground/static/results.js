@@ -1,5 +1,6 @@
 // The list beside the image. Owns: boxes and classes as text, the stages of a request as a bar. Knows no request.
 import { colour, nameOf, placedIn } from "./draw.js";
+import { say } from "./words.js";
 
 export const element = (name, className = "", text = "") => {
   const made = document.createElement(name);
@@ -8,8 +9,8 @@ export const element = (name, className = "", text = "") => {
   return made;
 };
 
-const STAGES = [["network", "network and upload", "--c-upload"], ["decode", "decode", "--c-decode"], ["queue", "queue", "--c-queue"],
-  ["infer", "device", "--c-infer"], ["post", "postprocess", "--c-post"]];
+const STAGES = [["network", say("network"), "--c-upload"], ["decode", say("decode"), "--c-decode"], ["queue", say("queue"), "--c-queue"],
+  ["infer", say("device"), "--c-infer"], ["post", say("postprocess"), "--c-post"]];
 
 // Fill the list; `onLight(index)` is called when an entry is pointed at or focused, with -1 when no longer.
 export function showFound(list, entries, coloured, onLight) {
@@ -34,6 +35,20 @@ export function showFound(list, entries, coloured, onLight) {
   }));
 }
 
+// An entry of the list of files: {entry, canvas, show(text, bad), choose(chosen)}; `onChoose()` when it is clicked.
+export function fileEntry(name, onChoose) {
+  const entry = element("li"), button = element("button"), canvas = element("canvas"), said = element("span", "said");
+  button.type = "button";
+  button.append(canvas, element("span", "", name), said);
+  button.addEventListener("click", onChoose);
+  entry.append(button);
+  return {
+    entry, canvas,
+    show(text, bad) { said.textContent = said.title = text; said.classList.toggle("bad", bad); },
+    choose(chosen) { button.setAttribute("aria-current", String(chosen)); },
+  };
+}
+
 export function lightEntry(list, index) {
   [...list.querySelectorAll("button")].forEach((button, number) => button.classList.toggle("on", number === index));
 }
@@ -52,8 +67,8 @@ function described(prediction, shown) {
   const { embedding, depth } = prediction;
   if (prediction.areas) return shown.slice(0, 6).map((each) => `${each.label} ${percent(each.share)}`).join(", ");
   if (prediction.values) return shown.slice(0, 6).map((each) => `${each.label} ${digits(each.value)}`).join(", ");
-  if (embedding) return `a vector of ${embedding.length} numbers`;
-  if (depth) return `depth from ${digits(depth.min)} to ${digits(depth.max)}`;
+  if (embedding) return say("vector", { count: embedding.length });
+  if (depth) return say("depth", { min: digits(depth.min), max: digits(depth.max) });
   return JSON.stringify(prediction).slice(0, 200);
 }
 
@@ -61,14 +76,14 @@ function described(prediction, shown) {
 export function summarise(prediction, shown) {
   if (prediction.classes) {
     const best = prediction.classes[0];
-    return best ? `${best.label}, ${percent(best.score)}` : "no class";
+    return best ? `${best.label}, ${percent(best.score)}` : say("no_class");
   }
   if (!placedIn(prediction)) return described(prediction, shown);
-  if (!shown.length) return "nothing above this score";
+  if (!shown.length) return say("nothing");
   const counts = new Map();
   for (const found of shown) counts.set(nameOf(found), (counts.get(nameOf(found)) || 0) + 1);
   const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([name, count]) => `${count} ${name}`);
-  return `${shown.length} ${shown.length === 1 ? "object" : "objects"}: ${parts.join(", ")}${counts.size > 6 ? ", …" : ""}`;
+  return say(shown.length === 1 ? "object" : "objects", { count: shown.length, names: parts.join(", ") + (counts.size > 6 ? ", …" : "") });
 }
 
 export const duration = (ms) => ms < 1000 ? `${ms.toFixed(ms < 100 ? 1 : 0)} ms` : `${(ms / 1000).toFixed(2)} s`;

@@ -1,0 +1,38 @@
+// Results as files. Owns: the CSV and the COCO JSON that `anychip predict` writes as well. Knows no element.
+// `lines`: an entry of "predictions" with its `file`, or `file` and `error`.
+import { nameOf, placedIn, polygons } from "./draw.js";
+
+const COLUMNS = ["file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error"];
+
+const quoted = (value) => /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
+
+// A row for each box, class, area (its share is the score) or value; one without them for an image that has none.
+function rows(line) {
+  const head = [line.file, line.width, line.height];
+  const values = Object.entries(line.values ?? {}).map(([label, score]) => ({ label, score }));
+  const found = placedIn(line)?.[1] ?? line.classes ?? line.areas ?? values;
+  if (!found.length) return [[...head, ...Array(7), line.error]];
+  return found.map((each) => [...head, each.label ?? nameOf(each), each.class_id, each.score ?? each.share,
+    ...["x1", "y1", "x2", "y2"].map((side) => each.box?.[side]), undefined]);
+}
+
+export function csv(lines) {
+  return [COLUMNS, ...lines.flatMap(rows)].map((row) => `${row.map((value) => quoted(String(value ?? ""))).join(",")}\r\n`).join("");
+}
+
+// `category_id` is the model's own `class_id`; an image that failed is left out.
+export function coco(lines) {
+  const images = [], annotations = [], labels = new Map();
+  for (const { file, width, height, detections } of lines.filter((line) => line.detections)) {
+    const imageId = images.push({ id: images.length + 1, file_name: file, width, height });
+    for (const found of detections) {
+      const { x1, y1, x2, y2 } = found.box;
+      const outlines = polygons(found).map((outline) => outline.flatMap(([x, y]) => [x, y]));
+      labels.set(found.class_id, found.label);
+      annotations.push({ id: annotations.length + 1, image_id: imageId, category_id: found.class_id, score: found.score,
+        bbox: [x1, y1, x2 - x1, y2 - y1], area: (x2 - x1) * (y2 - y1), iscrowd: 0, ...(outlines.length && { segmentation: outlines }) });
+    }
+  }
+  const categories = [...labels].sort(([a], [b]) => a - b).map(([id, name]) => ({ id, name }));
+  return { images, annotations, categories };
+}
