@@ -102,8 +102,8 @@ function wire() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(theme));
   get("save-image").addEventListener("click", async () => save(await stage.save(), `${stem()}.anychip.png`));
   get("save-json").addEventListener("click", () => save(json(shownAnswer()), `${stem()}.anychip.json`));
-  get("save-csv").addEventListener("click", () => save(new Blob([csv(lines())], { type: "text/csv" }), `${stem()}.anychip.csv`));
-  get("save-coco").addEventListener("click", () => save(json(coco(lines())), `${stem()}.coco.json`));
+  get("save-csv").addEventListener("click", () => save(new Blob([csv(lines())], { type: "text/csv" }), `${stemOfAll()}.anychip.csv`));
+  get("save-coco").addEventListener("click", () => save(json(coco(lines())), `${stemOfAll()}.coco.json`));
   get("copy").addEventListener("click", copy);
   get("tabs").replaceChildren(...LANGUAGES.map((language) => {
     const tab = element("button", "", language);
@@ -473,6 +473,7 @@ function shownAnswer() {
 }
 
 const stem = () => state.item.name.replace(/\.\w+$/, "");
+const stemOfAll = () => state.items.length > 1 ? "results" : stem();
 const json = (content) => new Blob([JSON.stringify(content, null, 2)], { type: "application/json" });
 
 function save(blob, name) {

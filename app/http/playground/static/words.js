@@ -19,7 +19,7 @@ const WORDS = {
   docs_pages: ["; everything else in docs/README.md of the repository", "；其余内容见仓库中的 docs/README.zh-CN.md"],
 
   see: ["What is in this image?", "这张图片里有什么？"],
-  model: ["Model", "模型"],
+  model: ["model", "模型"],
   no_image: ["No image yet", "还没有图片"],
   drop_here: ["Drop images here", "把图片拖到这里"],
   or_else: ["or paste them, choose files, use the camera, or start with a sample below.", "也可以粘贴图片、选择文件、使用摄像头，或从下面的示例开始。"],
