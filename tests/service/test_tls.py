@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support import silent
-from tests.support.certificates import authority, openssl
+from tests.support.certificates import authority, issued
 from tests.support.grpc_client import call
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S
@@ -21,45 +21,6 @@ from tests.support.work import until
 
 SILENT = 5000
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
-
-
-def issued(folder, name, by):
-    """Issue a certificate for localhost by an authority."""
-    key, request, certificate = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "pem"))
-    openssl(
-        "req",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-subj",
-        f"/CN={name}",
-        "-keyout",
-        key,
-        "-out",
-        request,
-    )
-    extensions = folder / f"{name}.ext"
-    extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    openssl(
-        "x509",
-        "-req",
-        "-in",
-        request,
-        "-CA",
-        by[1],
-        "-CAkey",
-        by[0],
-        "-days",
-        2,
-        "-extfile",
-        extensions,
-        "-CAcreateserial",
-        "-out",
-        certificate,
-    )
-    return key, certificate
 
 
 def subject(port, context):

@@ -43,6 +43,7 @@ PACKAGES = {
     "qemu-user-static": "command -v qemu-aarch64-static",
     "buildah": "command -v buildah",
     "debootstrap": "command -v debootstrap",
+    "nginx-light": "ls /usr/sbin/nginx",
     "fonts-wqy-zenhei": "ls /usr/share/fonts/truetype/wqy/*.ttc",
 }
 """A Debian package, and the command that succeeds where it is installed."""
@@ -377,6 +378,12 @@ BY_PATH = {
         at_a_time=2,
         environment=".venv-deploy",
     ),
+    "proxy": Suite(
+        "nginx in front of three services",
+        ("tests/deploy/test_three_machines.py",),
+        at_a_time=2,
+        programs=("nginx-light",),
+    ),
     "images": Suite(
         "images, built and run, and what set-up would install into vendors'",
         ("tests/deploy/test_deploy_images.py", "tests/deploy/test_deploy_base_images.py"),
@@ -559,6 +566,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deploy/prometheus/", ("prometheus", "deployment")),
     ("deploy/ray/", ("deployment",)),
     ("deploy/systemd/", ()),
+    ("deploy/three-machines/", ("proxy", "deployment")),
     ("Dockerfile.*", ("images",)),
     (".dockerignore", ("images",)),
     ("docker-bake.hcl", ("images",)),

@@ -29,3 +29,42 @@ def authority(folder, name):
         certificate,
     )
     return key, certificate
+
+
+def issued(folder, name, by, names=("localhost",)):
+    """Issue a certificate by an authority for these names, and for loopback's address."""
+    key, request, certificate = (folder / f"{name}.{suffix}" for suffix in ("key", "csr", "pem"))
+    openssl(
+        "req",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        f"/CN={name}",
+        "-keyout",
+        key,
+        "-out",
+        request,
+    )
+    extensions = folder / f"{name}.ext"
+    extensions.write_text(f"subjectAltName={','.join(f'DNS:{each}' for each in names)},IP:127.0.0.1\n")
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-CA",
+        by[1],
+        "-CAkey",
+        by[0],
+        "-days",
+        2,
+        "-extfile",
+        extensions,
+        "-CAcreateserial",
+        "-out",
+        certificate,
+    )
+    return key, certificate
