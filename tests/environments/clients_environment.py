@@ -32,6 +32,7 @@ CLIENTS = (
     "flask==3.1.2",
     "rq==3.0.0",
     "semver==3.1.2",
+    "pyzmq==27.3.0",
 )
 ALONE = ("label-studio-ml==1.0.9", "label-studio-tools==0.0.4", "lxml", "appdirs", "colorama", "attrdict==2.0.1")
 """Without what they want beside them: label-studio-ml wants a Flask of 2020 and a package that takes attrs' place."""

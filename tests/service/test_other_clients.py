@@ -27,6 +27,8 @@ GO = PYTHON.with_name("go")
 PERF_ANALYZER = PYTHON.with_name("perf_analyzer")
 EXAMPLES = os.environ.get("ANYCHIP_TEST_TRITON_EXAMPLES", "")
 """A checkout of triton-inference-server/client: no package has its examples."""
+FRIGATE = os.environ.get("ANYCHIP_TEST_FRIGATE", "")
+"""A checkout of blakeblackshear/frigate: no package has it."""
 IMAGE = IMAGES / "detect_1.jpg"
 HEART = IMAGES / "classify_heart.jpg"
 WAIT_S = 120
@@ -273,3 +275,35 @@ def test_tritons_image_client(view, view_port, options):
         assert done.stdout.count(f"({index}) = {label}") == (2 if "-b" in options else 1), (text, done.stdout)
         assert value[:6] in done.stdout
     assert_on_the_page("Triton's `image_client.py`", "58a44ca", ["REST, gRPC, streaming, asynchronous, batches"])
+
+
+@pytest.mark.parametrize("checkout", [(), (FRIGATE,)], ids=["the same messages", "its own code"])
+def test_frigates_zmq_detector(service, tmp_path, expected, checkout):
+    """Frigate's frames in, its tensor out, by deploy/upstream/frigate/anychip_zmq.py."""
+    if checkout == ("",):
+        pytest.skip("no package has Frigate: ANYCHIP_TEST_FRIGATE names a checkout of blakeblackshear/frigate")
+    with Image.open(IMAGE) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    height, width, _ = pixels.shape
+    (tmp_path / "frame").write_bytes(pixels.tobytes())
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    bridge = [PYTHON, ROOT / "deploy" / "upstream" / "frigate" / "anychip_zmq.py", "--bind", endpoint]
+    running_bridge = subprocess.Popen([*bridge, "--url", service.url, "--timeout-ms", "60000"], env=CHILD)
+    try:
+        script = ROOT / "tests" / "support" / "frigate_client.py"
+        command = [PYTHON, script, endpoint, tmp_path / "frame", str(height), str(width), *checkout]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
+    finally:
+        running_bridge.terminate()
+        running_bridge.wait(WAIT_S)
+    assert "REPORT" in done.stdout, done.stdout + done.stderr
+    report = json.loads(done.stdout.partition("REPORT")[2])
+    assert report["refused"] == [[0.0] * 6] * 20
+    detections = expected["yolov8n"]["detections"]
+    assert 0 < len(detections) <= 20
+    assert report["rows"][len(detections) :] == [[0.0] * 6] * (20 - len(detections))
+    for row, detection in zip(report["rows"], detections, strict=False):
+        left, top, right, bottom = (detection["box"][side] for side in ("x1", "y1", "x2", "y2"))
+        assert row[0] == detection["class_id"]
+        assert row[1] == pytest.approx(detection["score"], abs=1e-3)
+        assert row[2:] == pytest.approx([top / height, left / width, bottom / height, right / width], abs=5e-3)

@@ -142,6 +142,7 @@ MAKE_TEST = {
             "tests/deploy/test_deploy_manifests.py",
             "tests/deploy/test_deploy_closed.py",
             "tests/deploy/test_deploy_docs.py",
+            "tests/deploy/test_upstream.py",
         ),
         at_a_time=2,
     ),
@@ -374,6 +375,7 @@ BY_PATH = {
             "tests/deploy/test_deploy_manifests.py",
             "tests/deploy/test_deploy_closed.py",
             "tests/deploy/test_deploy_docs.py",
+            "tests/deploy/test_upstream.py",
         ),
         at_a_time=2,
         environment=".venv-deploy",
@@ -567,6 +569,8 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deploy/ray/", ("deployment",)),
     ("deploy/systemd/", ()),
     ("deploy/three-machines/", ("proxy", "deployment")),
+    ("deploy/upstream/", ("deployment",)),
+    ("deploy/upstream/frigate/", ("clients",)),
     ("Dockerfile.*", ("images",)),
     (".dockerignore", ("images",)),
     ("docker-bake.hcl", ("images",)),
@@ -587,6 +591,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tests/support/planted_stalls.py", ("faults",)),
     ("tests/support/other_clients.py", ("clients",)),
     ("tests/support/tritonclient_session.py", ("clients",)),
+    ("tests/support/frigate_client.py", ("clients",)),
     ("tests/support/torchair_networks.json", ()),
 )
 """Paths, and the suites of BY_PATH that a change there chooses. What ends in `/` is a folder and all that is in it; a
