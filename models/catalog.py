@@ -266,8 +266,9 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
         heads = [tensor for name, tensor in header.state.items() if name.endswith("weight") and tensor.ndim]
         raise WeightsError(
             f"{file.name} does not say which network its {len(header.state)} tensors are of (the last has "
-            f"{len(heads[-1]) if heads else 0} rows): name it, for example {spec.name}=resnet50:{spec.weights} for "
-            f"torchvision's network, or {spec.name}=timm/convnext_tiny:{spec.weights} for timm's."
+            f"{len(heads[-1]) if heads else 0} rows), nor does a {CONFIG} beside it: name it, for example "
+            f"{spec.name}=resnet50:{spec.weights} for torchvision's network, or "
+            f"{spec.name}=timm/convnext_tiny:{spec.weights} for timm's."
         )
     try:
         yolo.class_count(found or "yolov8n", header.state)

@@ -1,5 +1,7 @@
 """The child process that reads and tries a network file for the first time: `FILE FORM DECLARED ANSWER`.
 
+DECLARED: a file of JSON, as labels may be longer than an argument may be.
+
 FORM: `onnx`, `program`, `script`, `openvino`, or the architecture of a library that builds it, `timm/resnet50`.
 
 Owns: input and output, and the process's confinement (models.confinement): no other program, no socket, no file but
@@ -63,7 +65,7 @@ def _main(file: str, form: str, declared: str, answer: str) -> None:
     from models.contract.errors import ModelError
     from models.exports import library_files
 
-    given = json.loads(declared)
+    given = json.loads(Path(declared).read_bytes())
     own = [Path(each) for each in given.pop("own")]
     with contextlib.suppress(ModelError):  # Reported below.
         if name := library_files.library_of(form):

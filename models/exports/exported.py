@@ -285,8 +285,9 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
         answer = Path(folder) / "answer.json"
         kinds = {".xml": "openvino", **dict.fromkeys(FINISHED, "finished")}
         form = architecture or kinds.get(file.suffix) or _form(str(file))
-        given = str(file.absolute()), form, json.dumps(declared), str(answer)
-        command = python_command(str(_CHILD), *given)
+        given = Path(folder) / "declared.json"
+        given.write_text(json.dumps(declared))
+        command = python_command(str(_CHILD), str(file.absolute()), form, str(given), str(answer))
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
         )

@@ -273,5 +273,5 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{file.name} cannot be read as JSON: {str(error)[:200]}.") from error
+        raise WeightsError(f"{file.parent.name}/{file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     return found if isinstance(found, dict) else {}

@@ -391,7 +391,7 @@ class _Reader:
             size = os.fstat(descriptor).st_size
             length = int(places.get("length", str(size - offset)))
             if not (0 <= offset <= size and 0 <= length <= size - offset):
-                raise _InvalidError(f"keeps weights in {file.name} that are not there")
+                raise _InvalidError(f"keeps weights in {file.name}, which is cut short at {size} bytes: copy it again")
             stream.seek(offset)
             return memoryview(stream.read(length))
 

@@ -245,6 +245,15 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
 
 
+def test_labels_may_be_longer_than_an_argument_of_a_process(tmp_path: Path) -> None:
+    """Linux allows 128 KiB each; the names of ImageNet-21k are longer."""
+    labels = [f"class number {index} of many" for index in range(8000)]
+    layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 8000))
+    file = written(tmp_path / "many.onnx", layers, {"task": "classify", "labels": labels})
+    assert len(json.dumps(labels)) > 128 << 10
+    assert [*open_model(parse_spec(str(file)), tmp_path).labels] == labels
+
+
 class DividesItself(nn.Module):
     """A classifier that takes levels of 0 to 255, of whatever type."""
 

@@ -157,13 +157,10 @@ def test_operators_that_are_not_known_are_all_named(tmp_path: Path) -> None:
         load_onnx(path)
 
 
-@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "missing"])
-def test_weights_outside_the_folder_are_refused(tmp_path: Path, place: str) -> None:
-    (tmp_path / "secret").write_bytes(bytes(64))
-    folder = tmp_path / "model"
-    folder.mkdir()
+def with_weights_in(folder: Path, place: str) -> Path:
     tensor = onnx.TensorProto(name="w", dims=[4], data_type=F, data_location=onnx.TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value=place)
+    tensor.external_data.add(key="length", value="16")
     node = onnx.helper.make_node("Add", ["x", "w"], ["y"])
     graph = onnx.helper.make_graph(
         [node],
@@ -174,8 +171,22 @@ def test_weights_outside_the_folder_are_refused(tmp_path: Path, place: str) -> N
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
     (folder / "m.onnx").write_bytes(model.SerializeToString())
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize("place", ["../secret", "/etc/passwd", "missing"])
+def test_weights_outside_the_folder_are_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "secret").write_bytes(bytes(64))
+    folder = tmp_path / "model"
+    folder.mkdir()
     with pytest.raises(WeightsError, match="not beside it"):
-        read_onnx(folder / "m.onnx")
+        read_onnx(with_weights_in(folder, place))
+
+
+def test_weights_whose_file_is_cut_short_are_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(7))
+    with pytest.raises(WeightsError, match=r"keeps weights in w\.bin, which is cut short at 7 bytes"):
+        read_onnx(with_weights_in(tmp_path, "w.bin"))
 
 
 def test_a_constant_that_asks_for_all_memory_is_refused(tmp_path: Path) -> None:
