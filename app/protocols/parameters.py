@@ -44,9 +44,9 @@ def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
     known = [row.name for row in rows]
     for name in given:
         if name not in known:
-            meant = [each for each, others in _OTHER_NAMES.items() if name.lower() in others and each in known]
-            near = meant or get_close_matches(name[:64], known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
+            meant = {other: each for each in known for other in (each, *_OTHER_NAMES.get(each, ()))}
+            near = get_close_matches(name[:64].lower(), meant, 1)
+            hint = f"did you mean {meant[near[0]]}?" if near else f"there is {', '.join(known)}"
             raise invalid_request(f"there is no parameter {name[:64]!r} here; {hint}")
 
 

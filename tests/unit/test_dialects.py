@@ -114,7 +114,14 @@ def test_what_curl_leaves_out_is_said() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("threshold", "score_threshold"), ("conf", "score_threshold"), ("iou", "iou_threshold"), ("k", "top_k")],
+    [
+        ("threshold", "score_threshold"),
+        ("treshold", "score_threshold"),
+        ("Conf", "score_threshold"),
+        ("iou", "iou_threshold"),
+        ("iou_treshold", "iou_threshold"),
+        ("k", "top_k"),
+    ],
 )
 def test_what_others_call_a_parameter_is_understood(name: str, meant: str) -> None:
     with pytest.raises(ServiceError, match=f"did you mean {meant}"):
