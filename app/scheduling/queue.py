@@ -198,8 +198,10 @@ class Queue(Generic[T]):
         """
         requests, last_s = self.turns.get(client, NOTHING)
         turn_s = max(now + requests * image_s / REQUEST_SHARE, last_s)
-        after = self.line.after(rank_s(turn_s, images - 1, image_s, priority))
-        return sum([item.reservation.priority >= priority for item in after])
+        last_s = rank_s(turn_s, images - 1, image_s, priority)
+        if len(self.ahead) == 1 and priority in self.ahead:
+            return len(self.line) - self.line.before(last_s)
+        return sum([item.reservation.priority >= priority for item in self.line.after(last_s)])
 
     def begin(self, reservation: Reservation) -> None:
         """Reserve room for the images; count the client's request, and note how many of its requests are ahead."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from typing import Generic
 
@@ -81,22 +80,16 @@ class Scheduler(Generic[T]):
         """Check the admission of `images` more. `ready_s`: seconds until the last one can be enqueued; None while
         unknown.
 
-        At first all images in the queue count as ahead: that is cheap. Before a refusal, those do not count that have a
-        later rank than the last of `images` would have, such as most of another client's large request.
-
         Returns the seconds until the last is expected to be answered, without lateness; None while the model has no
         worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         queue = self.queues[model]
         queue.check_room(model, images)
         serving = self._serving[model]
-        ahead = queue.ahead_of(priority)
-        expect = partial(expected_s, queue, serving, model, priority=priority, images=images, now=now)
-        last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
+        last_s, least_s = expected_s(
+            queue, serving, model, client=client, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
+        )
         within_s = (1 - WAY_BACK) * (deadline_s - now)
-        if least_s > within_s and queue.depth:
-            ahead -= queue.overtaken(client, images, priority, now, image_s(self._serving[model], model))
-            last_s, least_s = expect(ahead=ahead, ready_s=ready_s or 0.0)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
         return None if ready_s is None else last_s
@@ -110,19 +103,18 @@ class Scheduler(Generic[T]):
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, deadline_s = self.queues[model], reservation.deadline_s
+        queue, deadline_s, client = self.queues[model], reservation.deadline_s, reservation.client
         if images == 1 and now < reservation.admitted_s + CHECK_STANDS_S:
             queue.check_room(model, images)
             first_s = reservation.expected_s
         else:
-            client, last_ready_s = reservation.client, ready_s(images)
+            last_ready_s = ready_s(images)
             first_s = self.check(model, images, deadline_s, priority, now, client=client, ready_s=last_ready_s)
-        self._clients.asked(reservation.client, now)
+        self._clients.asked(client, now)
         if images > 1:
             serving, first_ready_s = self._serving[model], ready_s(1)
-            ahead = queue.ahead_of(priority)
             first_s, _ = expected_s(
-                queue, serving, model, ahead=ahead, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
+                queue, serving, model, client=client, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
             )
             first_s = None if first_ready_s is None else first_s
         reservation.admitted_s, reservation.expected_s = now, first_s

@@ -155,7 +155,7 @@ def expected_s(
     workers: Serving[T],
     model: str,
     *,
-    ahead: int,
+    client: str,
     priority: int,
     images: int,
     now: float,
@@ -164,9 +164,13 @@ def expected_s(
     """Return the seconds until the last of `images` is answered: by the queue alone (None without a worker), and with
     recent lateness. Admission uses the second.
 
-    `ahead`: images that go before them. `ready_s`: seconds before it can enter the queue. The items ahead enter
-    earlier, and are computed meanwhile: so the longer of the two waits counts, not their sum.
+    Of the images that wait, those count that go before the last of `images` by their rank, not by their arrival.
+    `ready_s`: seconds before it can enter the queue. The items ahead enter earlier, and are computed meanwhile: so the
+    longer of the two waits counts, not their sum.
     """
+    ahead = queue.ahead_of(priority)
+    if ahead and queue.depth:
+        ahead -= queue.overtaken(client, images, priority, now, image_s(workers, model))
     if not workers:
         return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
     if not ahead:
