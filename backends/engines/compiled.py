@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import io
 import logging
 import os
 import shutil
@@ -66,6 +67,13 @@ def is_installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except Exception:  # torch_npu's stand-in for torchair is loaded by the question, and may fail.
         return True
+
+
+@contextlib.contextmanager
+def without_prints() -> Iterator[None]:
+    """Drop what PyTorch's exporter prints: of a network that it cannot export, each operator."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines import quantised
 from backends.engines.cache import private_folder
-from backends.engines.compiled import compiling, digest_of
+from backends.engines.compiled import compiling, digest_of, without_prints
 from backends.engines.eager import placed, torch_executable
 from backends.engines.engine import DTYPES, Engine, calibration_of, kept_or_made
 
@@ -130,7 +130,7 @@ def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:
     """Export the network. Raises EngineRefusedError."""
     example = torch.zeros(shape, dtype=torch.uint8, device=device)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_prints():
             return torch.export.export(module, (example,))
     except Exception as error:  # Whatever a network's Python does to the tracer.
         raise EngineRefusedError(f"PyTorch cannot export the network: {first_line(error)}") from error

@@ -24,7 +24,7 @@ from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
-from backends.engines.compiled import imported
+from backends.engines.compiled import imported, without_prints
 from backends.engines.engine import (
     DTYPES,
     Engine,
@@ -276,7 +276,7 @@ def _exported(network: Network, size: int) -> bytes:
     reasons = []
     for export in (_by_export, exported_by_tracing):
         try:
-            with torch.no_grad(), warnings.catch_warnings():
+            with torch.no_grad(), without_prints(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Both exporters warn of their own parts that PyTorch deprecates.
                 return export(module, example)
         except Exception as error:

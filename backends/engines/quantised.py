@@ -22,7 +22,7 @@ from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Network, Pixels
 from backends.contract.errors import EngineRefusedError, first_line
-from backends.engines.compiled import version_of
+from backends.engines.compiled import version_of, without_prints
 
 _MODULES = ("quantize_pt2e", "quantizer.x86_inductor_quantizer")
 _BATCH = 8  # Images at once to calibrate on.
@@ -44,7 +44,7 @@ def quantised(network: Network, pixels: Pixels) -> nn.Module:
     try:
         # torchao 0.18 warns of its own parts that PyTorch deprecates, through warnings and through its logger.
         logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), without_prints(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             steps, x86 = (importlib.import_module(f"torchao.quantization.pt2e.{name}") for name in _MODULES)
             example = torch.zeros((2, *network.input_shape), dtype=torch.uint8)

@@ -70,6 +70,14 @@ class Mean(Slope):
         return (pixels.to(torch.float32).mean(dim=(1, 2, 3)),)
 
 
+class Doubling(Slope):
+    """Its way depends on a value, which only tracing follows."""
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        levels = pixels.to(torch.float32)
+        return ((2 * levels if levels.sum() >= 0 else levels).mean(dim=(1, 2, 3)),)
+
+
 class OneSize(Slope):
     """Written for batches of exactly two."""
 
@@ -327,6 +335,12 @@ class TestOnnxRuntime:
         monkeypatch.setattr(onnxruntime_file, "_by_export", getattr(onnxruntime_file, exporter))
         monkeypatch.setattr(onnxruntime_file, "exported_by_tracing", _must_not_be_called)
         np.testing.assert_allclose(load("onnxruntime").run(PIXELS)[0], answers()[0], rtol=1e-4)
+
+    def test_a_network_that_the_newer_exporter_cannot_take_is_not_printed(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert onnxruntime_file._exported(Doubling().eval(), 2)
+        assert capsys.readouterr() == ("", "")
 
     def test_the_tracer_stands_in_for_the_newer_exporter(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime_file, "_by_export", _must_not_be_called)
