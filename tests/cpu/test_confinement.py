@@ -151,8 +151,9 @@ def test_the_process_that_tries_a_file_gets_nowhere(secret: Path, tmp_path: Path
     file.write_text("weights")
     labels, link = file.with_name("model.labels.txt"), file.with_name("model.link")
     link.symlink_to(secret)
-    own = json.dumps({"own": [str(each) for each in (file, labels, link)]})
     answer.parent.mkdir()
+    declared = answer.with_name("declared.json")
+    declared.write_text(json.dumps({"own": [str(each) for each in (file, labels, link)]}))
     script = f"""
 import json, sys
 from pathlib import Path
@@ -163,7 +164,7 @@ def attack(file, form, declared):
     others = {{"follow a link": lambda: Path({str(link)!r}).read_text()}}
     return {{**escapes.tried(*sys.argv[1:], others), "thread": escapes.thread(), "own": own}}
 exported_child._tried = attack
-exported_child._main({str(file)!r}, "pt2", {own!r}, {str(answer)!r})
+exported_child._main({str(file)!r}, "pt2", {str(declared)!r}, {str(answer)!r})
 print("{{}}")
 """
     labels.write_text(" and labels")
@@ -255,7 +256,7 @@ def limits(file, form, declared):
     memory, seconds = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
     return {"memory": memory - pages * resource.getpagesize(), "seconds": seconds}
 exported_child._tried = limits
-exported_child._main(sys.argv[1], "onnx", json.dumps({"own": [sys.argv[1]]}), sys.argv[2])
+exported_child._main(sys.argv[1], "onnx", *sys.argv[2:])
 print("{}")
 """
     found = []
@@ -264,7 +265,9 @@ print("{}")
         answer.parent.mkdir()
         with file.open("wb") as content:
             content.truncate(size)
-        run(script, str(file), str(answer))
+        declared = answer.with_name("declared.json")
+        declared.write_text(json.dumps({"own": [str(file)]}))
+        run(script, str(file), str(declared), str(answer))
         found.append(json.loads(answer.read_text()))
     small, large = found
     assert 2 << 30 < small["memory"] < (4 << 30) + (os.cpu_count() or 1) * (256 << 20) + 20_000
