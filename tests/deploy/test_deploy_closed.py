@@ -151,6 +151,8 @@ def test_every_image_is_named_by_an_exact_version():
     for path, image in named:
         if path.parent.name == "base" and image == "anychip":
             continue  # The overlays of KServe say which.
+        if path.parent.name == "kserve" and image == "kserve-anychip:replace":
+            continue  # KServe's own kustomization puts the published image in place of such names.
         match = IMAGE.match(image)
         assert match, f"{path.name}: {image} has no version"
         # A plain Python is named by three numbers: two are whichever patch the registry has today.
