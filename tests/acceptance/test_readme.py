@@ -56,6 +56,7 @@ ELSEWHERE = {
     "make test": "runs this file",
     ".venv/bin/anychip serve": "downloads; its two networks are those of `make demo`",
     ".venv/bin/anychip serve --models mobilenet_v3_small,yolov8s": "downloads",
+    ".venv/bin/anychip serve --models dogs=hf://timm/resnet18.a1_in1k": "downloads; tests/unit/test_fetch.py",
     ".venv/bin/anychip weights fetch resnet50 yolov8n": "downloads; tests/unit/test_weights.py",
     ".venv/bin/anychip validate best.onnx --device npu": "needs an NPU; on the CPU in test_commands.py",
     ".venv/bin/anychip bench resnet50 --sizes 1,4,16": "takes a minute; a small network in test_commands.py",
