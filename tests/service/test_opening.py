@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ import grpc
 import httpx
 import psutil
 import pytest
+import safetensors.torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from torchvision import models as torchvision_models
 
 from anychip_grpc.messages import METHODS, SERVICE, message_of
 from app.access.rules import LIVE, READY
+from tests.support.hub import Hub, serving
 from tests.support.service_process import free_port
 
 WAIT_S = 60
@@ -41,6 +45,18 @@ class Publisher(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+@dataclass
+class Held(Hub):
+    """A Hub that answers once `go` is set."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request, then."""
+        self.go.wait(WAIT_S)
+        super().answer(request)
 
 
 @pytest.fixture
@@ -127,25 +143,34 @@ def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Pa
     assert errors.splitlines()[-1].startswith("anychip: ")
 
 
-def test_a_watch_that_began_before_there_was_a_service_ends_when_there_is_one(tmp_path: Path) -> None:
+def test_a_watch_that_began_before_there_was_a_service_ends_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grpc_port = free_port()
-    options = ("--models", "resnet18", "--device", "null", "--weights", "random", "--null", "load_ms=500")
-    with starting(tmp_path, free_port(), *options, "--grpc-port", str(grpc_port)) as process:
-        with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-            health = health_pb2_grpc.HealthStub(channel)
-            statuses = []
-            for _ in range(2):  # As gRPC's own channels do.
-                watch = health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=WAIT_S)
-                for answer in watch:
-                    statuses.append(answer.status)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                        watch.cancel()
-                        break
-            assert statuses[0] == NOT_SERVING
-            assert health_pb2.HealthCheckResponse.SERVING in statuses
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
+    options = ("--models", "dogs=resnet18:hf://org/dogs", "--device", "null", "--weights", "random")
+    weights = safetensors.torch.save(torchvision_models.resnet18(weights=None, num_classes=2).state_dict())
+    held = Held(files={"model.safetensors": weights})
+    with serving(held) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        with starting(tmp_path, free_port(), *options, "--grpc-port", str(grpc_port)) as process:
+            with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                statuses = []
+                for _ in range(2):  # As gRPC's own channels do.
+                    watch = health.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=WAIT_S)
+                    for answer in watch:
+                        statuses.append(answer.status)
+                        held.go.set()
+                        if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                            watch.cancel()
+                            break
+                assert statuses[0] == NOT_SERVING
+                assert health_pb2.HealthCheckResponse.SERVING in statuses
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0
 
 
 def test_a_service_that_reads_models_ends_at_once_when_told_to(tmp_path: Path, mirror: str) -> None:
