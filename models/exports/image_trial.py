@@ -28,6 +28,7 @@ from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph
+from models.exports.objects import located
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
@@ -43,6 +44,7 @@ _MOST_SIDE = 8_192
 _LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
 _PICTURES = 4
 _FAR = 40.0  # Factor of a normalised picture: logits grow with it, probabilities stay within 0 to 1.
+_CELLS = 21  # Divides the candidates of three strides: each 32 x 32 pixels have 16, 4 and 1 cells.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
 _WANTED = (
@@ -122,7 +124,10 @@ def tried(  # noqa: PLR0917
             return None
         if isinstance(error, WeightsError):
             raise
-        hint = f" {example(file)}." if sidecar is None and form == "onnx" else ""
+        hint = ""
+        if sidecar is None and form == "onnx":
+            of_file = f" If its metadata is wrong, state the right value in {file.stem}.json beside it"
+            hint = f"{of_file if metadata.get('task') else ' ' + example(file)}."
         raise WeightsError(f"{file.name}: {error}.{hint}") from error
 
 
@@ -195,6 +200,12 @@ def _tried(
     if how.takes == "classes":
         far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
         how, notes = _scored(about, how, lambda given: run(given.clamp(*far)), size, stated_batch)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
+    pictures = (_pictures(size) - mean) / std
+    given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
+    if how.takes not in ("classes", "outputs"):
+        how, note = located(about, how, [run(each) for each in given], size)
+        notes = (note,)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
         if onnx is not None and not is_open:
@@ -207,9 +218,6 @@ def _tried(
             core.free_batch = tail.free_batch = freed  # In its served form.
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
-    pictures = (_pictures(size) - mean) / std
-    given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, compute)
     return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry, witness=said)
@@ -365,7 +373,8 @@ def _likely(shapes: Sequence[Sequence[Any]]) -> tuple[str, int]:
     last = first[1] if len(first) > 1 and isinstance(first[1], int) else 0
     if ranks == [2]:
         return ("regress", 0) if last == 1 else ("classify", last)
-    if (ranks in ([4], [3]) and last in (0, 1)) or (ranks == [3] and isinstance(first[-1], int) and first[-1] > 100):
+    width = first[-1] if first and isinstance(first[-1], int) else 0
+    if (ranks in ([4], [3]) and last in (0, 1)) or (ranks == [3] and width > 100 and width % _CELLS):
         return ("depth", 0) if ranks == [4] or last == 0 else ("embed", 0)
     if ranks == [4]:
         return "segment_semantic", last

@@ -45,8 +45,9 @@ class Interpretation:
     box, score and classes; `suppressed`: whether the network has done its own suppression.
 
     `probabilities`: of classes, whether the network has done its softmax or its sigmoid; `each`: whether it is a
-    sigmoid, so that every class has a score of its own; `two_of_one`: whether it has one score for two labels, that of
-    the second. `class_map`: whether the first output [n, 1, h, w] has numbers of classes.
+    sigmoid, so that every class has a score of its own, which for a detector is still to be done; `two_of_one`: whether
+    it has one score for two labels, that of the second. `class_map`: whether the first output [n, 1, h, w] has numbers
+    of classes; `normalised`: whether boxes in pixels by their layout are in shares of the input's size.
 
     `boxes`, `prototypes`, `logits`: positions of these outputs, -1 for none. `transposed`: YOLOv8's candidates are rows
     and not columns.
@@ -66,6 +67,7 @@ class Interpretation:
     two_of_one: bool = False
     class_map: bool = False
     logits: int = -1
+    normalised: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,23 +178,24 @@ def _read_torchvision(about: Description, shapes: Shapes, size: Size, seen: str)
 
 
 def _suppressed(about: Description, shapes: Shapes) -> str:
-    """Return the layout of a detector with its own suppression, by its outputs; "" for other outputs."""
-    if about.takes != "boxes":
+    """Return the layout of a detector with its own suppression, by its outputs in any order; "" for others."""
+    lengths = sorted((tuple(shape[1:]) for shape in shapes), key=lambda each: (-len(each), each != (1,)))
+    if about.takes != "boxes" or not lengths or len(lengths[0]) != 2:
         return ""
-    lengths = [tuple(shape[1:]) for shape in shapes]
-    if len(lengths) == 2 and len(lengths[0]) == 2 and lengths[0][1] == 5 and lengths[1] == lengths[0][:1]:
+    (rows, columns), others = lengths[0], lengths[1:]
+    if columns == 5 and others == [(rows,)]:
         return "mmdeploy"
-    is_counted = len(lengths) == 4 and len(lengths[1]) == 2 and lengths[0] == (1,) and lengths[1][1] == 4
-    return "end2end" if is_counted and lengths[2] == lengths[3] == lengths[1][:1] else ""
+    return "end2end" if columns == 4 and others == [(1,), (rows,), (rows,)] else ""
 
 
 def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     """Read boxes, scores and classes: mmdeploy has two outputs, YOLOv7 one for each, their number in front."""
     found = _suppressed(about, shapes)
-    if found == "" or found != (about.layout or found):
+    first = [len(shape) for shape in shapes][: 1 + (found == "end2end")]
+    if found == "" or found != (about.layout or found) or first != [2, 3][-len(first) :]:
         raise ValueError(
-            "networks that suppress for themselves are for detect, with outputs [n, k, 5] and [n, k] (mmdeploy) or "
-            f"[n, 1], [n, k, 4], [n, k] and [n, k] (end2end), not {seen}"
+            "networks that suppress for themselves are for detect, with outputs in this order: [n, k, 5] and [n, k] "
+            f"(mmdeploy), or [n, 1], [n, k, 4], scores [n, k] and classes [n, k] (end2end), not {seen}"
         )
     return Interpretation("boxes", found, len(about.labels or ()), 0, True, int(found == "end2end"))
 
@@ -236,8 +239,9 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     anchors = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     name = about.layout or _layout(about, (first, second), extras, anchors)
     if name not in LAYOUTS:
+        wanted = f"; yolov8 has {4 + count + extras} columns for {count} labels" if count else ""
         raise ValueError(
-            f'the layout of its outputs is not known ({seen}): state it in its sidecar, "layout": one of '
+            f'the layout of its outputs is not known ({seen}{wanted}): state it in its sidecar, "layout": one of '
             f"{', '.join(LAYOUTS)}"
         )
     if name == "rows" or (name == "rtdetr" and second == 6 + extras):
@@ -276,7 +280,10 @@ def _extras(about: Description, prototypes: Sequence[int], seen: str) -> int:
     value of every key point, an angle.
     """
     if about.takes == "keypoints" and about.keypoints is None:
-        raise ValueError(f'a network of poses needs "keypoints": [17, 3] in its sidecar; its outputs are {seen}')
+        raise ValueError(
+            f'a network of poses needs "keypoints": [points, values of each] in its sidecar, such as [17, 3]; its '
+            f"outputs are {seen}"
+        )
     if about.takes == "masks":
         return prototypes[1]
     return prod(about.keypoints or ()) if about.takes == "keypoints" else int(about.takes == "turned")
@@ -328,11 +335,16 @@ def _columns(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
         raw = raw.transpose(1, 2)
     first = LAYOUTS[how.layout].before
     scores, classes = raw[..., first : first + how.classes].max(dim=2)
-    return raw[..., :4], scores * raw[..., 4] if first == 5 else scores, classes, raw[..., first + how.classes :]
+    of_any = raw[..., 4] if first == 5 else None
+    if how.each:
+        scores, of_any = scores.sigmoid(), None if of_any is None else of_any.sigmoid()
+    return raw[..., :4], scores if of_any is None else scores * of_any, classes, raw[..., first + how.classes :]
 
 
 def _centred(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     boxes, scores, classes, extras = _columns(how, outputs, size)
+    if how.normalised:
+        boxes = _stretched(boxes, size)
     if how.layout == "yolox":
         boxes = _yolox(boxes, how.strides, size)
     return boxes if how.takes == "turned" else _corners(boxes), scores, classes, extras

@@ -52,7 +52,7 @@ TASKS = tuple(entry.name for entry in OWN)
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
-    "scores": ("classes", "outputs"),
+    "scores": ("classes", "outputs", "boxes", "masks", "keypoints", "turned"),
     "keypoints": ("keypoints",),
 }
 """Keys that have an effect only on some networks, with the forms of outputs that their tasks take."""
@@ -291,7 +291,7 @@ def description(
         end_to_end=_is_end_to_end(values),
         exporter=_exporter(values, yolov5),
         licence=str(values.get("license", ""))[:200],
-        scores="logits" if yolov5 else "probabilities" if takes == "classes" and "task" in values else None,
+        scores=None if takes != "classes" else "logits" if yolov5 else "probabilities" if "task" in values else None,
     )
     if sidecar is None:
         return found

@@ -1,0 +1,160 @@
+"""Check of a detector's numbers on pictures: boxes, scores and classes are what its layout says.
+
+    outputs for pictures ─► Interpretation, completed or refused
+
+Owns: what a box, a score and a class can be. Shapes alone do not tell corners from centres, pixels from shares of the
+image, nor probabilities from logits. Must not know files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from models.exports.layouts import QUERIES, Interpretation, Size, decoded
+from models.exports.metadata import Description
+
+_ROUNDING = 1e-2
+"""Error of a probability, a class and a corner in pixels that a network in int8 or float16 makes."""
+_REACH = 2.0
+"""Greatest coordinate of boxes in shares of the image, which may reach over its edges, and least of those in pixels."""
+_COUNTS = 0.05
+"""Least score of a box that is looked at, as a share of the greatest: a network may fill up with anything."""
+_FEW = 0.1
+"""Share of boxes that may have their corners in the wrong order."""
+_TURN = 6.3
+"""Greatest angle, in radians."""
+_CANDIDATES = ("yolov8", "yolov5", "yolox")
+_ROWS = ("rows", "mmdeploy", "end2end", "torchvision")
+"""Layouts with corners in pixels."""
+
+
+def located(
+    about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size
+) -> tuple[Interpretation, str]:
+    """Find how a detector's numbers are read, by its float32 outputs for batches of pictures.
+
+    Return the completed interpretation, and a note to its owner. Raises ValueError for numbers that the layout cannot
+    have.
+    """
+    how = _with_boxes(how, pictures)
+    if how.layout == "rtdetr" and not how.classes and not _are_whole(_classes(how, pictures)):
+        how = replace(how, classes=2)  # [n, queries, 6] with a score for each of two classes.
+    if about.scores is not None:
+        how = _with_sigmoid(about, how, pictures)
+    found = [
+        torch.cat([each.flatten(0, 1) for each in of_all])
+        for of_all in zip(*_decoded(how, pictures, size), strict=True)
+    ]
+    boxes, scores = found[:2]
+    _check_scores(how, scores)
+    counted = (scores > 0) & (scores >= _COUNTS * scores.max())
+    if how.layout not in _CANDIDATES and (how.layout != "rtdetr" or not how.classes):
+        _check_classes(about, how, pictures, counted)
+    if how.takes == "turned" and float(found[3].abs().max()) > _TURN:
+        raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
+    reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
+    if how.layout in (*QUERIES, "rtdetr"):
+        if reach > _REACH * max(size):
+            raise ValueError(
+                f'the layout "{how.layout}" has boxes in 0 to 1, and its boxes reach {reach / max(size):.3g}: divide '
+                "them by the input's size in the network, or state another layout"
+            )
+    elif 0 < reach <= _REACH:
+        return _in_shares(how), "its boxes are in 0 to 1, and are multiplied by the size of its input"
+    if how.layout in (*_ROWS, "detr") and not about.exporter:
+        corners = boxes[counted]
+        turned = ((corners[:, 2:] - corners[:, :2]) < -_ROUNDING).any(1)
+        if turned.float().sum() > _FEW * len(corners):
+            raise ValueError(
+                f'the layout "{how.layout}" has corners x1, y1, x2, y2, and {int(turned.sum())} of its {len(corners)} '
+                "boxes for pictures end before they begin: let the network give corners in this order"
+            )
+    return how, ""
+
+
+def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
+    """Return boxes, scores, classes and, if there are any, extras of each batch."""
+    return [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
+
+
+def _with_boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Interpretation:
+    """Find which output has the boxes, where boxes and logits have four columns each."""
+    if how.logits < 0 or pictures[0][how.logits].shape[-1] != pictures[0][how.boxes].shape[-1]:
+        return how
+    if all(_is_inside(outputs[how.boxes]) for outputs in pictures):
+        return how
+    if all(_is_inside(outputs[how.logits]) for outputs in pictures):
+        return replace(how, boxes=how.logits, logits=how.boxes)
+    raise ValueError("it has two outputs [n, queries, 4], and neither has boxes in 0 to 1")
+
+
+def _with_sigmoid(about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Interpretation:
+    """Have the sigmoid of scores done, which the owner states, unless the network does it."""
+    if about.scores != "sigmoid" or how.layout not in _CANDIDATES:
+        raise ValueError(f'"scores": "{about.scores}" has no effect on a detector with the layout "{how.layout}"')
+    columns = [outputs[how.boxes] for outputs in pictures]
+    if how.layout == "yolov8" and not how.transposed:
+        columns = [each.mT for each in columns]
+    first, last = 4, (4 if how.layout == "yolov8" else 5) + how.classes
+    return replace(how, each=not all(_is_inside(each[..., first:last]) for each in columns))
+
+
+def _is_inside(values: Tensor) -> bool:
+    return bool(((values >= -_ROUNDING) & (values <= 1 + _ROUNDING)).all())
+
+
+def _are_whole(values: Tensor) -> bool:
+    return bool(((values - values.round()).abs() <= _ROUNDING).all())
+
+
+def _check_scores(how: Interpretation, scores: Tensor) -> None:
+    """Raise ValueError for scores that are no probabilities. Rows without a box may have any below 0."""
+    least, most = float(scores.min()), float(scores.max())
+    if most <= 1 + _ROUNDING and (least >= -_ROUNDING or how.layout in _ROWS):
+        return
+    remedy = "let the network give its columns in the layout's order, and scores in 0 to 1"
+    if how.layout in _CANDIDATES:
+        remedy = 'state "scores": "sigmoid" where the network leaves its sigmoid out'
+    raise ValueError(f'its scores in the layout "{how.layout}" are {least:.3g} to {most:.3g}: {remedy}')
+
+
+def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the numbers of classes as the network gives them, for all boxes of all pictures."""
+    place = {"end2end": 3, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
+    rows = [outputs[how.boxes][..., 5] if place is None else outputs[place] for outputs in pictures]
+    return torch.cat([each.flatten() for each in rows])
+
+
+def _check_classes(
+    about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]], counted: Tensor
+) -> None:
+    """Raise ValueError for numbers that are no classes, or none of those with a label."""
+    if how.logits >= 0:
+        return
+    numbers = _classes(how, pictures)
+    if len(numbers) == len(counted):
+        numbers = numbers[counted]
+    if not len(numbers):
+        return
+    least, most, labels = float(numbers.min()), float(numbers.max()), len(about.labels or ())
+    if not _are_whole(numbers) or least < -_ROUNDING:
+        raise ValueError(
+            f'its classes in the layout "{how.layout}" are {least:.3g} to {most:.3g}, and whole numbers from 0 on are '
+            "expected: let the network give its columns in the layout's order"
+        )
+    if labels and most > labels - 1 + _ROUNDING:
+        raise ValueError(f"it finds class {most:.0f}, and its {labels} labels have the numbers 0 to {labels - 1}")
+
+
+def _in_shares(how: Interpretation) -> Interpretation:
+    """Read boxes in shares of the image. Raises ValueError if that is not enough to know them."""
+    if how.layout not in _CANDIDATES or how.takes not in ("boxes", "masks"):
+        raise ValueError(
+            f'the layout "{how.layout}" has boxes in pixels of the input, and its boxes lie in 0 to 1: multiply them '
+            "by the input's width and height in the network"
+        )
+    return replace(how, normalised=True)
