@@ -203,8 +203,11 @@ def _tried(
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
+    found = [run(each) for each in given]
+    if any(bool(output.isnan().any()) for each in found for output in each):
+        raise ValueError("its outputs for pictures are not numbers (NaN)")
     if how.takes not in ("classes", "outputs"):
-        how, note = located(about, how, [run(each) for each in given], size)
+        how, note = located(about, how, found, size)
         notes = (note,)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:

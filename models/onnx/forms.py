@@ -88,6 +88,7 @@ _WITHOUT_EFFECT: Mapping[str, Mapping[str, Any]] = {
     "Range": {"stash_type": 1},
 }
 """Attributes that are not read, with the value that is computed; any other value is refused."""
+_CONSTANTS = ("value", "value_int", "value_ints", "value_float", "value_floats")
 _SEVERAL = ("Split", "TopK")
 """Operators computed with several outputs; all others have one."""
 
@@ -108,7 +109,7 @@ def todays(file: OnnxFile, name: str) -> list[Node]:
 
 def _not_computed(node: Node, file: OnnxFile, used: set[str]) -> list[str]:
     if node.operator == "Constant":
-        return []
+        return [name for name in node.attributes if name not in _CONSTANTS]
     read, ignored = _READ.get(node.operator, "").split(), _WITHOUT_EFFECT.get(node.operator, {})
     found = [
         f"{name} {value}" if isinstance(value, str | int | float) else name
@@ -119,6 +120,8 @@ def _not_computed(node: Node, file: OnnxFile, used: set[str]) -> list[str]:
         training = file.constants.get(node.inputs[2])
         if training is None or training.any():
             found.append("training_mode")
+    if node.operator == "BatchNormalization" and file.opset < 14 and any(node.outputs[1:]):
+        found.append("outputs of training")
     beyond = [] if node.operator in _SEVERAL else [name for name in node.outputs[1:] if name in used and name]
     return [*found, *(f"the output {name!r}" for name in beyond[:1])]
 
@@ -128,7 +131,7 @@ def _renewed(node: Node, opset: int) -> Node:
     if node.operator in ("Softmax", "LogSoftmax") and opset < 13:
         return replace(node, attributes={"axis": 1, **node.attributes, "flattened": 1})
     if node.operator == "Upsample" or (node.operator == "Resize" and opset < 11):
-        corners = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        corners = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "opset 10"}
         inputs = (node.inputs[0], "", *node.inputs[1:])
         return replace(node, operator="Resize", inputs=inputs, attributes={**node.attributes, **corners})
     return node

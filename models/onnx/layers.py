@@ -48,6 +48,19 @@ def _padded(tensor: Tensor, pads: Sequence[int], rank: int, value: float) -> tup
     return functional.pad(tensor, amounts, value=value), [0] * rank
 
 
+def _without_padding_alone(
+    pooled: Tensor, tensor: Tensor, pads: Sequence[int], attributes: Mapping[str, Any], rank: int
+) -> Tensor:
+    """Drop the outputs whose window begins after the tensor: `ceil_mode` makes none of padding alone."""
+    strides = attributes.get("strides", [1] * rank)
+    if not attributes.get("ceil_mode", 0) or list(pads[:rank]) == list(pads[rank:]):
+        return pooled  # PyTorch does it for the padding that it knows of.
+    for axis in range(rank):
+        most = -(-(int(tensor.shape[2 + axis]) + pads[axis]) // strides[axis])
+        pooled = pooled.narrow(2 + axis, 0, min(most, int(pooled.shape[2 + axis])))
+    return pooled
+
+
 @operator("Conv")
 def _conv(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, weight = inputs[0], inputs[1]
@@ -111,19 +124,21 @@ OPERATORS |= {
 @operator("LayerNormalization")
 def _layer_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor, scale = inputs[0], inputs[1]
-    axis = attributes.get("axis", -1) % tensor.ndim
+    axis, bias, epsilon = attributes.get("axis", -1) % tensor.ndim, input_at(inputs, 2), attributes.get("epsilon", 1e-5)
     shape = list(scale.shape)
-    if scale.ndim != tensor.ndim - axis:
-        raise UnsupportedError("LayerNormalization with a scale of another shape")
-    return functional.layer_norm(tensor, shape, scale, input_at(inputs, 2), attributes.get("epsilon", 1e-5))
+    if shape == list(tensor.shape[axis:]) and (bias is None or bias.shape == scale.shape):
+        return functional.layer_norm(tensor, shape, scale, bias, epsilon)
+    found = functional.layer_norm(tensor, list(tensor.shape[axis:]), None, None, epsilon) * scale
+    return found if bias is None else found + bias
 
 
 @operator("MaxPool")
 def _max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
-    tensor, padding = _padded(inputs[0], _same_pads(inputs[0], kernel, attributes, rank), rank, float("-inf"))
-    return _MAX_POOLS[rank](
+    pads = _same_pads(inputs[0], kernel, attributes, rank)
+    tensor, padding = _padded(inputs[0], pads, rank, float("-inf"))
+    found = _MAX_POOLS[rank](
         tensor,
         kernel,
         attributes.get("strides", [1] * rank),
@@ -131,6 +146,7 @@ def _max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         attributes.get("dilations", [1] * rank),
         bool(attributes.get("ceil_mode", 0)),
     )
+    return _without_padding_alone(found, inputs[0], pads, attributes, rank)
 
 
 @operator("AveragePool")
@@ -143,7 +159,8 @@ def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         raise UnsupportedError("AveragePool with uneven padding or dilation")
     tensor, padding = _padded(inputs[0], pads, rank, 0.0)
     strides, ceil = attributes.get("strides", [1] * rank), bool(attributes.get("ceil_mode", 0))
-    return functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
+    found = functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
+    return _without_padding_alone(found, inputs[0], pads, attributes, rank)
 
 
 @operator("GridSample")
@@ -227,7 +244,7 @@ def _roi_align(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         raise UnsupportedError("RoiAlign that does not say where the pixels lie")
     if attributes.get("mode", "avg") != "avg":
         raise UnsupportedError(f"RoiAlign by {attributes['mode']}")
-    values, boxes, images = inputs
+    values, boxes, images = inputs[0], inputs[1], as_tensor(inputs[2])
     size = attributes.get("output_height", 1), attributes.get("output_width", 1)
     rows = torch.cat((images.to(boxes.dtype).reshape(-1, 1), boxes), 1)
     scale, samples = attributes.get("spatial_scale", 1.0), attributes.get("sampling_ratio", 0)

@@ -30,9 +30,9 @@ class _Axis:
     after: int
     factor: float
 
-    def coordinates(self, how: str) -> Array:
-        """Return the position of each output among the inputs, float64 [after]. Raises UnsupportedError."""
-        places = np.arange(self.after, dtype=np.float64)
+    def coordinates(self, how: str, dtype: type[np.floating[Any]] = np.float64) -> Array:
+        """Return the position of each output among the inputs, of this dtype [after]. Raises UnsupportedError."""
+        places = np.arange(self.after, dtype=dtype)
         if how == "asymmetric":
             return places / self.factor
         if how == "align_corners":
@@ -43,7 +43,7 @@ class _Axis:
             return (places + 0.5) / self.factor
         middles = (places + 0.5) / self.factor - 0.5
         if how == "half_pixel_symmetric":
-            return middles + self.before / 2 * (1 - self.after / (self.factor * self.before))
+            return middles + dtype(self.before / 2) * (1 - dtype(self.after) / (dtype(self.factor) * self.before))
         if how == "pytorch_half_pixel":
             return middles if self.after > 1 else np.zeros(1)
         if how != "half_pixel":
@@ -52,12 +52,13 @@ class _Axis:
 
     def nearest(self, how: str, rounding: str) -> Array:
         """Return the index of the input for each output, int64 [after]. Raises UnsupportedError."""
-        places = self.coordinates(how)
+        places = self.coordinates(how, np.float32)  # As other runtimes do: rounding decides between two neighbours.
         rounded = {
             "round_prefer_floor": np.ceil(places - 0.5),
             "round_prefer_ceil": np.floor(places + 0.5),
             "floor": np.floor(places),
             "ceil": np.ceil(places),
+            "opset 10": np.ceil(places) if self.factor < 1 else np.floor(places),
         }
         if rounding not in rounded:
             raise UnsupportedError(f"Resize with nearest_mode {rounding}")

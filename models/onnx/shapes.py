@@ -225,6 +225,9 @@ def _range(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return torch.arange(start, stop, step)
 
 
+_PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
 @operator("Pad")
 def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     pads: list[Any] = attributes.get("pads", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
@@ -240,4 +243,4 @@ def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         return functional.pad(tensor, amounts, value=value)
     while amounts and amounts[-1] == amounts[-2] == 0:
         amounts = amounts[:-2]
-    return functional.pad(tensor, amounts, mode={"reflect": "reflect", "edge": "replicate"}[mode])
+    return functional.pad(tensor, amounts, mode=_PADS[mode])

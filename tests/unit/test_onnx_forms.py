@@ -158,3 +158,24 @@ def test_dropout_that_is_trained_is_refused() -> None:
 def test_an_opset_that_nobody_has_tried_is_refused(opset: int) -> None:
     with pytest.raises(WeightsError, match=f"is of ONNX opset {opset}; 9 to 28 are read"):
         computed("Relu", [1.0], opset=opset)
+
+
+def test_opset_10_takes_the_next_number_where_it_leaves_some_out() -> None:
+    """As ONNX's own test of opset 10, resize_downsample_nearest."""
+    values = [[[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]]]
+    scales = np.array([1, 1, 0.6, 0.6], np.float32)
+    assert computed("Resize", values, scales, opset=10, mode="nearest")[0, 0].tolist() == [[1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("operator", "opset", "outputs", "attributes", "said"),
+    [
+        ("BatchNormalization", 13, ("y", "mean"), {}, "outputs of training"),
+        ("Constant", 13, ("y",), {"sparse_value": np.zeros(1)}, "Constant with sparse_value"),
+    ],
+)
+def test_training_and_sparse_constants_are_refused_by_name(
+    operator: str, opset: int, outputs: tuple[str, ...], attributes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(WeightsError, match=said):
+        computed(operator, [[1.0]], opset=opset, outputs=outputs, **attributes)
