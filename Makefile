@@ -61,8 +61,7 @@ ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .
 	git rev-parse --verify "$(or $(LANDED),HEAD)^{commit}" > .ci/base
 
 fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' bytes for as long as ANYCHIP_TEST_FUZZ_EXAMPLES says (default 20000 each)
-	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(BIN)/python -m pytest $(PARALLEL) tests/unit/test_fuzz.py $(ARGS)
-	$(BIN)/python -m pytest -m nightly tests/unit/test_checkpoint_fuzz.py $(ARGS)
+	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(BIN)/python -m pytest $(PARALLEL) tests/unit/test_fuzz.py tests/unit/test_checkpoint_fuzz.py $(ARGS)
 	$(BIN)/python -m pytest -m "" tests/service/test_described_api.py $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy

@@ -45,14 +45,14 @@ MUTATIONS = (
         "app/serving/submissions.py",
         "            self._fleet.dispatcher.discard(item, error)\n",
         "            item.end(error)\n",
-        "test_dispatcher.py",
+        "test_cancelling.py",
     ),
     Mutation(
         "the slot of an image whose client left while it was decoded is never free again",
         "app/serving/submissions.py",
         "        if item.status is ENDED:\n            item.give_slot()\n",
         "        if item.status is ENDED:\n            pass\n",
-        "test_dispatcher.py",
+        "test_cancelling.py",
     ),
     Mutation(
         "a deadline that passes is answered when the worker is done",

@@ -9,17 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from app.processes.arena import RESULT_BYTES, Arena, FreeSlots
 
 
-def test_slots_of_all_pools_are_disjoint():
-    arena = Arena([(10, 3), (5000, 2), (1, 4)])
-    places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
-    for number, (pool, index) in enumerate(places, start=1):
-        arena.slot(pool, index)[:] = number
-    for number, (pool, index) in enumerate(places, start=1):
-        slot = arena.slot(pool, index)
-        assert len(slot) == arena.pools[pool].slot_bytes
-        assert (slot == number).all()
-
-
 def test_places_for_results_overlap_nothing():
     arena = Arena([(10, 3), (5000, 2)])
     places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
@@ -39,18 +28,6 @@ def test_the_memory_cannot_be_taken_away_by_whoever_has_its_descriptor():
         with pytest.raises(PermissionError):
             os.ftruncate(descriptor, 0)
         os.close(descriptor)
-
-
-@pytest.mark.parametrize(("pool", "index"), [(0, 2), (0, -1), (1, 0)])
-def test_a_slot_that_does_not_exist_is_an_error(pool, index):
-    with pytest.raises(IndexError):
-        Arena([(4, 2)]).slot(pool, index)
-
-
-@pytest.mark.parametrize("pools", [[(0, 1)], [(1, 0)]])
-def test_empty_pools_are_refused(pools):
-    with pytest.raises(ValueError, match="at least one byte"):
-        Arena(pools)
 
 
 def test_closing_keeps_slots_in_use_alive_and_may_be_repeated():

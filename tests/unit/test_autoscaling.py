@@ -80,10 +80,6 @@ def test_a_rule_that_sees_the_queue_alone_never_scales_where_decoding_is_the_lim
     assert run.refused > 1000
 
 
-def test_a_load_that_doubles_within_a_minute_is_faster_than_any_pod_starts() -> None:
-    assert replay(1.0, 1000, 100, EVERYTHING).refused > 0
-
-
 def test_the_query_of_the_chart_sees_everything() -> None:
     query = (CHART / "templates" / "scaledobject.yaml").read_text(encoding="utf-8")
     assert 'sum({__name__=~"anychip_queue_depth|anychip_queue_reserved"' in query

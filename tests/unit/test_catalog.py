@@ -16,7 +16,6 @@ from torchvision import models as torchvision_models
 
 from models import ModelError, ModelSpec, UnknownModelError, WeightsError, WeightsNotFoundError, open_model, parse_spec
 from models import publishers as weights_module
-from models.classifiers import Classifier
 from models.contract.digest import sha256_of
 from models.tasks.coco import COCO_CLASSES
 from models.yolo.model import YOLO
@@ -50,11 +49,6 @@ def test_a_model_is_written_as_name_architecture_weights(text: str, expected: Mo
     assert parse_spec(text) == expected
 
 
-def test_weights_that_are_not_named_are_the_default() -> None:
-    assert parse_spec("resnet50", "sample").weights == "sample"
-    assert parse_spec("resnet50:random", "sample").weights == "random"
-
-
 @pytest.mark.parametrize(
     ("text", "near"),
     [
@@ -84,13 +78,6 @@ def test_a_name_that_could_not_be_part_of_an_address_is_refused(name: str) -> No
 # Weights and labels
 
 
-@pytest.mark.parametrize(("architecture", "kind", "count"), [("resnet50", Classifier, 1000), ("yolov8n", YOLO, 80)])
-def test_random_weights_need_no_file(tmp_path: Path, architecture: str, kind: type, count: int) -> None:
-    model = open_model(ModelSpec("m", architecture, "random"), tmp_path, allow_download=False)
-    assert isinstance(model, kind)
-    assert (model.name, model.weights, model.weights_file, len(model.labels)) == ("m", "random", None, count)
-
-
 def test_a_fine_tuned_file_brings_its_class_count_and_labels(tmp_path: Path) -> None:
     path = classifier_file(tmp_path / "dogs.safetensors", 3, ["pug", "husky", "corgi"])
     model = open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}"), tmp_path)
@@ -100,12 +87,6 @@ def test_a_fine_tuned_file_brings_its_class_count_and_labels(tmp_path: Path) -> 
     assert pickle.loads(pickle.dumps(model)) == model
     (logits,) = model.network()(torch.zeros(1, *model.input_shape, dtype=torch.uint8))
     assert logits.shape == (1, 3)
-
-
-def test_labels_beside_the_file_are_used(tmp_path: Path) -> None:
-    path = classifier_file(tmp_path / "dogs.safetensors", 3)
-    (tmp_path / "dogs.labels.txt").write_text("pug\nhusky\ncorgi\n")
-    assert open_model(ModelSpec("m", "mobilenet_v3_small", str(path)), tmp_path).labels == ("pug", "husky", "corgi")
 
 
 def test_a_wrong_number_of_labels_is_an_error_that_names_both(tmp_path: Path) -> None:
@@ -167,21 +148,6 @@ def test_sample_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (model.weights, model.weights_file, model.labels) == ("sample", str(path), ("disc", "ring"))
     with pytest.raises(WeightsNotFoundError, match=r"there are: mobilenet_v3_small"):
         open_model(parse_spec("resnet18:sample"), tmp_path / "cache")
-
-
-def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFoundError, match=r"no weights file 'dogs\.pt' for dogs"):
-        open_model(parse_spec("dogs=resnet50:dogs.pt"), tmp_path)
-
-
-def test_a_file_of_another_network_is_named_with_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "yolo.safetensors"
-    save_file(YOLOv8("n", 80).state_dict(), path)
-    with pytest.raises(WeightsError, match=r"yolo\.safetensors cannot be used for r: .*YOLOv8 file\?"):
-        open_model(ModelSpec("r", "resnet50", str(path)), tmp_path)
-    other = classifier_file(tmp_path / "m.safetensors", 3)
-    with pytest.raises(WeightsError, match=r"m\.safetensors cannot be used for y: .*not those of a YOLOv8"):
-        open_model(ModelSpec("y", "yolov8n", str(other)), tmp_path)
 
 
 # A folder in the place of a file, as KServe's storage initialiser leaves one

@@ -5,7 +5,6 @@ wrong or hostile.
 from __future__ import annotations
 
 import collections
-import contextlib
 import copyreg
 import io
 import json
@@ -19,8 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -318,11 +315,6 @@ def tensor_pickle(length: int, offset: int, shape: tuple[int, ...], stride: tupl
     return target.getvalue()
 
 
-def test_a_tensor_that_fits_its_storage_is_read(tmp_path: Path) -> None:
-    path = archive_of(tmp_path / "a.pt", tensor_pickle(4, 1, (3,), (1,)), {"0": struct.pack("<4f", 1, 2, 3, 4)})
-    assert read(path).state["x"].tolist() == [2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("length", "offset", "shape", "stride"),
     [
@@ -386,13 +378,6 @@ def test_a_module_that_multiplies_is_refused(tmp_path: Path, depth: int) -> None
         read(archive_of(tmp_path / "a.pt", module_opcodes(depth)))
 
 
-def test_a_module_that_is_its_own_child_is_refused(tmp_path: Path) -> None:
-    child = b"}X\x08\x00\x00\x00_modules}X\x01\x00\x00\x00ah\x01ssb"
-    pickled = b"\x80\x02}X\x05\x00\x00\x00model" + LINEAR + b")\x81q\x01" + child + b"s."
-    with pytest.raises(WeightsError, match="without end"):
-        read(archive_of(tmp_path / "a.pt", pickled))
-
-
 # Files that are merely broken
 
 
@@ -426,29 +411,6 @@ def test_a_changed_byte_is_noticed_by_the_archive_checksum(files: dict[str, Path
     files["z"].write_bytes(content)
     with pytest.raises(WeightsError, match="corrupt"):
         read(files["z"])
-
-
-@given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@pytest.mark.parametrize("kind", ["s", "z", "l", "module"])
-def test_whatever_bytes_are_changed_a_file_is_read_or_refused(
-    files: dict[str, Path], kind: str, data: st.DataObject
-) -> None:
-    """The pickle of the module is changed within an archive whose checksums are right."""
-    head = module_opcodes(depth=3) if kind == "module" else files[kind].read_bytes()[:2000]
-    content = bytearray(head)
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-        content = content or bytearray(b"x")
-    path = files["z"] if kind == "module" else files[kind]
-    path = path.with_name("changed" + path.suffix)
-    if kind == "module":
-        archive_of(path, bytes(content))
-    else:
-        path.write_bytes(content + files[kind].read_bytes()[2000:])
-    with contextlib.suppress(WeightsError):
-        assert read(path).state
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
@@ -517,8 +479,3 @@ def test_labels_in_metadata_that_are_not_json_are_an_error(tmp_path: Path) -> No
     save_file(small_state(), tmp_path / "a.safetensors", {"labels": "cat, dog"})
     with pytest.raises(WeightsError, match="not JSON"):
         read(tmp_path / "a.safetensors")
-
-
-def test_a_checkpoint_without_labels_says_so(tmp_path: Path) -> None:
-    torch.save(small_state(), tmp_path / "a.pt")
-    assert read(tmp_path / "a.pt").labels is None

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import struct
 import zipfile
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from models.contract.errors import WeightsError
 from models.weights.checkpoint import read, read_header
 
-SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-# Generous, because the machine may be busy: what is not bounded takes hours.
-QUICK = settings(max_examples=300, deadline=timedelta(seconds=20), suppress_health_check=SLOW)
-SOAK = settings(max_examples=10_000, deadline=timedelta(seconds=20), suppress_health_check=SLOW)
+TRIED = settings(
+    max_examples=int(os.environ.get("ANYCHIP_TEST_FUZZ_EXAMPLES", "300")),
+    deadline=timedelta(seconds=20),  # Generous, because the machine may be busy: what is not bounded takes hours.
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
 NAMES = [
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -87,11 +88,21 @@ PICKLED = zipfile.ZipFile(io.BytesIO(SAVED)).read("archive/data.pkl")
 changes = st.lists(st.tuples(st.integers(0, len(SAVED) - 1), st.integers(0, 255)), min_size=1, max_size=8)
 
 
-def try_program(tmp_path: Path, program: bytes) -> None:
+def test_the_unchanged_file_is_read(tmp_path: Path) -> None:
+    assert PICKLED[:1] == pickle.PROTO
+    (tmp_path / "a.pt").write_bytes(SAVED)
+    assert read(tmp_path / "a.pt").labels == ("cat", "dog")
+
+
+@TRIED
+@given(program=programs)
+def test_any_pickle_is_read_or_refused(tmp_path: Path, program: bytes) -> None:
     tried(archive(tmp_path / "a.pt", program))
 
 
-def try_changed(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
+@TRIED
+@given(edits=changes)
+def test_any_changed_file_is_read_or_refused(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
     content, pickled = bytearray(SAVED), bytearray(PICKLED)
     for place, value in edits:
         content[place] = value
@@ -99,35 +110,3 @@ def try_changed(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
     (tmp_path / "b.pt").write_bytes(content)
     tried(tmp_path / "b.pt")
     tried(archive(tmp_path / "c.pt", bytes(pickled)))
-
-
-def test_the_unchanged_file_is_read(tmp_path: Path) -> None:
-    assert PICKLED[:1] == pickle.PROTO
-    (tmp_path / "a.pt").write_bytes(SAVED)
-    assert read(tmp_path / "a.pt").labels == ("cat", "dog")
-
-
-@QUICK
-@given(program=programs)
-def test_any_pickle_is_read_or_refused(tmp_path: Path, program: bytes) -> None:
-    try_program(tmp_path, program)
-
-
-@QUICK
-@given(edits=changes)
-def test_any_changed_file_is_read_or_refused(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
-    try_changed(tmp_path, edits)
-
-
-@pytest.mark.nightly
-@SOAK
-@given(program=programs)
-def test_ten_thousand_pickles(tmp_path: Path, program: bytes) -> None:
-    try_program(tmp_path, program)
-
-
-@pytest.mark.nightly
-@SOAK
-@given(edits=changes)
-def test_ten_thousand_changed_files(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
-    try_changed(tmp_path, edits)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import functional as transforms
 
-from models import PixelModel, open_model, parse_spec
+from models import open_model, parse_spec
 from models.contract.resize import Centre
 from models.yolo.model import YOLO
 
@@ -53,24 +53,3 @@ def test_classifiers_of_ultralytics_see_what_its_transforms_make(size: tuple[int
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     model.preprocess(torch.from_numpy(image), out, *size)
     assert np.array_equal(out.numpy(), reference(image, 224))
-
-
-def test_parts_of_an_image_are_resized_alike() -> None:
-    model, image = yolo(), noise(400, 300)
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
-    part = torch.from_numpy(image)[20:220, 30:330]
-    model.preprocess(part, out, 300, 200)
-    assert np.array_equal(out.numpy(), reference(image[20:220, 30:330].copy(), 224))
-
-
-def test_a_strip_costs_no_more_memory_than_a_photograph() -> None:
-    out = torch.zeros((224, 224, 3), dtype=torch.uint8)
-    image = np.full((1, 200_000, 3), 90, np.uint8)  # Resized whole it would have 45 million columns.
-    yolo().preprocess(torch.from_numpy(image), out, 200_000, 1)
-    assert (out == 90).all()
-
-
-def test_other_classifiers_are_resized_by_torch() -> None:
-    model = open_model(parse_spec("resnet18:random"), Path())
-    assert isinstance(model, PixelModel)
-    assert model.decode_size(8000, 6000) != (8000, 6000)

@@ -1,16 +1,13 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
 import json
-import re
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
 from app import cli
 from app.access import keys
-from app.arguments import read_settings
 from app.cli import main
-from app.config import Settings
 from tests.support.photographs import FILES
 
 PHOTO = str(FILES[0])
@@ -60,20 +57,6 @@ def test_devices(capsys):
     assert row["ok"] is True
 
 
-def test_weights_are_converted_and_listed(tmp_path, monkeypatch, capsys):
-    import torch
-    from torchvision.models import resnet18
-
-    from models.weights.checkpoint import read
-
-    monkeypatch.setenv("ANYCHIP_CACHE_DIR", str(tmp_path))
-    torch.save(resnet18(num_classes=3).state_dict(), tmp_path / "dogs.pth")
-    assert main(["weights", "convert", str(tmp_path / "dogs.pth"), str(tmp_path / "dogs.safetensors"), "--half"]) == 0
-    assert read(tmp_path / "dogs.safetensors").state["fc.weight"].dtype == torch.float16
-    assert main(["weights", "list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == []
-
-
 @pytest.mark.parametrize(
     "command", [[], ["serve"], ["demo"], ["predict"], ["devices"], ["weights"], ["weights", "fetch"]]
 )
@@ -85,27 +68,6 @@ def test_help_shows_an_example(capsys, command):
     assert "anychip" in text
     if command:
         assert "example: anychip" in text
-
-
-@pytest.mark.parametrize("command", ["serve", "demo"])
-def test_help_shows_first_what_is_used_most_and_every_setting_once(capsys, command):
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    text = capsys.readouterr().out
-    groups = re.split(r"^(?=\S.*:$)", text, flags=re.MULTILINE)
-    options = [re.findall(r"^  --([a-z-]+)", group, re.MULTILINE) for group in groups]
-    first = next(each for each in options if each and each != ["open"])
-    assert [name.replace("-", "_") for name in first] == list(cli._MOST_USED)
-    settings = [name.replace("-", "_") for each in options for name in each if name != "open"]
-    assert sorted(settings) == sorted(Settings.model_fields)
-    assert "(default: )" not in text
-
-
-@pytest.mark.parametrize(("words", "expected"), [(["--log-requests"], True), (["--log-requests", "false"], False)])
-def test_a_switch_needs_no_value(words, expected):
-    parsed = cli._parser("serve").parse_args(["serve", *words, "--port", "1"])
-    settings = read_settings(parsed)
-    assert (settings.log_requests, settings.port) == (expected, 1)
 
 
 def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,10 +14,8 @@ from app.access.keys import CallerLimits
 from app.access.limits import ClientLease, ClientLimits
 from app.errors import ServiceError
 from app.link import Terms, measured
-from app.scheduling.scheduler import Scheduler
 from app.serving.filling import Filling
 from tests.support.images import png
-from tests.support.queueing import Image, enqueue, reserve
 
 WIDE = png(size=(20, 5))
 
@@ -127,35 +124,3 @@ def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
         except ServiceError:
             pass
     assert len(limits) == 0
-
-
-def scheduler() -> Scheduler[Image]:
-    made: Scheduler[Image] = Scheduler({"m": 1000})
-    made.add_worker("w", {"m": {1: 0.01}})
-    return made
-
-
-def test_a_modest_client_goes_before_the_backlog_of_a_greedy_one() -> None:
-    """At 100 images a second: 200 of one client wait, and one of another comes."""
-    queues = scheduler()
-    greedy = [reserve(queues, "m", 1, math.inf, 0, 0.0, client="greedy") for _ in range(200)]
-    for number, reservation in enumerate(greedy):
-        enqueue(queues, reservation, f"greedy {number}", 0.0)
-    modest = reserve(queues, "m", 1, math.inf, 0, 0.1, client="modest")
-    enqueue(queues, modest, "modest", 0.1)
-    order = []
-    now_s = 0.1
-    while queues.queues["m"].depth or queues.queues["m"].in_flight:
-        batches, _ = queues.dispatch(now_s)
-        now_s += 0.01
-        for batch in batches:
-            order += [item.payload for item in batch.items]
-        for name in ("w",):
-            for batch_id in list(queues._workers[name].batches):
-                queues.finish(name, batch_id, now_s)
-    assert order.index("modest") <= 10, "but for those that have waited their time"
-    greedy_order = [payload for payload in order if payload != "modest"]
-    assert greedy_order == [f"greedy {number}" for number in range(200)], "of one client in its own order"
-    for reservation in (*greedy, modest):
-        queues.release(reservation)
-    assert len(queues.queues["m"].turns) == 0

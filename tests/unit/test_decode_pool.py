@@ -104,15 +104,6 @@ async def test_a_decoder_has_as_many_images_as_a_few_milliseconds_take_and_two_a
         assert await settled(decoders, clock, SMALL, seconds_an_image) == [images] * 2
 
 
-async def test_nobody_knows_yet_how_long_an_image_takes(clock):
-    async with decoding() as decoders:
-        asked = await ask(decoders, *[SMALL] * 20)
-        assert [len(decoder.sent) for decoder in decoders._replicas.ready] == [2, 2]
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-
-
 async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
     async with decoding() as decoders:
         await settled(decoders, clock, SMALL, 0.001)
@@ -123,15 +114,6 @@ async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-
-
-async def test_what_a_decoder_has_is_counted_until_it_is_answered(clock):
-    async with decoding() as decoders:
-        asked = await ask(decoders, SMALL, SMALL, LARGE)
-        assert sum(decoder.bytes for decoder in decoders._replicas.ready) == 2 * len(SMALL) + len(LARGE)
-        answer(decoders, clock, 0.001)
-        assert [decoder.bytes for decoder in decoders._replicas.ready] == [0, 0]
-        assert all([await task for task in asked])
 
 
 def pending(body=SMALL, needed_s=float("inf")):
@@ -312,19 +294,6 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
             await turns()
         assert [each.outcome for each in by_image.values()].count(Placement) == 4
         assert (decoders.held, other.sent) == (0, {})
-
-
-async def test_an_innocent_image_of_a_decoder_that_ended_is_decoded_by_another(clock):
-    async with decoding() as decoders:
-        images = [Waiting(decoders) for _ in range(2)]
-        await turns()
-        lost, _ = decoders._replicas.ready
-        lost.end("it ended")
-        decoders._lost(Loss(tuple(lost.clear()), None, hung=False))
-        for _ in range(2):
-            answer(decoders, clock, 0.001)
-            await turns()
-        assert [each.outcome for each in images] == [Placement] * 2
 
 
 async def test_decoders_that_cannot_start_are_an_error_of_one_sentence(monkeypatch):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
-from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, MeanOfLate, PendingImage
+from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, PendingImage
 
 
 def waiting(model, name, rank_s, large=False):
@@ -72,25 +72,6 @@ def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
     assert order.count("many") == 50
 
 
-def test_one_that_sends_little_goes_first_however_much_others_have_waiting():
-    queue = DecodeQueue(1, 1000)
-    arrived(queue, ["a", "b", "c"] * 30, apart_s=0.005)
-    few = waiting(0, "few", queue.turn_s("few", 100.45, 0.01))
-    queue.admit()
-    queue.push(few)
-    # Of each of the others what would have had its turn by now, were they served in turns.
-    assert drained(queue).index(few) <= 45
-
-
-def test_the_images_of_one_client_keep_their_order():
-    queue = DecodeQueue(1, 1000)
-    entries = arrived(queue, ["one"] * 30)
-    for _ in range(20):
-        assert queue.pop() is entries.pop(0)
-    entries += arrived(queue, ["one"] * 5)  # Fewer wait, and yet none goes before those.
-    assert drained(queue) == entries
-
-
 def test_a_turn_is_no_later_than_all_that_waits_takes_and_clients_are_forgotten():
     queue = DecodeQueue(1, 10**6)
     arrived(queue, [f"client {number}" for number in range(50)])
@@ -116,16 +97,6 @@ def test_what_is_before_an_image_is_what_goes_before_it():
     assert queue.work_before_s(0, 2.0, 1) == pytest.approx(3 * 0.01 + 3 * 0.01 + 0.1)
     assert queue.work_before_s(1, 2.0, 1) == pytest.approx(20 * 0.1 + 4 * 0.01)
     assert queue.work_before_s(2, 2.0, 1) == pytest.approx(0.01 + 0.1)
-
-
-def test_a_mean_of_late_is_at_first_the_plain_mean_and_then_follows():
-    mean = MeanOfLate()
-    for value in (1.0, 2.0, 6.0):
-        mean.learn(value)
-    assert mean.value == pytest.approx(3.0)
-    for _ in range(100):
-        mean.learn(10.0)
-    assert mean.value == pytest.approx(10.0, rel=0.01)
 
 
 def test_a_model_that_was_idle_has_earned_no_credit():

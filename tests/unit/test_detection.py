@@ -19,10 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from models.contract.errors import UnknownModelError, WeightsError
+from models.contract.errors import WeightsError
 from models.contract.model import Options, Placement
-from models.tasks.coco import COCO_CLASSES
-from models.yolo.model import ARCHITECTURES, MOST_ANCHORS, YOLO, class_count, default_labels
+from models.yolo.model import MOST_ANCHORS, YOLO, class_count
 from models.yolo.yolov8 import YOLOv8, anchors
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
@@ -41,20 +40,6 @@ def _two_threads() -> Iterator[None]:
 
 
 # Labels and weights
-
-
-def test_labels_are_those_of_coco() -> None:
-    assert len(set(COCO_CLASSES)) == len(COCO_CLASSES) == 80
-    assert all(
-        default_labels(architecture) == COCO_CLASSES for architecture in ARCHITECTURES if "-" not in architecture
-    )
-    assert (COCO_CLASSES[0], COCO_CLASSES[5], COCO_CLASSES[79]) == ("person", "bus", "toothbrush")
-
-
-def test_unknown_architectures_are_named() -> None:
-    for call in (lambda: default_labels("yolov9n"), lambda: class_count("yolov8z", {})):
-        with pytest.raises(UnknownModelError, match="yolov8n, yolov8s"):
-            call()
 
 
 def test_class_count_comes_from_the_weights() -> None:
@@ -137,20 +122,6 @@ def test_letterbox_is_the_reference_s(width: int, height: int, seed: int) -> Non
     expected = cv2.copyMakeBorder(resized, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(114, 114, 114))
     assert (found.numpy() == expected).all()
     assert placement == Placement(width, height, scale, left, top)
-
-
-def test_slivers_are_placed_one_pixel_wide() -> None:
-    found, placement = letterboxed(RANDOM, np.full((2000, 1, 3), 9, np.uint8))
-    assert int((found == 9).all(dim=2).sum()) == 640
-    assert placement.scale == 640 / 2000
-
-
-def test_layout_of_the_decoder_does_not_matter() -> None:
-    image = torch.randint(256, (3, 300, 500), dtype=torch.uint8)
-    outs = [torch.empty(RANDOM.input_shape, dtype=torch.uint8) for _ in range(2)]
-    RANDOM.preprocess(image.permute(1, 2, 0), outs[0], 500, 300)
-    RANDOM.preprocess(image.permute(1, 2, 0).contiguous(), outs[1], 500, 300)
-    assert int((outs[0].int() - outs[1].int()).abs().max()) <= 1
 
 
 def test_reduced_images_are_placed_where_the_full_ones_are() -> None:
@@ -271,16 +242,6 @@ def test_answers_are_sorted_bounded_and_never_overlap_within_a_class(
         assert 0 <= box["y1"] <= box["y2"] <= height
 
 
-def test_suppression_removes_the_weaker_of_two_only_within_a_class() -> None:
-    outputs = outputs_of(1)
-    indices = [100, 101, 102]
-    outputs[0][0, indices] = at_anchors([[10, 10, 110, 110], [12, 10, 112, 110], [11, 10, 111, 110]], indices)
-    outputs[1][0, indices] = [0.6, 0.9, 0.7]
-    outputs[2][0, indices] = [1, 1, 2]
-    answer = RANDOM.postprocess(RANDOM.reduce(outputs, 0, Options()), Placement(640, 640), Options())
-    assert [(d["class_id"], round(d["score"], 3)) for d in answer["detections"]] == [(1, 0.9), (2, 0.7)]
-
-
 def test_the_best_anchors_leave_the_device_and_the_answers_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = torch.Generator().manual_seed(0)  # Of other pictures these weights may find nothing.
     squares = torch.randint(256, (2, 20, 20, 3), dtype=torch.uint8, generator=chance)
@@ -303,16 +264,6 @@ def test_the_best_anchors_leave_the_device_and_the_answers_are_those_of_all(monk
         found_some = found_some or bool(given["detections"])
     assert found_some
     assert not any(RANDOM.errors(found, found).values())
-
-
-def test_nothing_found_is_an_empty_answer() -> None:
-    for scores in (0.0, 0.25, np.nan):
-        outputs = outputs_of(1)
-        outputs[1][:] = scores
-        reduced = RANDOM.reduce(outputs, 0, Options())
-        assert [array.shape for array in reduced] == [(0, 4), (0,), (0,)]
-        answer = RANDOM.postprocess(reduced, Placement(30, 20), Options())
-        assert answer == {"detections": [], "width": 30, "height": 20}
 
 
 # Against the reference

@@ -56,24 +56,6 @@ async def test_a_deadline_that_passes_with_a_worker_is_answered_when_it_passes()
         assert free_slots(fleet) == before
 
 
-async def test_requests_of_the_same_milliseconds_share_a_timer_and_the_last_to_go_takes_it_along(monkeypatch):
-    async with dispatching(Worker()) as fleet:
-        deadlines, timers, loop = fleet.link.deadlines, [], asyncio.get_running_loop()
-        call_later = loop.call_later
-        monkeypatch.setattr(loop, "call_later", lambda *call: timers.append(call_later(*call)) or timers[-1])
-        deadline_s = int((time.monotonic() + 60) / 0.004) * 0.004 + 0.001
-        rooms = [
-            fleet.link.reserve(fleet.models["m"], 1, Terms(deadline_s + after_s)) for after_s in (0, 0.001, 0.002, 0.04)
-        ]
-        assert len(timers) == len(deadlines._due) == 2
-        for room in rooms[1:]:
-            room.__exit__()
-        assert [timer.cancelled() for timer in timers] == [False, True]
-        rooms[0].__exit__()
-        assert timers[0].cancelled()
-        assert not deadlines._due
-
-
 async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
     worker = Worker()
     async with dispatching(worker) as fleet:
@@ -132,19 +114,6 @@ async def test_what_a_lost_worker_had_not_begun_is_computed_together():
             await turns()
         assert [len(run.slots) for run in workers[1].runs] == [1] * 8 + [8]
         await asyncio.gather(*tasks)
-
-
-async def test_clients_that_leave_while_they_wait_leave_the_queue_at_once():
-    async with dispatching(replicas=("starting",)) as fleet:
-        before = free_slots(fleet)
-        tasks = ask(fleet, 8)
-        await turns()
-        assert fleet.scheduler.queues["m"].depth == 8
-        for task in tasks:
-            task.cancel()
-        await turns()
-        assert fleet.scheduler.queues["m"].depth == 0
-        assert free_slots(fleet) == before
 
 
 @pytest.mark.parametrize("end", ["the worker dies", "the batch fails", "the batch is done"])
@@ -317,29 +286,9 @@ def ask_with_files(fleet, host, images, files, **options):
     return tasks
 
 
-def with_files(fleet):
-    """Return the slots that hold files."""
-    return {item.slot for item in fleet.link._under_way.values() if item.refill is not None}
-
-
 def undone(run, undecoded):
     results = [None if row in undecoded else () for row in range(len(run.slots))]
     return done(run, results, undecoded=undecoded)
-
-
-async def test_slots_with_files_are_named_to_the_worker():
-    worker, host = Worker(), Host()
-    async with dispatching(worker) as fleet:
-        before = free_slots(fleet)
-        tasks = ask_with_files(fleet, host, 8, {1, 6})
-        await turns()
-        [run] = worker.runs
-        assert {run.slots[position] for position in run.files} == with_files(fleet)
-        assert len(run.files) == 2
-        hear(fleet, worker, done(run))
-        await asyncio.gather(*tasks)
-        assert not with_files(fleet)
-        assert free_slots(fleet) == before
 
 
 async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_front_and_the_others_are_answered():
@@ -380,24 +329,6 @@ async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words(
         with pytest.raises(ServiceError, match="broken or truncated"):
             await task
         assert free_slots(fleet) == before
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_whoever_leaves_while_the_host_decodes_takes_no_slot_along(fails):
-    worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "broken") if fails else None)
-    async with dispatching(worker) as fleet:
-        before = free_slots(fleet)
-        [task] = ask_with_files(fleet, host, 1, {0})
-        await turns()
-        hear(fleet, worker, undone(worker.runs[0], (0,)))
-        await turns()
-        task.cancel()
-        await turns()
-        assert free_slots(fleet) == before - 1  # A decoder may still write to it.
-        host.may_end.set()
-        await turns()
-        assert free_slots(fleet) == before
-        assert len(worker.runs) == 1
 
 
 async def test_whoever_left_before_the_device_gave_up_costs_the_host_nothing():

@@ -160,27 +160,6 @@ def test_a_page_of_the_site_names_files_that_the_site_has_not() -> None:
 CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
 
 
-def test_what_readers_need_first_is_there_in_chinese() -> None:
-    names = {name_of(page) for page in CHINESE}
-    names_of_pages = (
-        "README",
-        "api",
-        "deploy",
-        "hardware",
-        "kubernetes",
-        "observability",
-        "predict",
-        "security",
-        "settings",
-        "tools",
-        "troubleshooting",
-        "which-file",
-    )
-    pages = {f"docs/{name}.zh-CN.md" for name in names_of_pages}
-    installs = {f"docs/install/{name}.zh-CN.md" for name in ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")}
-    assert names >= {"README.zh-CN.md", *pages, *installs}
-
-
 def parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
     """Return blocks of code, and of each section what both languages share: level, names, links, rows, bullets."""
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

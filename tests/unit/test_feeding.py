@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import wrk
-from benchmarks.feeding import aims, needed
+from benchmarks.feeding import needed
 
 PRINTED = """Running 4s test @ http://127.0.0.1:8000/v1/models/resnet50:predict
   1 threads and 32 connections
@@ -46,17 +46,3 @@ def test_the_calculator_says_how_many_cores_and_decoders():
     assert found["cores"] == pytest.approx((0.5 + 2.8 + 0.2) / 0.85)
     assert needed({"server_ms": 0.25, "decoder_ms": 1.4, "worker_ms": 0.1}, 5000)["servers"] == 2
     assert needed({"server_ms": 0.2}, 10)["decoders"] == 2
-
-
-def test_only_what_was_measured_is_compared():
-    row = {"answers_per_s": 900.0, "cpu_ms": 1.7, "p50_ms": 0.5}
-    report = {
-        "load": {"decoding": {"32": row}, "nothing": {"1": row}, "mosec decoding": {"32": {"answers_per_s": 600.0}}},
-        "only_decoding": {"images_per_s": 1000.0, "cpu_ms": 1.4},
-        "workers": {},
-    }
-    lines = list(aims(report))
-    assert [line for line in lines if "1.50 of mosec's" in line]
-    assert [line for line in lines if "0.90" in line]
-    assert [line for line in lines if "0.300 ms" in line]
-    assert len(lines) == 4

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -82,12 +81,6 @@ def test_what_changed_in_the_cache_is_refused(double: Hub, tmp_path: Path) -> No
     (got(tmp_path) / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"?")
     with pytest.raises(WeightsError, match=r"model.safetensors has SHA-256 .* as the Hub says; delete it"):
         got(tmp_path)
-
-
-def test_a_file_that_is_missing_in_the_cache_comes_again(double: Hub, tmp_path: Path) -> None:
-    (got(tmp_path) / "config.json").unlink()
-    assert content(got(tmp_path))["config.json"] == b"{}"
-    assert double.downloads() == ["config.json", "model.safetensors", "config.json"]
 
 
 def test_another_commit_comes_only_when_it_is_asked_for(double: Hub, tmp_path: Path) -> None:
@@ -194,12 +187,6 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(
     assert double.downloads() == []
 
 
-def test_a_folder_that_cannot_be_written_is_a_sentence(double: Hub, tmp_path: Path) -> None:
-    (tmp_path / "weights").write_text("in the way")
-    with pytest.raises(WeightsNotFoundError, match="cannot be written: "):
-        got(tmp_path)
-
-
 def test_without_the_library_the_error_says_how_to_install_it(
     double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,43 +210,6 @@ def test_a_library_that_builds_networks_downloads_nothing_though_the_hub_was_ask
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     library_networks.library("json")
     assert constants.HF_HUB_OFFLINE
-
-
-def test_nothing_is_silent_for_long_though_nothing_arrives(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(download, "PERIOD_S", 0.01)
-    goes_on, lines = threading.Event(), []
-
-    def hear(record: logging.LogRecord) -> bool:
-        lines.append(record.getMessage())
-        if "model.safetensors: 0.0 MB of 0.1 MB (0 %)" in lines[-1]:
-            goes_on.set()
-        return True
-
-    answer = double.answer
-
-    def answer_late(request: BaseHTTPRequestHandler) -> None:
-        write = request.wfile.write
-
-        def write_late(data: bytes) -> int:
-            if data is WEIGHTS or len(data) == len(WEIGHTS):
-                request.wfile.flush()
-                assert goes_on.wait(60)
-            return write(data)
-
-        monkeypatch.setattr(request.wfile, "write", write_late)
-        answer(request)
-
-    double.answer = answer_late  # type: ignore[method-assign]
-    download.log.setLevel(logging.INFO)
-    download.log.addFilter(hear)
-    try:
-        got(tmp_path)
-    finally:
-        download.log.removeFilter(hear)
-        download.log.setLevel(logging.NOTSET)
-    assert lines[-1] == "model.safetensors is here, 0.1 MB"
 
 
 # A bucket, and what a service does with all of it

@@ -10,7 +10,6 @@ from torch import nn
 
 from app.config import models as settings
 from models.contract.errors import WeightsError, reason_of
-from models.contract.model import DESCRIPTIONS, LIBRARIES, PROGRAMS
 from models.exports.exported import SUFFIXES as EXPORTED
 from models.exports.library_files import stated_in
 from models.exports.metadata import sidecar_of
@@ -90,22 +89,3 @@ def test_a_file_that_is_not_here_is_said_without_loading_anything(tmp_path: Path
     found = settings.absent(entry.replace("{}", str(tmp_path)))
     assert found.startswith(said.replace("{}", str(tmp_path)))
     assert bool(found) == bool(said)
-
-
-@pytest.mark.parametrize(
-    ("entry", "foreign"),
-    [
-        *((f"a=b{ending}", True) for ending in (*DESCRIPTIONS, *PROGRAMS)),
-        *((f"a={library}/b:random", True) for library in LIBRARIES),
-        ("a={}/b.onnx?task=detect@sha256:" + 64 * "0", True),
-        ("folder={}", True),
-        ("b.onnx", True),
-        ("resnet50", False),
-        ("dogs=resnet50:{}/dogs.pth", False),
-        ("best.pt", False),
-    ],
-)
-def test_where_a_file_is_read_by_others_its_confined_worker_is_prepared(
-    tmp_path: Path, entry: str, foreign: bool
-) -> None:
-    assert settings.looks_foreign(entry.replace("{}", str(tmp_path))) is foreign

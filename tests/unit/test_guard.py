@@ -42,11 +42,6 @@ def climb(watch, level, after=None, now_s=10.0, cost_s=0.001):
     return [(step.rung, step.trigger) for step in steps]
 
 
-def test_below_its_marks_nothing_is_done():
-    assert climb(guard(), device(800)) == []
-    assert climb(guard(), cached(300)) == []
-
-
 def test_it_climbs_only_as_far_as_needed():
     assert climb(guard(), cached(400), {COLLECT: cached(200)}) == [(COLLECT, "cache")]
     assert climb(guard(), cached(400), {CACHE: cached(0)}) == [(COLLECT, "cache"), (CACHE, "cache")]
@@ -78,42 +73,31 @@ def test_what_releases_leave_growing_with_the_batches_is_handed_over(level_after
     assert [rung for rung in rungs if rung][:3] == [CACHE, CACHE, HAND_OVER]
 
 
-def test_a_plateau_is_no_leak_however_high():
-    # Another process takes its share, once; there is nothing that a new worker would do better.
-    assert climbs(guard(), lambda _: device(900)) == [CACHE] + [0] * 29
-    # And in two portions.
-    assert HAND_OVER not in climbs(guard(), lambda batches: device(820 if batches < 50 else 950))
+def leak(batches):
+    """Return the level of a device of which each batch keeps a little."""
+    return device(100 + 4.5 * batches)
 
 
-def test_a_plateau_does_not_hide_a_leak():
-    rungs = climbs(guard(), lambda batches: device(100 + 4.5 * batches + (400 if batches > 50 else 0)))
-    assert HAND_OVER in rungs
-
-
-def test_a_leak_that_is_little_of_a_high_level_is_not_what_a_new_worker_would_cure():
-    # 1.5 bytes a batch are 450 in the end; the rest is somebody else's.
-    watch = guard()
-    assert HAND_OVER not in climbs(watch, lambda batches: device(700 + 1.5 * batches), turns=19)
-    assert HAND_OVER in climbs(guard(), lambda batches: device(100 + 4.5 * batches), turns=19)
-
-
-def test_a_high_level_from_the_start_is_no_leak():
-    assert HAND_OVER not in climbs(Guard(LIMITS, device(900), 0.0, shared=False), lambda _: device(900))
-
-
-def test_growth_too_small_for_a_leak_is_not_handed_over():
-    assert HAND_OVER in climbs(guard(leak_bytes_per_batch=4), lambda batches: device(100 + 4.5 * batches), turns=19)
-    assert HAND_OVER not in climbs(guard(leak_bytes_per_batch=5), lambda batches: device(100 + 4.5 * batches), turns=19)
-
-
-def test_what_others_take_of_the_host_is_not_this_workers_leak():
-    assert HAND_OVER not in climbs(guard(shared=True), lambda batches: device(100 + 4.5 * batches))
-
-
-def test_the_worker_before_does_not_hide_a_leak():
-    watch = Guard(LIMITS, device(700), 0.0, shared=False)  # Two workers held memory then.
-    assert watch.look(device(100), 1.0, 0.0) is None
-    assert HAND_OVER in climbs(watch, lambda batches: device(100 + 4.5 * batches), turns=19)
+@pytest.mark.parametrize(
+    ("start", "limits", "level_after", "is_leak"),
+    [
+        (START, {}, leak, True),
+        (START, {}, lambda _: device(900), False),  # Another process takes its share, once,
+        (START, {}, lambda batches: device(820 if batches < 50 else 950), False),  # or in two portions.
+        (START, {}, lambda batches: device(100 + 4.5 * batches + (400 if batches > 50 else 0)), True),
+        (START, {}, lambda batches: device(700 + 1.5 * batches), False),  # A new worker would hardly lower it.
+        (device(900), {}, lambda _: device(900), False),
+        (device(700), {}, leak, True),  # The worker before held memory then.
+        (START, {"leak_bytes_per_batch": 4}, leak, True),
+        (START, {"leak_bytes_per_batch": 5}, leak, False),
+        (START, {"shared": True}, leak, False),  # What others take of a host is no leak of this worker.
+    ],
+)
+def test_what_grows_with_the_batches_is_handed_over_and_a_plateau_is_not(start, limits, level_after, is_leak):
+    shared = limits.get("shared", False)
+    own = {name: limit for name, limit in limits.items() if name != "shared"}
+    watch = Guard(replace(LIMITS, **own), start, 0.0, shared=shared)
+    assert (HAND_OVER in climbs(watch, level_after, turns=19)) == is_leak
 
 
 def test_a_release_that_helps_ends_the_suspicion():
@@ -162,10 +146,6 @@ def test_out_of_memory_what_the_process_has_allocated_since_its_start_is_a_leak(
     assert not watch.exhausted(START)
     assert not guard(shared=True).exhausted(device(950))
     assert not guard(policy="off").exhausted(device(950))
-
-
-def test_off_is_off():
-    assert not guard(policy="off").due(1e9)
 
 
 def test_looking_takes_a_hundredth_of_the_time():

@@ -9,13 +9,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from app.images import decoding
 from app.images.header import (
-    ImageError,
     ImageTooLargeError,
     InvalidImageError,
     check_pixels,
@@ -131,12 +130,6 @@ def test_pixels_equal_pillows(kind):
     assert np.abs(decode(KINDS[kind]) - by_pillow(KINDS[kind])).max() <= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_header_has_pillows_size(kind):
-    header = read_header(KINDS[kind])
-    assert (header.width, header.height) == Image.open(io.BytesIO(KINDS[kind])).size
-
-
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "JPEG" in kind])
 @pytest.mark.parametrize("library", [*decoding.READERS, "Pillow"])
 def test_every_library_gives_the_same_pixels(kind, library, monkeypatch):
@@ -190,18 +183,6 @@ def test_a_gif_is_as_large_as_its_first_frame():
     assert (decode(encoded) == by_pillow(encoded)).all()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_photographs_equal_pillows(path):
-    encoded = path.read_bytes()
-    assert np.abs(decode(encoded) - by_pillow(encoded)).max() <= 1
-
-
-def test_of_sixteen_bits_the_upper_eight_are_kept():
-    grey = (np.arange(40 * 60, dtype=np.uint16) * 27).reshape(40, 60)
-    encoded = encode(Image.fromarray(grey), "PNG")
-    assert (decode(encoded) == (grey >> 8)[:, :, None]).all()
-
-
 @pytest.mark.parametrize(("colour_type", "channels"), [(2, 3), (4, 2), (6, 4)])
 def test_of_sixteen_bit_colours_the_upper_eight_are_kept(colour_type, channels):
     values = (np.arange(40 * 60 * channels, dtype=np.uint16) * 27).reshape(40, 60, channels)
@@ -221,25 +202,12 @@ def test_exif_orientation_is_applied(kind, orientation):
     assert np.abs(decode(encoded) - by_pillow(encoded)).max() <= 1
 
 
-def test_broken_exif_is_no_reason_to_refuse_an_image():
-    encoded = encode(sample_image(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
-    assert read_header(encoded).orientation == 1
-    assert decode(encoded).shape == (40, 60, 3)
-
-
 @pytest.mark.parametrize("entry", [(0x0112, 3, 1, 9), (0x0112, 3, 1, 0), (0x0112, 2, 1, 6), (0x011A, 5, 1, 0xFFFF)])
 def test_senseless_exif_is_no_orientation_and_no_warning(entry):
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", *entry) + bytes(4)
     encoded = encode(sample_image(1600, 800), "JPEG", exif=exif)
     assert read_header(encoded).orientation == 1
     assert decode(encoded, (200, 100)).shape == (100, 200, 3)
-
-
-@pytest.mark.parametrize("order", "<>")
-def test_orientation_is_read_in_both_byte_orders(order):
-    mark = b"II*\0" if order == "<" else b"MM\0*"
-    exif = mark + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0)
-    assert read_header(encode(sample_image(), "JPEG", exif=b"Exif\0\0" + exif)).orientation == 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -301,19 +269,6 @@ def test_what_is_not_an_image_is_named(other):
     encoded, name = OTHERS[other]
     with pytest.raises(InvalidImageError, match=name):
         read_header(encoded)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "animated" not in kind])
-@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
-def test_a_truncated_file_is_an_error(kind, part):
-    encoded = KINDS[kind]
-    with pytest.raises(InvalidImageError):
-        decode(encoded[: int(len(encoded) * part)])
-
-
-def test_a_jpeg_without_its_last_two_bytes_is_an_error():
-    with pytest.raises(InvalidImageError, match="broken or truncated"):
-        decode(KINDS["JPEG"][:-2])
 
 
 def test_a_scaled_truncated_jpeg_is_an_error():
@@ -467,39 +422,3 @@ def test_a_file_that_contradicts_its_header_is_an_error(kind):
     other = encode(sample_image(50, 40), "WEBP" if kind == "WebP" else kind.split()[-1])
     with pytest.raises(InvalidImageError, match="contradicts"):
         decoding.decode(other, read_header(KINDS[kind]))
-
-
-def _only_our_errors(encoded):
-    try:
-        header = read_header(encoded)
-        check_pixels(header, 100_000)
-        decoding.decode(encoded, header, (8, 8))
-        assert decoding.decode(encoded, header).shape == (header.height, header.width, 3)
-    except ImageError as error:
-        sentence = str(error)
-    else:
-        return
-    assert sentence
-    assert "\n" not in sentence
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.binary(max_size=200))
-@example(b"GIF89a\0\0\0\0\0\0\0")
-@example(b"BM" + bytes(60))
-def test_random_bytes_raise_nothing_but_our_errors(encoded):
-    _only_our_errors(encoded)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(sorted(KINDS)), st.data())
-def test_flipped_and_cut_files_raise_nothing_but_our_errors(kind, data):
-    encoded = bytearray(KINDS[kind])
-    for _ in range(data.draw(st.integers(0, 4))):
-        encoded[data.draw(st.integers(0, min(len(encoded) - 1, 200)))] = data.draw(st.integers(0, 255))
-    _only_our_errors(bytes(encoded[: data.draw(st.integers(1, len(encoded)))]))
-
-
-def test_memoryviews_are_read_too():
-    assert (decode(memoryview(KINDS["JPEG"])) == decode(KINDS["JPEG"])).all()
-    assert (decode(memoryview(KINDS["GIF"])) == decode(KINDS["GIF"])).all()

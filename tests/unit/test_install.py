@@ -31,17 +31,37 @@ install = load_install()
 OPENCV = "opencv-python-headless<4.12"
 
 
+@pytest.fixture
+def found(monkeypatch):
+    """Let set-up find what a test says in place of what is here: the torch of the environment, the index, signals."""
+
+    def find(torch="", build="", **seen):
+        monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
+        monkeypatch.setattr(install, "link_packages", lambda python: None)
+        monkeypatch.setattr(install, "installed_torch", lambda python: torch)
+        monkeypatch.setattr(install, "find_build", lambda *_: build)
+        monkeypatch.setattr(install, "look", lambda: install.Signals(**seen))
+
+    return find
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Note what pip is told instead of running it."""
+    told = []
+    monkeypatch.setattr(install, "run_pip", lambda command: told.append(list(command)))
+    return told
+
+
 @pytest.mark.parametrize(
     ("seen", "kind", "build", "extras"),
     [
         ({}, "cpu", "cpu", ("cpu",)),
         ({"linux": False}, "cpu", "", ("cpu",)),
         ({"nvidia": True}, "cuda", "", ("cpu",)),
-        ({"nvidia": True, "amd": True}, "cuda", "", ("cpu",)),
         ({"amd": True}, "rocm", "rocm", ("cpu", "rocm")),
         ({"ascend": True}, "ascend", "cpu", ("ascend",)),
         ({"present": {"torch": "2.9.0+das.opt1.dtk2604"}}, "keep", "", ()),
-        ({"present": {"torch": "2.8.0a0+5228986c39.nv25.06"}, "nvidia": True}, "keep", "", ()),
         ({"present": {"torch": "2.10.0+rocm7.2.4.git1234"}, "amd": True}, "keep", "", ()),
         ({"present": {"torch": "2.7.1+cpu", "torch-mlu": "1.29.2+torch2.7.1"}}, "keep", "", ()),
         ({"present": {"torch": "2.14.1+cu130"}, "nvidia": True}, "cuda", "", ("cpu",)),
@@ -53,14 +73,6 @@ def test_what_is_seen_decides(seen, kind, build, extras):
     assert choice.optional_extra == ("cuda" if kind == "cuda" else "")
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm", "ascend", "registry"])
-def test_an_override_wins_over_what_is_seen(kind):
-    seen = install.Signals(nvidia=True, present={"torch": "2.9.0+das.opt1"})
-    choice = install.choose_torch(seen, kind, PINNED)
-    assert choice.kind == kind
-    assert choice.saw == f"ANYCHIP_TORCH={kind}"
-
-
 def test_an_unknown_override_names_the_known_ones():
     with pytest.raises(install.InstallError, match="gpu is not known: use one of auto, cpu, cuda"):
         install.choose_torch(install.Signals(), "gpu", PINNED)
@@ -70,11 +82,6 @@ def test_keeping_takes_every_version_that_torch_was_built_with():
     present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4", "rich": "13.0.0"}
     choice = install.choose_torch(install.Signals(present=present), "keep", PINNED)
     assert dict(choice.pins) == {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4"}
-
-
-def test_keeping_nothing_is_an_error_with_the_remedy():
-    with pytest.raises(install.InstallError, match="install the vendor's first"):
-        install.choose_torch(install.Signals(), "keep", PINNED)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +173,12 @@ def test_cann_8_and_a_python_without_numpy_1_do_not_go_together(monkeypatch):
     assert install.choose_torch(install.Signals(ascend=True, cann="9.1"), "auto", PINNED).constraints == ()
 
 
-def test_ascend_never_gets_a_torch_for_cuda(tmp_path, monkeypatch):
+def test_ascend_never_gets_a_torch_for_cuda(tmp_path, commands, found, monkeypatch):
     """torch_npu ends the process beside it. The index is slow, and the registry's build is one for CUDA."""
-    commands, cuda = [], {"built": "13.0"}
+    cuda = {"built": "13.0"}
     monkeypatch.setattr(install, "NO_NUMPY_1", (9, 9))
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "installed_torch", lambda python: "")
-    monkeypatch.setattr(install, "find_build", lambda *_: "")
     monkeypatch.setattr(install, "cuda_of", lambda python: cuda["built"])
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    monkeypatch.setattr(install, "look", lambda: install.Signals(ascend=True, cann="9.1"))
+    found(ascend=True, cann="9.1")
     with pytest.raises(
         install.InstallError, match=r"needs a CPU build of torch 2\.12\.0: .* the registry's is for CUDA 13"
     ):
@@ -189,7 +192,7 @@ def test_ascend_never_gets_a_torch_for_cuda(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("machine", "found", "present", "torch", "installs"),
+    ("machine", "build", "present", "torch", "installs"),
     [
         ("aarch64", "", "", "2.10.0", True),
         ("aarch64", "", "2.10.0", "2.10.0", True),
@@ -199,16 +202,11 @@ def test_ascend_never_gets_a_torch_for_cuda(tmp_path, monkeypatch):
     ],
 )
 def test_arm_without_pytorchs_index_gets_a_torch_without_cuda(
-    machine, found, present, torch, installs, tmp_path, monkeypatch
+    machine, build, present, torch, installs, tmp_path, commands, found, monkeypatch
 ):
     """The registry's for AArch64 is one for CUDA since 2.11, as it always was on x86-64."""
-    commands = []
     monkeypatch.setattr(install.platform, "machine", lambda: machine)
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "installed_torch", lambda python: present)
-    monkeypatch.setattr(install, "find_build", lambda *_: found)
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    monkeypatch.setattr(install, "look", install.Signals)
+    found(torch=present, build=build)
     monkeypatch.setattr(install, "read_pins", lambda _: {"torch": "2.14.1", "torchvision": "0.29.2"})
     install.install(tmp_path, False, {"ANYCHIP_TORCH": "cpu"})
     lines = (tmp_path / "constraints.txt").read_text().splitlines()
@@ -228,12 +226,8 @@ def test_arm_without_pytorchs_index_gets_a_torch_without_cuda(
             "x86_64",
             r"up to 3\.3 GB, most of it CUDA's .* name a mirror of .* ANYCHIP_TORCH_INDEX\.$",
         ),
-        ("registry", "2.14.1", False, "x86_64", r"up to 3\.3 GB, .* ANYCHIP_TORCH_INDEX\.$"),
         ("cuda", "2.14.1", False, "x86_64", r"up to 3\.3 GB, most of it CUDA's libraries, and beside it TensorRT\.$"),
         ("cpu", "2.14.1+cpu", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.14\.1\+cpu\.$"),
-        ("cpu", "2.10.0", False, "aarch64", r"up to 0\.3 GB, and beside it torch 2\.10\.0\.$"),
-        ("ascend", "2.12.0", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.12\.0\.$"),
-        ("rocm", "2.14.1+rocm7.2", False, "x86_64", r"up to 0\.3 GB, and beside it torch 2\.14\.1\+rocm7\.2\.$"),
         ("cpu", "2.14.1", True, "x86_64", r"up to 0\.3 GB\.$"),
         ("keep", "2.9.0", False, "x86_64", r"up to 0\.3 GB\.$"),
     ],
@@ -247,12 +241,9 @@ def test_it_says_how_much_it_loads_before_pip_begins(kind, torch, here, machine,
     assert "what development and extras need" in install.what_it_loads(kind, torch, here, more=True)
 
 
-def test_the_readme_says_the_same_of_what_is_loaded(tmp_path, monkeypatch, capsys):
+def test_the_readme_says_the_same_of_what_is_loaded(tmp_path, found, monkeypatch, capsys):
     said = []
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "installed_torch", lambda python: "")
-    monkeypatch.setattr(install, "find_build", lambda *_: "")
-    monkeypatch.setattr(install, "look", install.Signals)
+    found()
     monkeypatch.setattr(install, "run_pip", lambda command: said.append(capsys.readouterr().out))
     install.install(tmp_path, False, {"ANYCHIP_TORCH": "cpu"})
     assert "anychip: It loads up to " in said[0]  # Before anything else of pip.
@@ -300,14 +291,8 @@ def test_a_folder_that_is_no_environment_is_not_cleared(tmp_path, monkeypatch):
         (True, "grpc", [f"{ROOT}[grpc]", str(ASCEND), str(GRPC), str(HOSTING)]),
     ],
 )
-def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeypatch, copy, extras, expected):
-    commands = []
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "link_packages", lambda python: None)
-    monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4"}
-    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
+def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, commands, found, copy, extras, expected):
+    found(torch="2.9.0+das", present={"torch": "2.9.0+das", "torchvision": "0.24.0+das", "numpy": "1.26.4"})
     install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep", "ANYCHIP_EXTRAS": extras}, copy=copy)
     [command] = commands
     assert command[command.index("--constraint") + 2 :] == expected
@@ -319,7 +304,6 @@ def test_it_is_linked_or_copied_with_the_extras_that_are_named(tmp_path, monkeyp
     [
         ({"torch": "2.10.0+cpu", "torch-npu": "2.10.0"}, "cpu"),  # Huawei's image: torch, torch_npu, no torchvision.
         ({"torch": "2.10.0+cu130"}, "cu130"),
-        ({"torch": "2.10.0+rocm7.2"}, "rocm7.2"),
         ({"torch": "2.10.0"}, ""),
         ({"torch": "2.10.0+cpu", "torchvision": "0.25.0+cpu"}, ""),
         ({"torch": "2.9.0+das.opt1.dtk2604", "torchvision": "0.24.0+das"}, ""),
@@ -335,19 +319,8 @@ def test_a_vendors_torch_without_its_torchvision_is_refused(torch):
         install.torchvision_build({"torch": torch})
 
 
-@pytest.mark.parametrize(("torch", "line"), [("2.10.0+cpu", "0.25.*"), ("2.5.1", "0.20.*"), ("2.14.1", "0.29.*")])
-def test_the_line_of_torchvision_follows_torchs(torch, line):
-    assert install.torchvision_of(torch) == line
-
-
-def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_registry(tmp_path, monkeypatch):
-    commands = []
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "link_packages", lambda python: None)
-    monkeypatch.setattr(install, "installed_torch", lambda python: "2.10.0+cpu")
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    present = {"torch": "2.10.0+cpu", "torch-npu": "2.10.0", "numpy": "1.26.4"}
-    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
+def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_registry(tmp_path, commands, found):
+    found(torch="2.10.0+cpu", present={"torch": "2.10.0+cpu", "torch-npu": "2.10.0", "numpy": "1.26.4"})
     environ = {"ANYCHIP_TORCH": "keep", "ANYCHIP_TORCH_INDEX": "https://mirror.example/whl"}
     install.install(tmp_path, False, environ, copy=True)
     torchvision, anychip = commands
@@ -355,15 +328,9 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     assert anychip[-3:] == [str(ROOT), str(ASCEND), str(HOSTING)]
 
 
-def test_what_was_a_package_of_its_own_and_is_a_part_of_anychip_now_goes_first(tmp_path, monkeypatch):
+def test_what_was_a_package_of_its_own_and_is_a_part_of_anychip_now_goes_first(tmp_path, commands, found):
     """Else an environment of an older checkout has each command twice."""
-    commands = []
-    monkeypatch.setattr(install, "make_venv", lambda folder, borrow_pip: folder / "python")
-    monkeypatch.setattr(install, "link_packages", lambda python: None)
-    monkeypatch.setattr(install, "installed_torch", lambda python: "2.9.0+das")
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
-    present = {"torch": "2.9.0+das", "torchvision": "0.24.0+das"}
-    monkeypatch.setattr(install, "look", lambda: install.Signals(present=present))
+    found(torch="2.9.0+das", present={"torch": "2.9.0+das", "torchvision": "0.24.0+das"})
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     for name in ("anychip_tools", "anychip_grpc", "torch"):
         (packages / f"{name}-0.1.0.dist-info").mkdir(parents=True)
@@ -423,11 +390,6 @@ async def test_the_docs_page_works_below_a_proxy_path():
     docs = await client(root_path="/vision").get("/docs")
     assert 'src="/vision/docs/assets/swagger-ui-bundle.js"' in docs.text
     assert 'url: "/vision/openapi.json"' in docs.text
-
-
-def test_docs_without_a_description_are_refused():
-    with pytest.raises(ValueError, match="OpenAPI"):
-        mount_docs(FastAPI(docs_url=None, openapi_url=None))
 
 
 def test_the_dependencies_are_those_of_the_extras_and_of_the_extras_they_name():

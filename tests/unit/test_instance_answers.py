@@ -101,10 +101,6 @@ def test_boxes_under_the_least_area_are_left_out_with_what_belongs_to_them(model
     assert found(min_area=1e9) == []
 
 
-def test_without_masks_there_are_boxes_alone(model: Any) -> None:
-    assert [set(found) for found in detections(model, "none")] == [{"label", "class_id", "score", "box"}] * 6
-
-
 def test_only_so_many_pixels_of_masks_are_looked_at(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_MASK_PIXELS", 3 * 125 * 125)
     found = detections(model, "rle")

@@ -85,24 +85,6 @@ def test_however_many_candidates_each_is_compared_with_all_that_are_kept(name, c
     assert len(kept) < count - half + 50
 
 
-def test_however_many_turned_candidates_each_is_compared_with_all_better_ones():
-    boxes, scores, classes = candidates(7, 1500, 2000)
-    boxes[-700:], classes[-700:] = boxes[:700] + np.float32([1, 1, 1, 1]), classes[:700]
-    turned = np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), axis=1)
-    angles = np.linspace(-0.7, 2.0, 1500)
-    angles[-700:] = angles[:700]
-    overlaps = probabilistic_iou(turned, angles, turned, angles)
-    expected = [
-        row
-        for row in range(1500)
-        if not any(overlaps[row, better] > 0.5 for better in range(row) if classes[better] == classes[row])
-    ]
-    task = made("obb", AdaptedFile(Whole((640, 640)), ("a", "b", "c")))
-    kept = task.keep((turned, scores, classes, angles[:, None]), Options(iou_threshold=0.5, max_detections=30_000))
-    assert kept.tolist() == expected
-    assert len(kept) < 850
-
-
 def test_two_boxes_that_overlap_by_exactly_the_threshold_both_stay():
     boxes = np.float32([[0, 0, 2, 2], [0, 0, 2, 1]])
     classes = np.zeros(2, np.int32)
@@ -158,13 +140,6 @@ def test_the_work_for_turned_boxes_is_bounded(monkeypatch):
     kept = suppress_turned(boxes, angles, classes, 0.99, 30_000)
     assert len(kept) <= MAX_TURNED_CANDIDATES
     assert sum(compared) <= MAX_TURNED_CANDIDATES**2
-
-
-def test_a_turned_box_covers_itself_and_nothing_far():
-    boxes = np.array([[50, 50, 40, 10], [50, 50, 40, 10], [500, 50, 40, 10]], np.float32)
-    overlaps = probabilistic_iou(boxes, np.array([0.3, 0.3, 0.3]), boxes, np.array([0.3, 0.3, 0.3]))
-    assert overlaps[0, 1] == pytest.approx(1, abs=1e-3)
-    assert overlaps[0, 2] == pytest.approx(0, abs=1e-3)
 
 
 def test_the_regular_form_is_the_same_box():

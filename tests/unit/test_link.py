@@ -25,7 +25,7 @@ from app.decoding.waiting import DecodeFailedError
 from app.errors import ServiceError
 from app.ingress.items import Replies
 from app.ingress.remote import RemoteLink
-from app.link import Frame, Regions, ServedModel, TensorRow, Terms
+from app.link import Frame, Regions, ServedModel, Terms
 from app.link_messages import (
     ArrayAt,
     Ask,
@@ -43,11 +43,9 @@ from app.link_messages import (
     IngressReady,
     ItemFailed,
     Leave,
-    Look,
     NewConnection,
     NewModels,
     NewShares,
-    NotStarted,
     Reserve,
     Serves,
     Submit,
@@ -64,7 +62,7 @@ from app.processes.talk import Talk
 from app.serving import ingresses as ingresses_module
 from app.serving.ingresses import Ingresses
 from app.serving.submissions import Submissions
-from models import Options, TensorOptions
+from models import Options
 from models.contract.cascade import Region
 from tests.support.doubles import (
     IMAGE,
@@ -268,16 +266,6 @@ async def test_what_a_worker_computes_arrives_as_it_was_by_the_model_that_comput
         assert result.begun_s <= result.queued_s
 
 
-async def test_what_is_no_number_is_said_to_be_none():
-    worker = Worker()
-    async with linked(worker) as fleet:
-        with fleet.ingress.reserve() as room:
-            fleet.ingress.submit(room)
-            await computed(fleet, worker, [None])
-        [(_, result)] = fleet.ingress.replies
-        assert result.arrays is None
-
-
 async def test_a_request_that_was_cancelled_is_answered_at_once_and_once_and_leaves_the_owners_queue():
     async with linked() as fleet:
         before = free_slots(fleet)
@@ -342,23 +330,6 @@ async def test_memory_is_the_ingresss_again_when_the_request_has_left_and_every_
         await turns()
 
 
-async def test_all_rows_of_a_request_lie_in_memory_once():
-    worker = Worker(models=TWO)
-    async with linked(worker, models=TWO) as fleet:
-        columns = {"x": np.zeros((2, 4), np.float32)}
-        with fleet.ingress.reserve(2) as room:
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(Submissions, "submit", lambda *_: None)
-                for number in range(2):
-                    content = TensorRow(columns)
-                    fleet.ingress.submit(room, (number,), content, TensorOptions((0,)), number)
-                assert len(fleet.ingress.blocks.used) == 1
-                await turns()
-            for token in list(fleet.far._tokens):
-                fleet.far._replied(token, ServiceError("INTERNAL", "it is over"))
-            await turns()
-
-
 async def test_where_memory_is_used_up_each_token_hears_that_it_may_try_again():
     async with linked() as fleet:
         moved = counting(fleet.ingress.metrics)
@@ -369,19 +340,6 @@ async def test_where_memory_is_used_up_each_token_hears_that_it_may_try_again():
             (token, "QUEUE_FULL", 1) for token in range(3)
         ]
         assert moved() == {"rejected m buffer_full": 1}
-
-
-async def test_the_parts_of_an_image_are_decoded_once_and_answered_each():
-    """The model of the double takes no parts: that is what each of them hears."""
-    async with linked(decoders=Decoders()) as fleet:
-        with fleet.ingress.reserve(2) as room:
-            fleet.ingress.submit(room, (5, 6), Regions(b"image", [Region(0, 0, 1, 1), Region(1, 1, 1, 1)]))
-            assert room.missing == 2
-            await turns()
-        assert sorted((token, reply.code) for token, reply in fleet.ingress.replies) == [
-            (5, "INTERNAL"),
-            (6, "INTERNAL"),
-        ]
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["a check", "an image"])
@@ -418,12 +376,6 @@ async def test_a_refusal_of_the_owner_arrives_with_its_code_and_is_counted_there
         assert (code, moved()) == expected[why]
         if held is not None:
             held.__exit__()
-
-
-async def test_a_check_that_is_granted_lets_the_request_in_and_reserves_nothing():
-    async with linked(Worker()) as fleet:
-        await fleet.ingress.link.check(fleet.ingress.forms[0], Terms(time.monotonic() + 60))
-        assert fleet.scheduler.queues["m"].reserved == 0
 
 
 async def test_nobody_is_asked_where_little_waits_and_the_deadline_is_far():
@@ -655,32 +607,6 @@ async def test_who_says_too_much_is_ended_and_who_says_as_much_as_it_may_is_not(
         assert "more than 2560 bytes a second" in fleet.far.talk.ended.result()
 
 
-async def test_an_ingress_that_hangs_in_its_start_is_ended_and_another_one_is_begun(virtual_time, caplog):
-    """And one that never starts is said once."""
-    async with linked(clean=False) as fleet:
-        fleet.ingress.talk.end("it died")
-        await until(lambda: len(fleet.ends) == 2)
-        [place] = fleet.ingresses._places
-        starting = place.child
-        for _ in range(29):
-            await asyncio.sleep(1.0)
-            starting.check()
-        assert not starting.talk.ended.done()
-        await asyncio.sleep(2.0)
-        starting.check()
-        await until(lambda: len(fleet.ends) == 3)
-        for number in range(2, 5):
-            fleet.ends[number]._channel.send(msgspec.msgpack.encode([NotStarted("OSError: [Errno 27] File too large")]))
-            await asyncio.sleep(61)
-        assert len(fleet.ends) == 6
-        said = [each.message for each in caplog.records if "did not start" in each.message]
-        assert len(said) == 1
-        assert "it was not ready within 30 s" in said[0]
-        await fleet.ends[5].begin()
-        await turns()
-        assert len(fleet.ingresses._ready) == 1
-
-
 async def test_the_memory_of_an_ingress_goes_with_it():
     """At once: a collection of garbage may be hours away, and its blocks may hold half of --max-buffered-bytes."""
     async with linked(clean=False) as fleet:
@@ -747,26 +673,6 @@ async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
         assert len(fleet.ingresses._ready) == 1
         assert far not in fleet.ingresses._ready
         theirs.close()
-
-
-async def test_an_ingress_that_stays_silent_is_ended_and_one_that_says_anything_is_not(virtual_time):
-    async with linked(clean=False) as fleet:
-        fleet.far.hear()
-
-        async def looks(count):
-            for _ in range(count):
-                await asyncio.sleep(1.0)
-                fleet.far.check()
-
-        await looks(5)
-        await turns()
-        assert len(fleet.ingress.told(Look)) == 5
-        fleet.ingress.talk.say(Here())
-        await turns()
-        await looks(5)
-        assert not fleet.far.talk.ended.done()
-        await looks(1)
-        assert fleet.far.talk.ended.result() == "it hung: no answer for 6.0 s"
 
 
 WHOLE = EncodedAt(0, 4)

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import Counter
 
-from app.errors import ServiceError
 from app.link import Frame, Regions, TensorRow
-from app.link_messages import Ask, At, Closed, EncodedAt, FrameAt, Here, ItemFailed, SaidError, ToOwner, found, placed
+from app.link_messages import Ask, At, Closed, EncodedAt, Here, ItemFailed, SaidError, ToOwner, found, placed
 from app.observability.gained import add, gained
 from app.observability.metrics import TABLE, Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
@@ -78,11 +77,6 @@ def test_memory_that_is_used_up_is_said_to_be():
         blocks.write(bytes(1 << 14))
     with pytest.raises(MemoryError):
         blocks.write(b"x")
-
-
-def test_errors_keep_their_code_their_sentence_and_their_pause():
-    error = SaidError.of(ServiceError("QUEUE_FULL", "too many", retry_after_s=3)).error()
-    assert (error.code, error.message, error.retry_after_s) == ("QUEUE_FULL", "too many", 3)
 
 
 def talks(handle):
@@ -191,10 +185,6 @@ def test_what_is_no_counter_is_not_added():
     content = msgspec.msgpack.encode([[["ready", [], 1.0]], [], {}, {}])
     with pytest.raises(ValueError, match="no counter"):
         add(content, Metrics(), {}, {})
-
-
-def test_a_frame_is_one_array():
-    assert isinstance(placed(Frame(np.zeros((1, 1, 3), np.uint8), 1, 1), lambda _: 0), FrameAt)
 
 
 def test_labels_that_nothing_has_are_not_added():

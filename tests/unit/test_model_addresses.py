@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from app.config import Settings
 from app.config.models import absent, looks_foreign
 from models import ModelError, ModelSpec, UnknownModelError, WeightsNotFoundError, parse_spec
 from models.addresses import is_elsewhere, parse, without_secrets
@@ -87,13 +84,6 @@ def test_what_is_no_address_causes_no_download(text: str) -> None:
 )
 def test_no_secret_of_an_address_is_shown(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
-
-
-GIVEN: dict[str, Any] = {"models": f"a=resnet50, x={PINNED}"}
-
-
-def test_the_first_line_of_a_service_shows_no_secret() -> None:
-    assert Settings(**GIVEN).shown_models == "a=resnet50,x=https://host:8443/a/best.onnx"
 
 
 @pytest.mark.parametrize(

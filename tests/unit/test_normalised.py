@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from app.precision.probes import probes
 from models import NormalisedModel, Options, Placement, open_model, parse_spec
 
 
@@ -39,9 +38,3 @@ def test_it_has_a_name_that_no_client_can_use():
     form = NormalisedModel.of(opened("resnet18"))
     assert form.name == "resnet18:input"
     assert parse_spec(f"{form.name}=resnet18:random").name == "resnet18"
-
-
-def test_its_probes_are_the_images_of_the_gate():
-    model = opened("resnet18")
-    form = NormalisedModel.of(model)
-    np.testing.assert_array_equal(probes(form), form.items(probes(model)))

@@ -25,11 +25,6 @@ def computed(
     return graph(torch.tensor(given))[0]
 
 
-def resized(values: list[list[float]], *more: Any, **attributes: Any) -> list[list[float]]:
-    found = computed("Resize", [[values]], None, *more, **attributes)
-    return [[round(each, 4) for each in row] for row in found[0, 0].tolist()]
-
-
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
 @pytest.mark.parametrize("opset", [9, 11, 12])
 def test_softmax_before_opset_13_is_over_all_numbers_from_its_axis_on(operator: str, opset: int) -> None:
@@ -47,11 +42,6 @@ def test_softmax_since_opset_13_is_over_its_axis() -> None:
     assert computed("Softmax", [[1.0, 1.0]], opset=13).tolist() == [[0.5, 0.5]]
 
 
-@pytest.mark.parametrize(("axis", "shape"), [(-1, (6, 4)), (-2, (2, 12)), (-3, (1, 24)), (3, (24, 1)), (0, (1, 24))])
-def test_flatten_counts_a_negative_axis_from_the_end(axis: int, shape: tuple[int, int]) -> None:
-    assert computed("Flatten", np.zeros((2, 3, 4)).tolist(), axis=axis).shape == shape
-
-
 def test_reductions_over_no_axes_do_what_they_are_told() -> None:
     values = [[1.0, 2.0], [3.0, 4.0]]
     nothing = np.zeros(0, np.int64)
@@ -64,13 +54,6 @@ def test_reductions_over_no_axes_do_what_they_are_told() -> None:
     assert computed("ReduceProd", values, axes=[1], opset=13).tolist() == [[2], [12]]
 
 
-def test_the_last_of_equals_is_found_where_it_is_asked_for() -> None:
-    values = [[2.0, 2.0, 1.0]]
-    assert computed("ArgMax", values, axis=1).tolist() == [[0]]
-    assert computed("ArgMax", values, axis=-1, select_last_index=1).tolist() == [[1]]
-    assert computed("ArgMax", values, axis=1, select_last_index=1, keepdims=0).tolist() == [1]
-
-
 def test_a_power_has_the_type_of_its_base() -> None:
     found = computed("Pow", [1, 2, 3], np.array([2.0, 0.5, 2.0], np.float32))
     assert (found.dtype, found.tolist()) == (torch.int64, [1, 1, 9])
@@ -78,43 +61,6 @@ def test_a_power_has_the_type_of_its_base() -> None:
 
 # The right numbers are those of onnx.reference and of ONNX Runtime.
 GRID = [[1.0, 2.0], [3.0, 4.0]]
-ONE, TWO, THREE = (np.array([1, 1, factor, factor], np.float32) for factor in (1, 2, 3))
-ROW = [[0.0, 1.0, 2.0, 3.0]]
-
-
-def row_to(length: int, **attributes: Any) -> list[float]:
-    return resized(ROW, None, np.array([1, 1, 1, length], np.int64), **attributes)[0]
-
-
-@pytest.mark.parametrize(
-    ("attributes", "right"),
-    [
-        ({}, [0, 0, 1, 2, 2, 3]),  # half_pixel, round_prefer_floor
-        ({"nearest_mode": "round_prefer_ceil"}, [0, 1, 1, 2, 3, 3]),
-        ({"nearest_mode": "floor"}, [0, 0, 1, 1, 2, 3]),
-        ({"nearest_mode": "ceil"}, [0, 1, 2, 2, 3, 3]),
-        ({"coordinate_transformation_mode": "asymmetric"}, [0, 1, 1, 2, 3, 3]),
-        ({"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}, [0, 0, 1, 2, 2, 3]),
-        ({"coordinate_transformation_mode": "align_corners"}, [0, 1, 1, 2, 2, 3]),
-    ],
-)
-def test_the_nearest_is_where_and_of_what_rounding_is_stated(attributes: dict[str, str], right: list[int]) -> None:
-    """Six of four: every mode differs from another somewhere."""
-    assert row_to(6, **attributes) == right
-
-
-@pytest.mark.parametrize(
-    ("attributes", "right"),
-    [
-        ({"mode": "linear"}, [0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]),
-        ({"mode": "linear", "coordinate_transformation_mode": "asymmetric"}, [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]),
-        ({"mode": "cubic", "coordinate_transformation_mode": "asymmetric"}, [0, 0.4063, 1, 1.5, 2, 2.5938, 3, 3.0938]),
-        ({"mode": "cubic", "cubic_coeff_a": -0.5}, [-0.0703, 0.1797, 0.7266, 1.25, 1.75, 2.2734, 2.8203, 3.0703]),
-        ({"mode": "cubic", "exclude_outside": 1}, [-0.1364, 0.1731, 0.6453, 1.2969, 1.7031, 2.3547, 2.8269, 3.1364]),
-    ],
-)
-def test_a_kernel_is_the_one_that_is_stated(attributes: dict[str, Any], right: list[float]) -> None:
-    assert row_to(8, **attributes) == pytest.approx(right, abs=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])

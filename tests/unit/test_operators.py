@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torchvision.models import resnet50
 
-from anychip_ascend.backend import AscendBackend
-from app.fleet.device_metrics import DeviceMetrics
-from app.observability.metrics import Metrics
-from app.worker.load import load_device
-from app.worker.messages import Load, ModelPlan, Stats
-from backends import BackendError, Device, LoadedNetwork, register_operator_libraries
+from backends import BackendError, register_operator_libraries
 from backends.operators import operators
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.operators.replacements import REPLACEMENTS
-from backends.vendors.cpu import CpuBackend
-from models import open_model, parse_spec
-from models.classifiers import ClassificationNetwork
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "operators.md"
@@ -97,32 +87,12 @@ def test_an_in_place_form_writes_into_its_argument(name):
         close(mine, expected)
 
 
-@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if "out" in packet(name).overloads()])
-def test_an_out_form_writes_into_its_argument_and_makes_room_in_it(name):
-    kernel = operators._kernel(f"test::{name}.out", packet(name).out, REPLACEMENTS[name])
-    for x, rest, options in given(name, torch.float32):
-        out = torch.empty(0)
-        assert kernel(x, *rest, **options, out=out) is out
-        close(out, packet(name)(x, *rest, **options))
-
-
 def test_only_operators_whose_result_is_no_view_can_run_elsewhere():
     assert operators._kernel("test::view", torch.ops.aten.view.default, None) is None
     assert operators._kernel("test::sin", torch.ops.aten.sin.default, None) is not None
 
 
 # Shapes
-
-
-def test_resnets_pooling_is_fixed_and_its_answers_stay():
-    torch.manual_seed(0)
-    network = ClassificationNetwork(resnet50().eval(), (224, 224, 3), (0.5,) * 3, (0.25,) * 3)
-    pixels = torch.randint(0, 256, (1, 224, 224, 3), dtype=torch.uint8)
-    with torch.inference_mode():
-        expected = network(pixels)[0]
-        assert fixed_shapes(network, network.input_shape) == ["core.avgpool"]
-        assert isinstance(network.core.avgpool, nn.AvgPool2d)
-        torch.testing.assert_close(network(pixels)[0], expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
 class Pools(nn.Module):
@@ -150,13 +120,6 @@ def test_what_is_uneven_or_sees_two_sizes_is_left_alone():
     assert all(isinstance(each, nn.AdaptiveAvgPool2d) for each in (network.uneven, network.twice, network.never))
     for mine, theirs in zip(network(pixels), expected, strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_fixed_shapes_are_for_vendors_outside_of_torch():
-    from backends import BACKENDS
-
-    assert {each.name for each in BACKENDS if each.facts.fixed_shapes} == {"npu", "mlu", "supa", "musa"}
-    assert AscendBackend.facts.fixed_shapes
 
 
 # Errors and warnings
@@ -237,27 +200,6 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
     assert not torch.is_warn_always_enabled()
 
 
-def test_what_a_device_lacks_is_said_by_its_worker(monkeypatch, caplog):
-    load = CpuBackend.load
-
-    def lacking(*args, **options):
-        executable, report = load(*args, **options)
-        operators = {"aten::sin": "cpu", "aten::silu": "replaced", "aten::roll": "vendor-cpu"}
-        return LoadedNetwork(executable, replace(report, operators=operators))
-
-    monkeypatch.setattr(CpuBackend, "load", lacking)
-    model = open_model(parse_spec("resnet18:random"), Path("nowhere"))
-    loaded = load_device(Load((ModelPlan(model, "eager", "fp32", (1,)),), Device("cpu:0", "a CPU", 1 << 30, "fp32")))
-    loaded.close()
-    assert loaded.ready.loaded[0].served_on.operators == {
-        "aten::sin": "cpu",
-        "aten::silu": "replaced",
-        "aten::roll": "vendor-cpu",
-    }
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [re.search(r"lacks (\S+),", text)[1] for text in said] == ["aten::sin", "aten::roll"]
-
-
 def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
     missing, text = tmp_path / "missing.so", tmp_path / "text.so"
     text.write_text("no library")
@@ -267,20 +209,6 @@ def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
         load_operator_libraries([str(missing)])
     with pytest.raises(BackendError, match=r"text\.so cannot be loaded: .*\.$"):
         load_operator_libraries([str(text)])
-
-
-def test_the_metric_counts_on_when_a_worker_begins_anew():
-    def stats(**fallbacks):
-        return Stats(*[0] * 5, {}, {f"aten::{name}": count for name, count in fallbacks.items()})
-
-    metrics = Metrics()
-    device = DeviceMetrics(metrics, "npu:0", "ascend")
-    device.report("first", stats(sin=3))
-    device.report("first", stats(sin=5, roll=1))
-    device.gone("first", last=True)
-    device.report("second", stats(sin=2))
-    labels = {"device": "npu:0", "operator": "aten::sin"}
-    assert metrics.registry.get_sample_value("anychip_operator_fallbacks_total", labels) == 7
 
 
 def test_the_documented_table_is_the_one_there_is():

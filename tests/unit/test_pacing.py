@@ -24,22 +24,6 @@ async def test_as_many_begin_in_a_turn_as_may_and_in_their_order():
     assert most == 3
 
 
-async def test_others_get_their_turn_in_between():
-    turns, order = Pacing(1), []
-
-    async def one():
-        await turns.take()
-        order.append("flood")
-
-    tasks = [asyncio.create_task(one()) for _ in range(20)]
-    for _ in range(5):
-        await asyncio.sleep(0)
-        order.append("other")
-    await asyncio.gather(*tasks)
-    assert "flood" in order[order.index("other") :]
-    assert order.index("other") <= 2
-
-
 async def test_who_leaves_takes_nobodys_turn():
     turns, begun = Pacing(1), []
 

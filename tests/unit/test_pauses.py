@@ -6,13 +6,9 @@ moment; the scheduler; one worker.
 
 from __future__ import annotations
 
-import heapq
-import random
-from itertools import count, pairwise
+from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from app.scheduling.queue import DeadlineUnreachableError
 from app.scheduling.scheduler import Scheduler
@@ -20,146 +16,6 @@ from app.scheduling.workers import PROBE_BATCHES
 from tests.support.queueing import enqueue, reserve
 
 LASTS_S = 2.0
-DECODE_S = 0.002
-RETRY_S = 0.02
-BEFORE_S, SETTLES_S, AFTER_S = 5.0, 5.0, 5.0
-WHOLE = {"worker", "decoders", "server"}
-
-
-class Service:
-    """`models`: by name, seconds a batch and clients. `pauses`: when, for how long, and of what."""
-
-    def __init__(self, models, pauses, seed=1):
-        self.random = random.Random(seed)
-        self.models, self.pauses = models, pauses
-        self.scheduler = Scheduler(dict.fromkeys(models, 100))
-        self.scheduler.add_worker("w", {name: {1: batch_s, 4: batch_s} for name, (batch_s, _) in models.items()})
-        self.free_s = self.now = 0.0
-        self.answers, self.refused, self.batches = [], [], []
-        self._events, self._order = [], count()
-        for name, (_, clients) in models.items():
-            for _ in range(clients):
-                self._at(self.random.random() * 0.1, self._ask, name)
-
-    def _at(self, when, what, *given):
-        heapq.heappush(self._events, (when, next(self._order), what, given))
-
-    def _later(self, what, begin_s, seconds):
-        """When so many seconds of work are done that begin then."""
-        end_s = begin_s + seconds
-        for paused_s, lasts_s, of in self.pauses:
-            if what in of and paused_s < end_s and begin_s < paused_s + lasts_s:
-                end_s += paused_s + lasts_s - max(begin_s, paused_s)
-        return end_s
-
-    def run(self, until_s):
-        while self._events and self._events[0][0] < until_s:
-            when, _, what, given = heapq.heappop(self._events)
-            self.now = max(self.now, self._later("server", when, 0.0))
-            what(*given)
-            batches, dropped = self.scheduler.dispatch(self.now)
-            for item in dropped:
-                self._at(self.now, self._ask, item.model)
-            for batch in batches:
-                batch_s = self.models[batch.model][0] * self.random.uniform(0.95, 1.05)
-                self.free_s = self._later("worker", max(self.now, self.free_s), batch_s)
-                self._at(self.free_s, self._done, batch)
-        return self
-
-    def _ask(self, model):
-        deadline_s = self.now + LASTS_S
-        try:
-            reservation = reserve(self.scheduler, model, 1, deadline_s, 0, self.now)
-        except DeadlineUnreachableError:
-            self.refused.append((self.now, model))
-            self._at(self.now + RETRY_S, self._ask, model)
-            return
-        self._at(self._later("decoders", self.now, DECODE_S), self._decoded, reservation)
-
-    def _decoded(self, reservation):
-        if self.now >= reservation.deadline_s:
-            self._ask(reservation.model)
-        else:
-            self._at(reservation.deadline_s, self._expire, enqueue(self.scheduler, reservation, None, self.now))
-        self.scheduler.release(reservation)
-
-    def _expire(self, item):
-        if self.scheduler.discard(item):
-            self._at(self.now, self._ask, item.model)
-
-    def _done(self, batch):
-        self.scheduler.finish("w", batch.id, self.now)
-        self.batches.append((self.now, batch.model))
-        for item in batch.items:
-            if self.now <= item.deadline_s:
-                self.answers.append((self.now, batch.model))
-            self._at(self.now, self._ask, batch.model)
-
-    def rate(self, what, model, begin_s, end_s):
-        return sum(begin_s < when <= end_s and each == model for when, each in what) / (end_s - begin_s)
-
-
-def paused(models, pauses):
-    """Run the service; return it, and the time at which it must have recovered from the last pause."""
-    begin_s, settled_s = BEFORE_S, BEFORE_S
-    timed = []
-    for apart_s, lasts_s, of in pauses:
-        timed.append((begin_s + apart_s, lasts_s, of))
-        begin_s = settled_s = begin_s + apart_s + lasts_s
-    return Service(models, timed).run(settled_s + SETTLES_S + AFTER_S), settled_s + SETTLES_S
-
-
-def assert_over(service, settled_s):
-    """Each model is answered as before; it waits for no more batches of the others than their shares explain."""
-    end_s = settled_s + AFTER_S
-    for name in service.models:
-        before = service.rate(service.answers, name, BEFORE_S / 2, BEFORE_S)
-        after = service.rate(service.answers, name, settled_s, end_s)
-        assert after >= 0.8 * before, (name, before, after)
-        assert service.rate(service.refused, name, settled_s, end_s) <= 0.05 * after
-        others = most = 0
-        for when, model in service.batches:
-            if when > settled_s:
-                others = 0 if model == name else others + 1
-                most = max(most, others)
-        slowest_s, fastest_s = (each(batch_s for batch_s, _ in service.models.values()) for each in (max, min))
-        assert most <= (len(service.models) + 1) * (slowest_s / fastest_s + 1), (name, most)
-
-
-PARTS = [{"worker"}, {"decoders"}, {"server"}, WHOLE]
-
-
-@pytest.mark.parametrize("of", PARTS, ids=lambda of: " and ".join(sorted(of)))
-@pytest.mark.parametrize("lasts_s", [2.0, 8.0, 20.0])
-@pytest.mark.parametrize(
-    "models",
-    [{"a": (0.02, 16), "b": (0.02, 16)}, {"a": (0.08, 8), "b": (0.02, 8), "c": (0.02, 8)}],
-    ids=["two", "three"],
-)
-def test_after_a_pause_each_model_is_answered_as_before(models, lasts_s, of):
-    assert_over(*paused(models, [(0.0, lasts_s, of)]))
-
-
-@settings(deadline=None, derandomize=True, max_examples=60)
-@given(
-    st.dictionaries(
-        st.sampled_from("abc"), st.tuples(st.sampled_from([0.005, 0.02, 0.08]), st.integers(1, 8)), min_size=2
-    ),
-    st.lists(st.tuples(st.floats(0.0, 4.0), st.floats(0.1, 20.0), st.sampled_from(PARTS)), min_size=1, max_size=6),
-)
-@example({"a": (0.02, 8), "b": (0.02, 8)}, [(0.01 * number, 3.0, {"worker"}) for number in range(6)])
-def test_whatever_the_pauses_no_model_stays_refused_or_waits_for_many_batches(models, pauses):
-    assert_over(*paused(models, pauses))
-
-
-@pytest.mark.parametrize("of", PARTS, ids=lambda of: " and ".join(sorted(of)))
-@pytest.mark.parametrize("lasts_s", [2.0, 8.0])
-def test_a_slow_device_refuses_hardly_anything_three_seconds_after_a_pause(lasts_s, of):
-    service, settled_s = paused({"m": (0.08, 16)}, [(0.0, lasts_s, of)])
-    began_s = settled_s - SETTLES_S + 3.0
-    asked = len([when for when, _ in (*service.answers, *service.refused) if when > began_s])
-    assert asked > 100
-    assert len([when for when, _ in service.refused if when > began_s]) <= 0.05 * asked
 
 
 def test_what_is_always_refused_is_tried_now_and_then_and_seldom():

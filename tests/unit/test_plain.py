@@ -16,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.processes.packing import read_packed, unpacked, write_packed
-from app.worker.begin import Begin, begin_of, to_process
-from app.worker.messages import Release, Run, Stop, from_server, to_worker
-from models import NormalisedModel, Options, PixelModel, TensorOptions, open_model, parse_spec
+from models import NormalisedModel, PixelModel, open_model, parse_spec
 
 
 class Colour(enum.Enum):
@@ -75,21 +73,6 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
         unpacked(data, memoryview(b""))
     except (ValueError, TypeError, ImportError, IndexError, AttributeError, KeyError, RecursionError):
         return
-
-
-def test_messages_to_a_worker_come_back() -> None:
-    begin = Begin("w", {"A": "1"}, ("info", "json"), (), ["/a"])
-    assert begin_of(to_process(begin)) == begin
-    for message in (Release(3), Stop()):
-        assert from_server(to_worker(message)) == message
-    options = (Options(), Options(top_k=2, score_threshold=0.5))
-    back = from_server(to_worker(Run(7, 1, (3, 4), options, 2)))
-    assert isinstance(back, Run)
-    assert (back.batch_id, back.slots, tuple(back.asked())) == (7, (3, 4), options)
-    tensors = (TensorOptions((0, 2), (("length", 7),)),)
-    back = from_server(to_worker(Run(7, 1, (3,), (), 1, tensor_options=tensors)))
-    assert isinstance(back, Run)
-    assert tuple(back.asked()) == tensors
 
 
 @dataclass(frozen=True)

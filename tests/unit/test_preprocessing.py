@@ -110,11 +110,6 @@ def test_the_shorter_side_is_met_where_the_longer_one_fits() -> None:
     assert strip.boxes(np.array([[0.0, 0, 96, 12]])).round(3).tolist() == [[0, 0, 400, 50]]
 
 
-def test_a_stretched_centre_gives_boxes_in_pixels_of_the_image() -> None:
-    fit = made(resize="stretch", crop=0.8).fit(made(resize="stretch", crop=0.8).placement(200, 150))
-    assert fit.boxes(np.array([[0.0, 0, 64, 64]])).round(3).tolist() == [[20, 15, 180, 135]]
-
-
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}  # fmt: skip
 DETR = {"image_processor_type": "DetrImageProcessor", "size": {"shortest_edge": 80, "longest_edge": 133},
@@ -206,16 +201,6 @@ def test_what_no_input_of_one_size_can_be_given_is_refused_by_name(
     sidecar = read_sidecar(tmp_path / "model.safetensors")
     assert sidecar is not None
     assert (sidecar.size, sidecar.resize, sidecar.mean, sidecar.std) == ((64, 96), "stretch", (0.5,) * 3, (0.25,) * 3)
-
-
-def test_an_owner_who_says_to_which_size_keeps_the_levels_of_the_processor(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "depth_anything"}))
-    processor = {"image_processor_type": "DPTImageProcessor", "keep_aspect_ratio": True, "image_mean": [0.1, 0.2, 0.3]}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    (tmp_path / "model.json").write_text(json.dumps({"size": [392, 518], "resize": "stretch"}))
-    sidecar = read_sidecar(tmp_path / "model.safetensors")
-    assert sidecar is not None
-    assert (sidecar.mean, sidecar.interpolation, sidecar.size) == ((0.1, 0.2, 0.3), "bicubic", (392, 518))
 
 
 def test_what_a_file_lacks_is_what_its_class_takes_for_it(tmp_path: Path) -> None:
@@ -310,31 +295,6 @@ def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pyte
         library_files.builder()
 
 
-def test_another_factor_and_offset_become_part_of_mean_and_deviation(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "efficientnet", "image_size": 64}))
-    processor = {
-        "rescale_factor": 1 / 127.5,
-        "rescale_offset": True,
-        "do_normalize": False,
-        "size": 64,
-        "include_top": False,
-    }
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
-    found = Preprocessing.model_validate(library_files.preprocessor_of(tmp_path))
-    assert found.mean == pytest.approx((0.5, 0.5, 0.5))
-    assert found.std == pytest.approx((0.5, 0.5, 0.5))
-
-
-def test_what_its_owner_states_holds_against_what_the_library_wrote(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": {}}))
-    (tmp_path / "best.json").write_text(json.dumps({"resize": "stretch"}))
-    sidecar = read_sidecar(tmp_path / "best.onnx")
-    assert sidecar == Sidecar.model_validate(
-        {"task": "classify", "resize": "stretch", "interpolation": "bicubic", "resize_by": "pillow",
-         "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    )  # fmt: skip
-
-
 def test_a_configuration_of_something_else_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"size": 3}')
     assert read_sidecar(tmp_path / "best.onnx") is None
@@ -372,21 +332,6 @@ def said(folder: Path, config: object, processor: object = None) -> str:
         except WeightsError as error:
             sentences.append(str(error))
     return " ".join(sentences)
-
-
-@pytest.mark.parametrize(
-    ("config", "processor"),
-    [
-        ({**TIMM_CONFIG, "pretrained_cfg": {"input_size": 5}}, None),
-        ({**TIMM_CONFIG, "pretrained_cfg": {"crop_mode": "border", "mean": "x"}}, None),
-        ({**HUGGING_CONFIG, "id2label": {"a": "cat"}}, None),
-        ({**HUGGING_CONFIG, "architectures": {"a": 1}}, None),
-        (HUGGING_CONFIG, {"size": {"shortest_edge": "x"}, "do_center_crop": True, "crop_size": {"height": 3}}),
-        (HUGGING_CONFIG, {"rescale_factor": "x"}),
-    ],
-)
-def test_values_that_make_no_sense_are_refused_in_a_sentence(tmp_path: Path, config: Any, processor: Any) -> None:
-    assert "config.json" in said(tmp_path, config, processor)
 
 
 @given(st.sampled_from(sorted({*TIMM_CONFIG, *HUGGING_CONFIG})), JSON)

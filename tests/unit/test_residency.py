@@ -42,14 +42,6 @@ def asked(policy, name, now):
     return expected_s, settle(policy, now, lambda each: each == name)
 
 
-def test_a_model_is_loaded_where_there_is_room_and_stays():
-    policy = rig(500, 200, 200, 200)
-    assert asked(policy, "m0", 0.0) == (1.0, ["m0"])
-    assert asked(policy, "m1", 0.5) == (1.0, ["m1"])
-    assert asked(policy, "m0", 1.0) == (0.0, [])
-    assert policy.taken_bytes == 400 * MB
-
-
 def test_the_least_recently_used_goes_but_not_within_so_many_load_times_and_never_while_somebody_waits():
     policy = rig(500, 200, 200, 200)
     asked(policy, "m0", 0.0)
@@ -80,23 +72,6 @@ def test_what_is_always_asked_for_stays_while_one_that_was_asked_for_once_may_no
     assert [each.name for each in policy.placed(Place.RESIDENT)] == ["m0", "m2"]
 
 
-def test_one_that_was_not_used_for_its_load_time_goes_before_one_that_may_not():
-    policy = rig(500, 200, 200, 200)
-    policy.tenants["m1"].load_s = 100.0
-    asked(policy, "m0", 0.0)
-    asked(policy, "m1", 0.0)
-    policy.ask("m0", 1.0, nobody, "one")
-    assert asked(policy, "m2", 1.0 + KEPT - 0.5)[1] == []
-    assert asked(policy, "m2", 1.0 + KEPT)[1] == ["m2"]
-
-
-def test_where_all_are_busy_nothing_can_be_expected():
-    policy = rig(500, 200, 200, 200)
-    asked(policy, "m0", 0.0)
-    asked(policy, "m1", 0.0)
-    assert policy.ask("m2", 100.0, lambda _: True, "one") == math.inf
-
-
 def test_one_that_failed_is_not_tried_again_at_once():
     policy = rig(500, 200)
     policy.ask("m0", 0.0, lambda _: True)
@@ -104,15 +79,6 @@ def test_one_that_failed_is_not_tried_again_at_once():
     policy.failed("m0", 1.0)
     assert asked(policy, "m0", 2.0) == (10.0, [])
     assert asked(policy, "m0", 11.0) == (1.0, ["m0"])
-
-
-def test_what_takes_more_than_it_did_makes_others_go():
-    policy = rig(500, 200, 200)
-    asked(policy, "m0", 0.0)
-    policy.ask("m1", 1.0, lambda name: name == "m1")
-    assert policy.next(1.0, lambda name: name == "m1") == ((), "m1")
-    policy.loaded("m1", 2.0, 400 * MB, 1.0)
-    assert policy.next(2.0, lambda name: name == "m1") == (["m0"], None)
 
 
 def test_one_that_is_told_to_take_more_than_there_is_comes_again():
@@ -123,13 +89,6 @@ def test_one_that_is_told_to_take_more_than_there_is_comes_again():
     expected_s, loaded = asked(policy, "m1", 200.0)
     assert expected_s < math.inf
     assert loaded == ["m1"]
-
-
-def test_who_left_before_a_load_began_causes_none():
-    policy = rig(300, 200, 200)
-    asked(policy, "m0", 0.0)
-    policy.ask("m1", 1.0, lambda name: name == "m1")
-    assert settle(policy, 100.0, nobody) == []
 
 
 def test_an_adversary_that_asks_for_all_in_turn_is_refused_and_causes_no_storm():

@@ -14,14 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.worker.messages import (
-    Beat,
     Done,
-    Ended,
-    Failed,
-    HandOver,
     Ready,
-    Released,
-    Stats,
     from_worker,
     to_server,
 )
@@ -153,24 +147,6 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
             map_overflow(descriptor, size)
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(descriptor)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Ready("cpu:0", "a CPU", (loaded_as("eager", {1: 0.1, 8: 0.2}, refusals={"a": "b"}), None), True),
-        Ended("it is gone", "leaked"),
-        Beat(),
-        Done(7, ((("<f4", (3, 2)), ("|b1", ())), None), 0.5, 4, 100),
-        Failed(7, "no reason"),
-        Released("cache", {1: 5, 2: 6}, 3, {2: 7}),
-        HandOver("device"),
-        Stats(1, 2, 3, 4, 5, {"power_watts": 0.5}, {"aten::sin": 4}),
-    ],
-    ids=lambda message: type(message).__name__,
-)
-def test_messages_arrive_as_they_were_sent(message):
-    assert from_worker(to_server(message)) == message
 
 
 @given(st.binary(max_size=200))

@@ -88,12 +88,6 @@ def test_no_variable_that_the_repository_names_is_unknown_to_it():
     assert unknown_variables(named) == []
 
 
-def test_derived_values():
-    settings = Settings(batch_sizes="1, 2,8", decoders=0, cache_dir="/tmp/cache")
-    assert settings.ladder == (1, 2, 8)
-    assert str(settings.weights_dir) == "/tmp/cache/weights"
-
-
 def test_caches_lie_where_the_user_has_them(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert Settings().cache_dir == tmp_path / "anychip"

@@ -13,8 +13,7 @@ import pytest
 from tests.suites import __main__ as commands
 from tests.suites import choice
 from tests.suites.reminders import PROMISES, reminders
-from tests.suites.running import command
-from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES, Suite
+from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = choice.sources_of_tests()
@@ -121,13 +120,6 @@ def test_what_tests_share_chooses_who_uses_it_also_by_others() -> None:
     assert choice.users(f"tests/support/{NOBODY}", sources) == set()
 
 
-def test_what_make_test_has_run_itself_chooses_nothing_that_is_dear_to_set_up() -> None:
-    chosen = choice.choose(["tests/support/service_process.py"], SOURCES)
-    assert {"faults", "ingress"} <= chosen.keys()
-    assert not {"images", "ocr", "arm", "clients"} & chosen.keys()
-    assert choice.choose(["tests/support/container.py"], SOURCES).keys() == {"images"}
-
-
 def test_without_a_commit_that_has_landed_everything_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base, answers = tmp_path / "base", {"merge-base": "", "diff": "b.py\na.py\n", "ls-files": "c.py\n"}
     monkeypatch.setattr(choice, "_git", lambda root, words: answers.get(words[0]))
@@ -138,25 +130,6 @@ def test_without_a_commit_that_has_landed_everything_is_chosen(tmp_path: Path, m
     assert choice.changed_paths(tmp_path, base) == ["a.py", "b.py", "c.py"]
     del answers["merge-base"]  # git fails: it is no ancestor.
     assert choice.changed_paths(tmp_path, base) == [choice.EVERYTHING]
-
-
-def test_a_command_runs_what_its_suite_says() -> None:
-    suite = Suite(
-        "", ("tests/a.py", "tests/b"), without=("tests/b/c.py", "tests/a.py::d"), at_a_time=0, environment=".venv-x"
-    )
-    words = command(suite, "not nightly", ["-k", "e"])
-    assert words[0] == str(ROOT / ".venv-x/bin/python")
-    assert words[1:] == [
-        *("-m", "pytest", "-m", "not nightly", "--ignore=tests/b/c.py", "--deselect=tests/a.py::d"),
-        *("tests/a.py", "tests/b", "-k", "e"),
-    ]
-
-
-def test_words_that_name_tests_run_these_alone() -> None:
-    assert list(commands.phases(MAKE_TEST, "", ["-k", "scheduler"])) == list(MAKE_TEST)
-    [words] = commands.phases(MAKE_TEST, "", ["tests/unit/test_docs.py::test_a", "-x"]).values()
-    assert words[-2:] == ["tests/unit/test_docs.py::test_a", "-x"]
-    assert not set(words) & {test for suite in MAKE_TEST.values() for test in suite.tests}
 
 
 def test_all_that_runs_somewhere_runs_at_night() -> None:
@@ -182,18 +155,3 @@ def test_a_page_that_changed_without_its_other_language_and_a_promise_without_th
     assert "CHANGELOG.md" in reminders((api,), ROOT)[1]
     assert reminders(("app/main.py", "docs/null.md", "docs/gone.md", chinese), ROOT) == []
     assert [page for page in PROMISES if not (ROOT / page).exists()] == []
-
-
-def test_what_a_branch_changed_counts_from_where_it_left_main(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[tuple[str, ...], str] = {
-        ("merge-base", "main", "HEAD"): "abc\n",
-        ("diff", "--name-only", "--no-renames", "abc"): "committed.md\nchanged.md\n",
-        ("diff", "--name-only", "--no-renames", "HEAD"): "changed.md\n",
-        ("ls-files", "--others", "--exclude-standard"): "new.md\n",
-    }
-    monkeypatch.setattr(choice, "_git", lambda root, words: answers.get(tuple(words)))
-    assert choice.changed_on_branch() == ["changed.md", "committed.md", "new.md"]
-    del answers["merge-base", "main", "HEAD"]  # There is no main.
-    assert choice.changed_on_branch() == ["changed.md", "new.md"]
-    answers.clear()  # There is no git.
-    assert choice.changed_on_branch() == []

@@ -54,13 +54,6 @@ def test_a_vector_is_a_list_or_base64_and_has_length_one_where_that_is_asked_for
     assert asked(adapter, torch.zeros(1, 2), normalize="l2") == {"embedding": [0.0, 0.0]}
 
 
-def test_a_vector_has_the_digits_of_float32() -> None:
-    vector = torch.rand(1, 64, generator=torch.Generator().manual_seed(0))
-    given = asked(task("embed", (1, 64)), vector)["embedding"]
-    assert np.array_equal(np.array(given, np.float32), vector[0].numpy())
-    assert max(len(str(each)) for each in given) <= 13
-
-
 @pytest.mark.parametrize(
     ("shapes", "options", "wanted"),
     [
@@ -144,23 +137,6 @@ def test_a_large_images_map_is_reduced_and_its_areas_are_not() -> None:
     assert [each["area"] for each in found["areas"]] == [16_000_000, 16_000_000]
 
 
-def test_run_lengths_are_those_of_each_class() -> None:
-    found = asked(semantic(), answers("segment_semantic")[None], masks="rle")
-    assert found.keys() == {"areas"}
-    ring = found["areas"][0]["mask"]
-    assert ring["size"] == [100, 100]
-    # 0 pixels without, 5,000 with, 5,000 without: in groups of five bits.
-    numbers, value, shift = [], 0, 0
-    for letter in ring["counts"]:
-        group = ord(letter) - 48
-        value |= (group & 31) << shift
-        shift += 5
-        if not group & 32:
-            numbers.append(value)
-            value = shift = 0
-    assert numbers == [0, 5_000, 5_000]
-
-
 @pytest.mark.parametrize("scores", ["logits", "probabilities"])
 def test_one_channel_is_the_only_class_beside_the_background(scores: str) -> None:
     levels = torch.full((1, 1, SIDE, SIDE), 0.2)
@@ -200,13 +176,6 @@ def test_depth_is_a_png_with_its_range_or_the_networks_own_numbers() -> None:
     found = asked(adapter, ramp, encoding="base64")["depth"]
     numbers = np.frombuffer(base64.b64decode(found["float32"]), "<f4").reshape(found["size"])
     assert np.array_equal(numbers, ramp[0, 0])
-
-
-def test_the_padding_has_no_depth() -> None:
-    values = torch.full((1, SIDE, SIDE), 9.0)
-    values[:, 16:48] = 2.0
-    found = asked(task("depth", (1, SIDE, SIDE), how="letterbox"), values, placement=LETTERBOXED)["depth"]
-    assert (found["size"], found["min"], found["max"]) == ([32, SIDE], 2.0, 2.0)
 
 
 def test_numbers_have_names() -> None:

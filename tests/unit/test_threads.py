@@ -54,19 +54,6 @@ def test_where_there_may_be_no_more_threads_none_is_left_that_waits(monkeypatch)
     assert [each.is_alive() for each in begun_here] == [False, False]
 
 
-async def test_work_cancelled_before_it_begins_never_begins(pool):
-    release, ran = threading.Event(), []
-    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
-    waiting = asyncio.ensure_future(pool.run(ran.append, 1))
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    release.set()
-    await asyncio.gather(*busy)
-    assert ran == []
-
-
 async def test_work_cancelled_while_it_runs_is_waited_for(pool):
     started, release, finished = threading.Event(), threading.Event(), []
 
@@ -153,12 +140,3 @@ async def test_work_that_waits_while_the_pool_closes_is_told_so(pool):
     release.set()
     await closing
     assert await asyncio.gather(*busy) == [True, True]
-
-
-async def test_closing_ends_the_threads():
-    pool = Threads(2)
-    await pool.run(lambda: None)
-    await pool.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("offload")]
-    with pytest.raises(RuntimeError):
-        await pool.run(lambda: None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.torchair_networks import FILE, missing, operators_of, table
+from benchmarks.torchair_networks import FILE, operators_of, table
 from deploy.install import CANN_PAIRS
 
 ROOT = Path(__file__).parents[2]
@@ -35,21 +35,6 @@ def test_every_wheel_has_what_we_call(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("architecture", ["resnet18", "swin_t", "densenet121"])
 def test_networks_are_made_of_what_was_written_down(document: dict[str, Any], architecture: str) -> None:
     assert operators_of(architecture) == document["networks"][architecture]
-
-
-def test_what_works_in_place_or_is_fused_by_tracing_is_not_called_missing(document: dict[str, Any]) -> None:
-    """torchair gets `relu` for `relu_`, and BatchNorm without training; it has no converter of either's other form."""
-    assert "aten::_native_batch_norm_legit_no_training" in document["networks"]["densenet121"]
-    for version in document["wheels"]:
-        assert missing(document, version, ["aten::relu_", "aten::add_"]) == []
-        assert missing(document, version, ["aten::native_batch_norm"]) == ["aten::native_batch_norm"]
-        assert missing(document, version, document["networks"]["densenet121"]) == []
-
-
-def test_the_operator_that_keeps_swin_from_compiling_is_named(document: dict[str, Any]) -> None:
-    for version in document["wheels"]:
-        assert missing(document, version, document["networks"]["resnet50"]) == []
-        assert "aten::roll" in missing(document, version, document["networks"]["swin_t"])
 
 
 def test_the_documentation_has_the_table(document: dict[str, Any]) -> None:

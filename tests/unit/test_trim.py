@@ -77,16 +77,6 @@ async def test_room_that_was_given_back_unused_does_not_count(heap):
     assert released.times == 0
 
 
-async def test_closing_ends_the_timer():
-    budget, released = Budget(1000 * MIB, "bytes"), Released()
-    heap = Trim(budget, released, quiet_s=3600)
-    request(budget, 16 * MIB)
-    await heap.close()
-    await heap.close()
-    request(budget, 16 * MIB)
-    assert released.times == 0
-
-
 async def test_what_is_frozen_is_not_counted_when_memory_is_released(monkeypatch):
     """`gc.get_freeze_count` walks over it: with 430,000 objects the event loop waits 50 ms for the interpreter."""
     counted, collected = [], []

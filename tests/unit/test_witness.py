@@ -183,18 +183,6 @@ def test_a_misreading_is_refused_though_operators_cannot_be_compared(
         said_of(file)
 
 
-def test_weights_in_files_of_their_own_are_found_when_operators_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = classifier(tmp_path / "a.onnx")
-    whole = onnx.load(file)
-    file.unlink()
-    onnx.save(whole, file, save_as_external_data=True, location="weights.bin", size_threshold=128)
-    monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found.flip(1)))
-    with pytest.raises(WeightsError, match="Conv '/first/conv'"):
-        said_of(file)
-
-
 def test_without_a_runtime_nothing_is_compared_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

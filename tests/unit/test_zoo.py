@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.zoo.__main__ import REFUSED, RIGHT, USELESS, WRONG, table
-from benchmarks.zoo.asking import as_numbers, read_s_of, ready_s_of
 from benchmarks.zoo.comparing import DEFAULT, FLOAT32, THRESHOLD, compare
 from benchmarks.zoo.networks import Floats, Kind, pictures
 from benchmarks.zoo.table import NETWORKS
@@ -49,11 +47,6 @@ def test_the_same_answer_is_the_same_and_a_wrong_one_of_any_picture_is_not(kind,
         assert not compare(kind, [right] * 3, [right, wrong, right], limits).same, wrong
 
 
-def test_a_network_that_finds_nothing_shows_nothing():
-    none = np.empty((0, 6), np.float32)
-    assert not compare("boxes", [none] * 3, [none] * 3, FLOAT32).same
-
-
 def test_a_box_is_compared_by_the_limits_and_may_lack_its_counterpart_about_the_threshold_alone():
     moved = BOXES.copy()
     moved[0, :4] += 2
@@ -65,40 +58,6 @@ def test_a_box_is_compared_by_the_limits_and_may_lack_its_counterpart_about_the_
     above = about + np.array([0, 0, 0, 0, 0.01, 0], np.float32)
     assert not compare("boxes", [above[:3]], [above], FLOAT32).same
     assert not compare("boxes", [above], [above[:3]], FLOAT32).same
-
-
-def test_classes_that_are_not_answered_are_not_compared():
-    few = as_numbers("scores", {"classes": [{"class_id": 2, "score": 0.2}, {"class_id": 1, "score": 0.7}]})
-    assert np.isnan(few[0])
-    assert compare("scores", [ANSWERS["scores"]], [few], FLOAT32).same
-
-
-def test_seconds_are_those_of_one_file():
-    log = (
-        '{"message":"cars is read, 2.5 s; 1 of 2"}\n{"message":"old-cars is read, 90.0 s; 2 of 2"}\n'
-        '{"message":"cars: openvino fp32 on cpu:0 after 1.5 s; errors against float32: top1 0"}\n'
-    )
-    assert (read_s_of(log, "cars"), ready_s_of(log, "cars")) == (2.5, 1.5)
-    assert (read_s_of(log, "old-cars"), ready_s_of(log, "old-cars")) == (90.0, 0.0)
-
-
-def test_the_table_counts_what_came_out():
-    row = {
-        "library": "timm",
-        "version": "1.0",
-        "reference": "network",
-        "line": "",
-        "when": "2026-11-27",
-        "file": "folder",
-        "fp32": "1e-06",
-        "default": "1e-03",
-        "how": "openvino bf16",
-        "seconds": 3.0,
-    }
-    kept = {name: {**row, "result": name} for name in (RIGHT, REFUSED, USELESS, WRONG)}
-    assert "4 networks of 1 libraries: 1 right, 1 refused, with the line, 1 refused, without a line, 1 wrong." in table(
-        kept
-    )
 
 
 def test_rows_are_those_of_ten_libraries_and_more_and_pictures_are_of_three_kinds():

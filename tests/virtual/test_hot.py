@@ -20,7 +20,6 @@ from app.compat import torchserve
 from app.errors import ServiceError
 from app.http import connection, hot
 from app.http.connection import ConnectionLimits
-from app.http.edge import Edge
 from app.ingress.budget import Budget
 from app.ingress.context import UNKNOWN, RequestContext
 from app.ingress.interrupt import interrupted_at
@@ -218,36 +217,6 @@ async def test_requests_and_connections_leave_nothing_for_the_collector(monkeypa
     assert left == {}
 
 
-async def test_a_request_of_the_general_way_leaves_nothing_for_the_collector(monkeypatch):
-    monkeypatch.setattr(RequestContext, "_record", lambda *_: None)
-    link = SimpleNamespace(
-        settings=SimpleNamespace(log_requests=False, origins=()),
-        tracing=None,
-        administration=SimpleNamespace(draining=False),
-    )
-    ingress = SimpleNamespace(link=link, access=SimpleNamespace(admit=lambda *_: UNKNOWN), bodies=Budget(1000, "bytes"))
-    answering = Edge(general, ingress)
-    sent = []
-
-    async def receive():
-        return {"type": "http.request"}
-
-    async def send(message):
-        sent.append(message["type"])
-
-    gc.collect()
-    gc.disable()
-    try:
-        for method in ("GET", "HEAD"):
-            scope = {"type": "http", "method": method, "path": "/v2", "raw_path": b"/v2", "headers": []}
-            await answering(scope, receive, send)
-        left = left_for_the_collector(RequestContext)
-    finally:
-        gc.enable()
-    assert left == {}
-    assert sent.count("http.response.start") == 2
-
-
 async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatch):
     async with listening(monkeypatch) as service:
         [(status, headers, body)] = await ask(service, post(PREDICT + b"?top_k=1", b"\x07", b"X-Request-Id: mine"))
@@ -404,22 +373,6 @@ async def test_an_idle_connection_is_closed_after_its_time_and_not_while_it_is_a
         assert (await read(reader))[0] == 200
         writer.write(b"POST ")
         assert (await read(reader))[0] == 408
-        writer.close()
-
-
-async def test_a_connection_is_kept_for_its_time_after_the_last_answer(monkeypatch):
-    async with listening(monkeypatch, keep_alive_s=0.4) as service:
-        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        for part in (post(), b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", post(), post()):
-            writer.write(part)
-            assert (await read(reader))[0] == 200
-            await asyncio.sleep(0.15)  # Together they take longer than the connection may be idle.
-        writer.write(post(b"/v1/models/waits:predict"))
-        await service.wanted.reached.wait()
-        await asyncio.sleep(0.6)
-        service.wanted.go_on.set()
-        assert (await read(reader))[0] == 200
-        assert await asyncio.wait_for(reader.read(), 30) == b""
         writer.close()
 
 

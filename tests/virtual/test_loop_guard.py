@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -103,24 +102,6 @@ def test_what_blocks_is_named_and_nothing_else(hogs, kind):
     assert held.blocked_s > BLOCKED_S
 
 
-@sees_blocked
-def test_who_waits_for_a_lock_that_another_thread_has_is_named(hogs):
-    lock = threading.Lock()
-
-    def plant():
-        with lock:
-            pass
-
-    async def main():
-        assert lock.acquire(blocking=False)
-        threading.Timer(5 * BLOCKED_S, lock.release).start()
-        asyncio.get_running_loop().call_soon(plant)
-        await asyncio.sleep(0.01)
-
-    [held] = run("asyncio", main)
-    assert "plant" in held.name
-
-
 @pytest.mark.parametrize("kind", LOOPS)
 def test_of_a_loop_that_others_keep_from_the_processor_nothing_is_said(hogs, kind):
     async def main():
@@ -129,30 +110,6 @@ def test_of_a_loop_that_others_keep_from_the_processor_nothing_is_said(hogs, kin
             await asyncio.sleep(0.005)
 
     assert run(kind, main) == []
-
-
-def test_who_waits_for_the_interpreters_lock_blocks_in_nothing(hogs):
-    """Threads that compute take turns with the loop: each wait is a switch, and as short as the interpreter says."""
-    ends = threading.Event()
-
-    def other():
-        while not ends.is_set():
-            computes(10_000)
-
-    async def main():
-        for _ in range(20):
-            computes(COMPUTED_TURNS / 20)
-            await asyncio.sleep(0.001)
-
-    threads = [threading.Thread(target=other) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert run("asyncio", main) == []
-    finally:
-        ends.set()
-        for thread in threads:
-            thread.join()
 
 
 STOPPED = """
@@ -184,11 +141,3 @@ def test_the_fixture_of_other_tests_fails_with_the_name():
 
     with pytest.raises(AssertionError, match="plant"), guarded():
         asyncio.run(plant())
-
-
-def test_time_in_which_nobody_could_run_passes_for_no_witness():
-    """As where a hypervisor, or a signal, stops the whole machine."""
-    witness = Witness()
-    witness._woke_s = [0.0, 0.01, 0.02, 0.72, 0.73]
-    assert witness.passed_s(0.015, 0.725) == pytest.approx(0.005 + 0.04 + 0.005)
-    assert witness.passed_s(0.0, 0.02) == pytest.approx(0.02)

@@ -101,17 +101,6 @@ async def test_what_the_loop_waited_for_a_processor_is_no_stall(watchdog):
     assert watchdog.longest_s == pytest.approx(0.2 - 0.15 - TICK_S, abs=1e-6)
 
 
-async def test_what_was_before_can_be_forgotten(watchdog):
-    watchdog.stand_still(0.2)
-    await asyncio.sleep(TICK_S)
-    assert watchdog.longest_s > 0.1
-    watchdog.stand_still(0.2)
-    watchdog.forget()
-    assert watchdog.longest_s == watchdog.heard[-1] == 0.0
-    await asyncio.sleep(0.1)
-    assert watchdog.longest_s == pytest.approx(0.0)
-
-
 def test_its_thread_says_where_a_loop_stands_while_it_does(caplog):
     """For real: the loop blocks until it is heard."""
     caplog.set_level(logging.WARNING, "anychip.watchdog")
