@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -133,8 +134,11 @@ def refuse(request: BaseHTTPRequestHandler, status: int, code: str = "") -> None
     request.end_headers()
 
 
+AnyHub = TypeVar("AnyHub", bound=Hub)
+
+
 @contextmanager
-def serving(hub: Hub, certificate: tuple[Path, Path] | None = None) -> Iterator[Hub]:
+def serving(hub: AnyHub, certificate: tuple[Path, Path] | None = None) -> Iterator[AnyHub]:
     """Run the double on loopback. `certificate`: its file and that of its key, for https."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -80,10 +80,6 @@ async def test_what_is_held_back_for_a_client_that_leaves_meanwhile_is_dropped()
     assert wire.sent == []
 
 
-async def test_everything_else_is_the_transport_within():
-    assert OnePiece(Wire()).get_extra_info("peername") == "the peername"
-
-
 async def app(scope, receive, send):
     """Answers a POST with the length of its body, refuses /refused before reading it."""
     status, size, more = 200, 0, scope["path"] != "/refused"

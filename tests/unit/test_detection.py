@@ -124,19 +124,6 @@ def test_letterbox_is_the_reference_s(width: int, height: int, seed: int) -> Non
     assert placement == Placement(width, height, scale, left, top)
 
 
-def test_reduced_images_are_placed_where_the_full_ones_are() -> None:
-    ramp = np.linspace(0, 255, 2000, dtype=np.float32)[None, :, None].repeat(1500, 0).repeat(3, 2)
-    full = ramp.round().astype(np.uint8)
-    half = ramp.reshape(750, 2, 1000, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
-    outs = [torch.empty(RANDOM.input_shape, dtype=torch.uint8) for _ in range(2)]
-    placements = [
-        RANDOM.preprocess(torch.from_numpy(image), out, 2000, 1500)
-        for image, out in zip((full, half), outs, strict=True)
-    ]
-    assert placements[0] == placements[1]
-    assert int((outs[0].int() - outs[1].int()).abs().max()) <= 1
-
-
 @given(st.integers(1, 60_000), st.integers(1, 60_000))
 def test_only_very_large_images_may_be_decoded_smaller(width: int, height: int) -> None:
     decoded_width, decoded_height = RANDOM.decode_size(width, height)

@@ -331,20 +331,6 @@ async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words(
         assert free_slots(fleet) == before
 
 
-async def test_whoever_left_before_the_device_gave_up_costs_the_host_nothing():
-    worker, host = Worker(), Host()
-    async with dispatching(worker) as fleet:
-        before = free_slots(fleet)
-        [task] = ask_with_files(fleet, host, 1, {0})
-        await turns()
-        task.cancel()
-        await turns()
-        hear(fleet, worker, undone(worker.runs[0], (0,)))
-        await turns()
-        assert host.asked == []
-        assert free_slots(fleet) == before
-
-
 @pytest.mark.parametrize("undecoded", [(0,), (-1,), (9,)])
 async def test_a_worker_is_not_believed_that_it_was_asked_to_decode_pixels(undecoded):
     worker = Worker()

@@ -93,14 +93,6 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path):
     assert cache.get(key="b") is None
 
 
-def test_one_that_is_larger_than_all_may_hold_is_kept_alone(tmp_path):
-    cache = EngineCache(tmp_path, limit_bytes=100)
-    cache.put(writing("x"), key="a")
-    assert cache.put(writing("x" * 1000), key="b") is not None
-    assert cache.get(key="a") is None
-    assert cache.get(key="b") is not None
-
-
 def test_several_that_make_the_same_at_once_leave_one(tmp_path):
     cache, together = EngineCache(tmp_path), threading.Barrier(4)
 

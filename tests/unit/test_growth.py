@@ -13,7 +13,7 @@ from anychip_tools.null import backend as null
 from app.config import Settings
 from app.fleet.plans import how_served
 from app.fleet.profiles import Profile, of_model, store, store_sizes, taken_up
-from app.worker.growth import GAIN, LARGEST, grown, has_room, pays
+from app.worker.growth import GAIN, LARGEST, grown, has_room
 from backends import DeviceLostError, LoadReport, Memory, OutOfDeviceMemoryError, choose
 from models import NormalisedModel, PixelModel, open_model, parse_spec
 
@@ -91,12 +91,6 @@ def test_a_size_in_which_the_gate_wants_another_precision_is_left_out():
         return SimpleNamespace(executable=executable, report=replace(REPORT, precision="fp32"))
 
     assert grown(REPORT, {4: 0.1, 8: 0.1}, finer, lambda made: {}, lambda: EMPTY) == (4, 8)
-
-
-def test_what_takes_no_time_and_a_single_size_have_nothing_to_gain():
-    assert not pays({4: 1e-4, 8: 1e-4})
-    assert not pays({1: 0.1})
-    assert pays({4: 0.1, 8: 0.1})
 
 
 @pytest.fixture

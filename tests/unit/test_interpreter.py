@@ -42,24 +42,10 @@ def test_the_users_folders_come_after_what_is_installed(project: Path, monkeypat
     assert interpreter.module_path() == [linked, INSTALLED, script, str(project), vendor]
 
 
-def test_an_empty_part_of_pythonpath_is_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "relative").mkdir()
-    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}relative")
-    monkeypatch.setattr(sys, "path", ["", "relative", INSTALLED])
-    assert interpreter.module_path() == [INSTALLED, str(project), str(project / "relative")]
-
-
 def test_what_is_no_folder_is_handed_on_as_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else namespaces of editable installs are not found in children."""
     monkeypatch.setattr(sys, "path", ["__editable__.net-1.0.finder.__path_hook__", INSTALLED])
     assert interpreter.module_path() == sys.path
-
-
-def test_the_folder_of_the_commands_script_comes_last(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scripts = sysconfig.get_path("scripts")
-    monkeypatch.setattr(sys, "argv", [os.path.join(scripts, "anychip")])
-    monkeypatch.setattr(sys, "path", [scripts, INSTALLED])
-    assert interpreter.module_path() == [INSTALLED, scripts]
 
 
 def test_a_child_starts_by_an_absolute_path_with_this_path(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

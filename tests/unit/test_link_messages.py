@@ -181,12 +181,6 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
     assert theirs == ModelStatistics()
 
 
-def test_what_is_no_counter_is_not_added():
-    content = msgspec.msgpack.encode([[["ready", [], 1.0]], [], {}, {}])
-    with pytest.raises(ValueError, match="no counter"):
-        add(content, Metrics(), {}, {})
-
-
 def test_labels_that_nothing_has_are_not_added():
     """An ingress that takes strangers' requests may not fill the owner's metrics with names."""
     for name, row in TABLE.items():

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import gc
 import socket
-import ssl
 import weakref
 
 import pytest
@@ -148,24 +147,6 @@ async def test_without_a_descriptor_it_waits_and_goes_on(monkeypatch, caplog):
     assert [record.message for record in caplog.records].count(
         "nothing can be accepted for now: [Errno 24] too many open files"
     ) == 1
-
-
-async def test_a_handshake_has_ten_seconds(monkeypatch):
-    """asyncio's own limit is a minute."""
-    tls, given = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), []
-
-    async def begun(_protocol, _accepted, **options):
-        given.append(options)
-        raise ConnectionError
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", begun)
-    served = Listener(Echo, Budget(10, "connections"), tls)
-    await served.listen("127.0.0.1", 0)
-    with socket.create_connection(served.sockets[0].getsockname()):
-        await until(lambda: given)
-    served.close()
-    await served.wait_closed()
-    assert given == [{"ssl": tls, "ssl_handshake_timeout": 10}]
 
 
 @pytest.mark.parametrize(("hard", "room"), [(300, 150), (1000, 744), (4352, 2048), (10_000, 2048)])

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -224,20 +223,6 @@ def test_copies_that_nobody_holds_go_after_a_week_or_when_room_is_wanted(folder:
     remove_unused(store, 1 << 62)
     assert [Path(held.folder).is_dir(), third.is_dir()] == [True, False]
     held.check()
-
-
-def test_services_that_share_a_store_make_one_copy(folder: Path, tmp_path: Path) -> None:
-    (folder / "net.bin").write_bytes(os.urandom(3 << 20))
-    found: list[OpenedFiles] = []
-    files = look(folder)
-    threads = [threading.Thread(target=lambda: found.append(copied(files, tmp_path / "store"))) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len({each.folder for each in found}) == 1
-    assert [path.name for path in (tmp_path / "store").iterdir()] == [Path(found[0].folder).name]
-    found[0].check()
 
 
 def test_a_model_computes_with_what_was_opened(tmp_path: Path) -> None:

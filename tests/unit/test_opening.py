@@ -112,15 +112,6 @@ async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing
     assert processes.killed == 2
 
 
-async def test_a_reload_for_which_no_process_can_be_begun_is_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(opening, "spawn", Processes(None).spawn)
-    assert (await refused_reload(repository())).code == "INTERNAL"
-    assert "load: resnet50 could not be read: the process that reads models cannot be begun" in caplog.text
-    assert "Traceback" not in caplog.text
-
-
 @pytest.mark.parametrize("how", DEATHS)
 async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
     how: str, monkeypatch: pytest.MonkeyPatch

@@ -93,26 +93,6 @@ def test_while_a_worker_computes_exactly_one_full_batch_waits_in_front_of_it():
     assert scheduler.queues["m"].in_flight == 16
 
 
-def test_items_keep_their_order():
-    scheduler = make()
-    items = put(scheduler, 20)
-    assert items_of(dispatch(scheduler)) == items[:16]
-
-
-def test_padding_shows_in_the_batch():
-    scheduler = make(ladder=FLAT)
-    put(scheduler, 5)
-    [batch] = dispatch(scheduler)
-    assert (len(batch.items), batch.size) == (5, 8)
-
-
-def test_where_padding_costs_time_the_batch_is_the_size_below():
-    scheduler = make(ladder=LINEAR)
-    put(scheduler, 5)
-    [batch] = dispatch(scheduler)
-    assert (len(batch.items), batch.size) == (4, 4)
-
-
 def test_an_idle_worker_waits_for_a_fuller_batch_only_when_told_to():
     scheduler = make(max_wait_s=0.005)
     put(scheduler, 3, now=1.0)
@@ -154,12 +134,6 @@ def test_the_waiting_time_counts_from_the_oldest_that_waits(gone):
     assert scheduler.wake_at(1.2) == pytest.approx(items[gone].queued_s + 0.5)
 
 
-def test_without_a_waiting_time_nobody_needs_waking():
-    scheduler = make(workers=())
-    put(scheduler, 3)
-    assert scheduler.wake_at(0.0) is None
-
-
 # Bounds
 
 
@@ -175,48 +149,12 @@ def test_the_queue_is_bounded_exactly_and_reservations_count():
         reserve(scheduler, "m", 1, NEVER, 0, 0.0)
 
 
-def test_a_reservation_is_all_or_nothing():
-    scheduler = make({"m": 5}, workers=())
-    put(scheduler, 1)
-    with pytest.raises(QueueFullError):
-        reserve(scheduler, "m", 5, NEVER, 0, 0.0)
-    reserve(scheduler, "m", 4, NEVER, 0, 0.0)
-
-
-def test_what_would_never_fit_is_told_from_what_does_not_fit_now():
-    scheduler = make({"m": 5}, workers=())
-    put(scheduler, 5)
-    with pytest.raises(QueueFullError):
-        reserve(scheduler, "m", 5, NEVER, 0, 0.0)
-    with pytest.raises(NeverRoomError, match="6 images are more than the 5"):
-        reserve(scheduler, "m", 6, NEVER, 0, 0.0)
-
-
-def test_releasing_a_reservation_twice_releases_it_once():
-    scheduler = make({"m": 4}, workers=())
-    reservation = reserve(scheduler, "m", 2, NEVER, 0, 0.0)
-    reserve(scheduler, "m", 2, NEVER, 0, 0.0)
-    scheduler.release(reservation)
-    scheduler.release(reservation)
-    reserve(scheduler, "m", 2, NEVER, 0, 0.0)
-    with pytest.raises(QueueFullError):
-        reserve(scheduler, "m", 1, NEVER, 0, 0.0)
-
-
 def test_no_more_images_come_than_were_reserved():
     scheduler = make()
     reservation = reserve(scheduler, "m", 1, NEVER, 0, 0.0)
     enqueue(scheduler, reservation, None, 0.0)
     with pytest.raises(ValueError, match="nothing is left"):
         enqueue(scheduler, reservation, None, 0.0)
-
-
-def test_a_full_queue_of_one_model_leaves_the_other_alone():
-    scheduler = make({"a": 1, "b": 1}, workers=())
-    put(scheduler, 1, "a")
-    put(scheduler, 1, "b")
-    with pytest.raises(QueueFullError):
-        put(scheduler, 1, "a")
 
 
 def test_checking_takes_no_place():
@@ -226,16 +164,6 @@ def test_checking_takes_no_place():
     put(scheduler, 1)
     with pytest.raises(QueueFullError):
         scheduler.check("m", 1, NEVER, 0, 0.0)
-
-
-def test_a_discarded_item_frees_its_place_and_is_never_sent():
-    scheduler = make({"m": 2}, workers=())
-    gone, stays = put(scheduler, 2)
-    assert scheduler.discard(gone)
-    assert not scheduler.discard(gone)
-    reserve(scheduler, "m", 1, NEVER, 0, 0.0)
-    scheduler.add_worker("w", {"m": LINEAR})
-    assert items_of(dispatch(scheduler)) == [stays]
 
 
 def test_an_item_that_was_sent_can_no_longer_be_discarded():
@@ -253,29 +181,7 @@ def test_discarding_all_returns_them_in_order_and_frees_their_room():
     assert len(put(scheduler, 4)) == 4
 
 
-@pytest.mark.parametrize("keep", [0, 3])
-def test_many_discards_leave_no_memory_behind(keep):
-    scheduler = make({"m": 2000}, workers=())
-    put(scheduler, keep)
-    for item in put(scheduler, 1000, priority=1)[::-1]:
-        scheduler.discard(item)
-    for priority in range(1000):
-        [item] = put(scheduler, 1, priority=-priority)
-        scheduler.discard(item)
-    assert len(scheduler.queues["m"].line) == keep
-    assert len(scheduler.queues["m"].ahead) <= 1
-
-
 # Deadlines
-
-
-def test_expired_items_are_dropped_and_reported_not_computed():
-    scheduler = make()
-    late = put(scheduler, 3, deadline=1.0)
-    fine = put(scheduler, 2, deadline=9.0)
-    batches, dropped = scheduler.dispatch(1.0)
-    assert dropped == late
-    assert items_of(batches) == fine
 
 
 def enough(seconds):
@@ -382,35 +288,12 @@ def test_a_long_queue_is_reckoned_with_exactly():
     assert scheduler.check("m", 801, NEVER, 0, 0.0) == pytest.approx(4.08)
 
 
-def test_twice_the_workers_admit_twice_the_work():
-    one, two = make(ladder={1: 0.1}), make(ladder={1: 0.1}, workers=("a", "b"))
-    for scheduler, fits in ((one, 10), (two, 20)):
-        scheduler.check("m", fits, enough(1.01), 0, 0.0)
-        with pytest.raises(DeadlineUnreachableError):
-            scheduler.check("m", fits + 1, enough(1.01), 0, 0.0)
-
-
 def test_another_model_with_work_halves_what_can_be_promised():
     scheduler = make({"a": 100, "b": 100}, ladder={1: 0.1})
     alone_s = scheduler.check("a", 10, NEVER, 0, 0.0)
     put(scheduler, 20, "b")
     dispatch(scheduler)
     assert scheduler.check("a", 10, NEVER, 0, 0.0) > 1.8 * alone_s
-
-
-def test_latency_is_learned_for_each_worker_and_model_apart():
-    scheduler = make({"a": 100, "b": 100}, workers=("v", "w"), ladder={1: 0.1})
-    put(scheduler, 1, "a")
-    [batch] = dispatch(scheduler)
-    scheduler.finish(batch.worker, batch.id, 0.2)
-    learned = {
-        (name, model): worker.latencies[model].of(1)
-        for name, worker in scheduler._workers.items()
-        for model in worker.latencies
-    }
-    changed = learned.pop((batch.worker, "a"))
-    assert changed == pytest.approx(0.12)
-    assert set(learned.values()) == {0.1}
 
 
 def test_what_a_slower_worker_taught_is_refused_at_the_door():
@@ -579,12 +462,6 @@ def test_the_drain_time_follows_from_what_waits_and_how_fast_it_goes():
 # Priority and sharing
 
 
-def test_higher_priority_goes_first():
-    scheduler = make(ladder={1: 0.01})
-    normal, urgent = put(scheduler, 1) + put(scheduler, 1, priority=1)
-    assert items_of(dispatch(scheduler)) == [urgent, normal]
-
-
 def test_waiting_long_enough_beats_priority_and_not_a_moment_less():
     for waited_s, first in ((2 * PRIORITY_WORTH_S - 0.01, 2), (2 * PRIORITY_WORTH_S + 0.01, 0)):
         scheduler = make(ladder={1: 0.01})
@@ -662,15 +539,6 @@ def test_a_partial_batch_of_one_model_is_not_overtaken_for_ever_by_full_ones_of_
 # Workers
 
 
-def test_two_idle_workers_share_what_is_there():
-    scheduler = make(workers=("a", "b"))
-    put(scheduler, 1)
-    [batch] = dispatch(scheduler)
-    put(scheduler, 1)
-    [other] = dispatch(scheduler)
-    assert {batch.worker, other.worker} == {"a", "b"}
-
-
 def test_the_worker_that_would_be_done_first_gets_the_next_items():
     scheduler = make(workers=())
     scheduler.add_worker("cpu", {"m": {1: 1.0}})
@@ -694,63 +562,6 @@ def test_each_model_goes_only_to_workers_that_serve_it():
     assert [batch.worker for batch in dispatch(scheduler)] == ["only b"]
 
 
-def test_a_worker_cannot_be_there_twice():
-    with pytest.raises(ValueError, match="there already"):
-        make().add_worker("w", {"m": LINEAR})
-
-
-def test_a_worker_that_goes_leaves_its_unfinished_batches_in_the_order_sent():
-    scheduler = make()
-    put(scheduler, 16)
-    batches = dispatch(scheduler)
-    assert scheduler.remove_worker("w") == LostBatches(tuple(batches[:1]), tuple(batches[1:]))
-    assert scheduler.remove_worker("w") == LostBatches((), ())
-    assert not scheduler.serves("m")
-    assert scheduler.queues["m"].in_flight == 0
-
-
-def test_items_of_a_lost_batch_run_alone_and_the_innocent_ones_behind_it_together():
-    scheduler = make(ladder={1: 0.01, 2: 0.02}, workers=("w",))
-    put(scheduler, 4)
-    ran, behind = dispatch(scheduler)
-    scheduler.remove_worker("w")
-    for batch in (ran, behind):
-        for item in batch.items:
-            requeue(scheduler, item, alone=batch is ran)
-    scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
-    sent, now = dispatch(scheduler), 0.0
-    for batch in sent:
-        now += 0.01
-        scheduler.finish("v", batch.id, now)
-        sent += dispatch(scheduler, now)
-    assert [batch.items for batch in sent] == [ran.items[:1], ran.items[1:], behind.items]
-
-
-def test_what_must_run_alone_joins_no_batch_that_begins_with_another():
-    scheduler = make(ladder={1: 0.01, 2: 0.02}, workers=("w",))
-    put(scheduler, 1)
-    [batch] = dispatch(scheduler)
-    scheduler.remove_worker("w")
-    [suspect] = batch.items
-    requeue(scheduler, suspect, alone=True)
-    [urgent] = put(scheduler, 1, priority=1)
-    scheduler.add_worker("v", {"m": {1: 0.01, 2: 0.02}})
-    [first] = dispatch(scheduler)
-    assert first.items == (urgent,)
-    scheduler.finish("v", first.id, 0.01)
-    [second] = dispatch(scheduler, 0.01)
-    assert second.items == (suspect,)
-
-
-def test_where_a_device_begins_two_batches_both_may_be_the_reason_for_its_loss():
-    for depths, begun in (({"m": 1}, 1), ({"m": 2}, 2), (None, 1)):
-        scheduler = make(workers=())
-        scheduler.add_worker("w", {"m": LINEAR}, depths)
-        put(scheduler, 16)
-        batches = tuple(dispatch(scheduler))
-        assert scheduler.remove_worker("w") == LostBatches(batches[:begun], batches[begun:])
-
-
 def test_behind_a_batch_of_depth_one_nothing_has_begun():
     scheduler = make({"a": 8, "b": 8}, workers=())
     scheduler.add_worker("w", {"a": LINEAR, "b": LINEAR}, {"a": 1, "b": 2})
@@ -759,36 +570,6 @@ def test_behind_a_batch_of_depth_one_nothing_has_begun():
     first, second = dispatch(scheduler)
     assert first.model != second.model
     assert scheduler.remove_worker("w") == LostBatches((first,), (second,))
-
-
-def test_an_item_that_runs_alone_is_its_workers_only_batch():
-    scheduler = make()
-    put(scheduler, 16)
-    for batch in dispatch(scheduler):
-        scheduler.finish("w", batch.id, 0.1, learn=False)
-        for item in batch.items:
-            requeue(scheduler, item, alone=True)
-    put(scheduler, 16, now=0.1)
-    for number in range(16):
-        [batch] = dispatch(scheduler, 0.1 + number)
-        assert len(batch.items) == 1
-        assert dispatch(scheduler, 0.1 + number) == []
-        scheduler.finish("w", batch.id, 0.2 + number)
-    assert [len(batch.items) for batch in dispatch(scheduler, 20.0)] == [8, 8]
-
-
-def test_what_must_run_alone_waits_for_the_batch_that_runs():
-    scheduler = make()
-    items = put(scheduler, 9)
-    for item in items:
-        scheduler.discard(item)
-    put(scheduler, 1)
-    [running] = dispatch(scheduler)
-    for item in items:
-        requeue(scheduler, item, alone=item is items[0])
-    assert dispatch(scheduler) == [], "a full batch waits, and its first item must run alone"
-    scheduler.finish("w", running.id, 0.01)
-    assert items_of(dispatch(scheduler, 0.01)) == items[:1]
 
 
 def test_what_must_run_alone_is_not_overtaken_for_ever_by_another_model():
@@ -807,34 +588,6 @@ def test_what_must_run_alone_is_not_overtaken_for_ever_by_another_model():
     assert overtaken <= 3
 
 
-@pytest.mark.parametrize("poisonous", [3, 11], ids=["in the batch that ran", "in the one behind it"])
-def test_a_poisonous_image_takes_two_workers_down_and_nobody_else_with_it(poisonous):
-    """The device begins two batches at once, and dies as soon as it begins the image."""
-    scheduler = make(workers=())
-    items = put(scheduler, 16)
-    poison, deaths, now, ended = items[poisonous], 0, 0.0, []
-    while len(ended) < len(items):
-        name = f"w{deaths}"
-        scheduler.add_worker(name, {"m": LINEAR}, {"m": 2})
-        flying = dispatch(scheduler, now)
-        while flying and poison not in items_of(flying):
-            now += 0.01
-            batch = flying.pop(0)
-            scheduler.finish(name, batch.id, now)
-            ended += batch.items
-            flying += dispatch(scheduler, now)
-        lost = scheduler.remove_worker(name)
-        assert not flying or lost.waiting == ()
-        for item in items_of(lost.begun):
-            if item.alone:
-                assert item is poison, "an innocent image failed"
-                ended.append(item)
-            else:
-                requeue(scheduler, item, alone=True)
-        deaths += bool(flying)
-    assert deaths == 2
-
-
 def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
     scheduler = make({"m": 1})
     [lost] = put(scheduler, 1)
@@ -849,35 +602,6 @@ def test_lost_items_come_back_into_a_full_queue_and_before_later_ones():
     assert items_of(dispatch(scheduler, 1.0)) == [lost, later]
 
 
-def test_a_lost_item_that_waits_again_is_there_once():
-    scheduler = make()
-    [item] = put(scheduler, 1)
-    dispatch(scheduler)
-    scheduler.remove_worker("w")
-    requeue(scheduler, item, alone=True)
-    assert scheduler.queues["m"].take_all() == [item]
-    assert scheduler.queues["m"].depth == 0
-
-
-def test_a_retiring_worker_gets_nothing_new_and_finishes_what_it_has():
-    scheduler = make(workers=("old",))
-    put(scheduler, 1)
-    [batch] = dispatch(scheduler)
-    scheduler.retire_worker("old")
-    put(scheduler, 20)
-    assert dispatch(scheduler) == []
-    assert not scheduler.serves("m")
-    scheduler.add_worker("new", {"m": LINEAR})
-    assert {batch.worker for batch in dispatch(scheduler)} == {"new"}
-    assert not scheduler.idle("old")
-    assert scheduler.finish("old", batch.id, 0.01) is batch
-    assert scheduler.idle("old")
-    assert all(batch.worker == "new" for batch in dispatch(scheduler, 0.01))
-    assert scheduler.remove_worker("old") == LostBatches((), ())
-    scheduler.retire_worker("old")
-    assert "old" not in scheduler._workers
-
-
 def test_an_answer_of_a_batch_that_nobody_knows_is_an_error():
     scheduler = make()
     put(scheduler, 1)
@@ -887,37 +611,6 @@ def test_an_answer_of_a_batch_that_nobody_knows_is_an_error():
         scheduler.finish("w", batch.id, 0.01)
     with pytest.raises(KeyError):
         scheduler.finish("gone", batch.id, 0.01)
-
-
-def test_after_out_of_memory_batches_are_smaller_for_a_while_and_grow_again():
-    scheduler = make(ladder=FLAT)
-    scheduler.limit_batches("w", "m", 2, 0.0)
-    sizes, now = [], 0.0
-    for now in (0.0, 29.0, 31.0, 59.0, 61.0):
-        items = put(scheduler, 8, now=now)
-        batch, *_ = dispatch(scheduler, now)
-        sizes.append(batch.size)
-        drain(scheduler, now, items)
-    assert sizes == [2, 2, 4, 4, 8]
-
-
-def drain(scheduler, now, items):
-    for item in items:
-        scheduler.discard(item)
-    for id in list(scheduler._workers["w"].batches):
-        scheduler.finish("w", id, now, learn=False)
-
-
-def test_a_lowered_ceiling_is_one_model_s_and_one_worker_s():
-    scheduler = make({"a": 100, "b": 100}, ladder=FLAT, workers=("v", "w"))
-    scheduler.limit_batches("w", "a", 1, 0.0)
-    put(scheduler, 32, "a")
-    put(scheduler, 32, "b")
-    largest = Counter()
-    for batch in dispatch(scheduler):
-        largest[batch.worker, batch.model] = max(largest[batch.worker, batch.model], batch.size)
-    assert largest["w", "a"] <= 1
-    assert {largest["v", "a"], largest["v", "b"], largest["w", "b"]} == {8}
 
 
 # Cost
@@ -952,19 +645,6 @@ def calls_an_image(workers, images=400):
 def test_eight_workers_cost_hardly_more_an_image_than_one():
     one, eight = calls_an_image(1), calls_an_image(8)
     assert eight < 2 * one
-
-
-def test_dispatching_costs_nothing_while_nobody_has_a_credit():
-    scheduler = make({"m": 1000}, workers=[f"w{index}" for index in range(8)])
-    put(scheduler, 200)
-    assert len(dispatch(scheduler)) == 16
-    calls = []
-    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        scheduler.dispatch(0.0)
-    finally:
-        sys.setprofile(None)
-    assert calls == ["dispatch"]
 
 
 # Simulations: discrete events
@@ -1144,42 +824,6 @@ def test_the_next_batch_is_sent_late_while_two_clients_ask_and_in_time():
         enqueue(scheduler, reserve(scheduler, "m", 1, NEVER, 0, 0.021, client=client), None, 0.021)
     due_s = 0.04 - sharing.early_s(0.02, 0.2 * 0.015)
     assert scheduler.wake_at(0.021) == pytest.approx(due_s), "the worker needs longer to begin it"
-
-
-def overloaded(load, ladder, workers=1, noise=0.1, seed=1, seconds=30.0, lasts_s=0.25):
-    """Images answered in time a second, as a share of capacity; and as a share of those admitted."""
-    capacity = workers * max(size / taken for size, taken in ladder.items())
-    simulation = Simulation(ladder, workers, noise, seed)
-    simulation.poisson(load * capacity, seconds, lasts_s=lasts_s)
-    simulation.run()
-    in_time = sum(now <= item.deadline_s for item, now in simulation.log)
-    return in_time / seconds / capacity, in_time / (len(simulation.log) + len(simulation.dropped))
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        {"ladder": LINEAR},
-        {"ladder": LINEAR, "noise": 0.2, "seed": 2},
-        {"ladder": LINEAR, "workers": 3, "seed": 3, "seconds": 15.0},
-        {"ladder": FLAT, "seed": 4, "seconds": 10.0},
-        {"ladder": LINEAR, "lasts_s": 0.5, "seed": 5},
-    ],
-    ids=["CPU", "noisy", "three workers", "GPU", "longer deadlines"],
-)
-def test_in_overload_as_much_is_answered_in_time_as_ever_and_what_is_admitted_is_answered(case):
-    results = [overloaded(load, **case) for load in (1.5, 2.0, 3.0)]
-    best = max(answered for answered, _ in results)
-    assert best > 0.95
-    for answered, kept in results:
-        assert answered >= 0.95 * best
-        assert kept >= 0.99
-
-
-def test_below_capacity_nearly_everything_is_admitted_and_answered_in_time():
-    answered, kept = overloaded(0.7, LINEAR)
-    assert answered > 0.66
-    assert kept >= 0.999
 
 
 class Outage(Simulation):

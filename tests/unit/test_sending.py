@@ -110,22 +110,3 @@ async def test_a_slow_client_above_the_least_rate_gets_all_of_it(monkeypatch):
                     await asyncio.sleep(0.001)
             assert len(looked) > 3
             assert not ended
-
-
-async def test_what_is_left_at_an_end_is_not_waited_for_for_ever(monkeypatch):
-    """Less than what pauses a writer, to a client that does not read, on a connection that closes."""
-    async with listening(monkeypatch) as (port, ended):
-        monkeypatch.setattr(connection, "SendWatch", _watch_of_closing(monkeypatch))
-        with connected(port, "connection: close"):
-            await periods_until(ended)
-
-
-def _watch_of_closing(monkeypatch):
-    """Begins when the connection closes alone."""
-
-    class OfClosing(sending.SendWatch):
-        def begin(self):
-            if self._transport.is_closing():
-                super().begin()
-
-    return OfClosing

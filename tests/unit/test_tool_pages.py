@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from anychip_tools import bench
-from anychip_tools.bench import show as show_bench
 from anychip_tools.doctor import CHECKS
 from anychip_tools.doctor_vendor import Check
 from app.cli import main
@@ -54,17 +52,6 @@ def headings(command: str) -> list[str]:
 
 def words(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
-
-
-ENVIRONMENT = {"device": "cpu:0", "device_name": "x", "date": "2026-11-22"}
-
-
-def test_the_example_of_bench_has_the_form_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    row = dict.fromkeys(bench._DEVICE, 1.0) | {"engine": "eager", "precision": "fp32", "joules_per_image": None}
-    about = {"kind": "device", "model": "m", "simulated": False, "refusals": {}, "environment": ENVIRONMENT}
-    show_bench({**about, "results": [row]}, bench._DEVICE)
-    lines = [words(line) for line in shown(capsys)]
-    assert next(words(line) for line in headings("bench") if line.startswith("engine")) in lines
 
 
 def test_the_example_of_the_doctor_has_the_form_of_the_command(

@@ -12,7 +12,7 @@ from torchvision.ops import roi_align
 import models.onnx.graph  # noqa: F401  # Registers all operators.
 from models.exports.layouts import Interpretation, decoded
 from models.onnx.file import Node, OnnxFile, Value
-from models.onnx.operators import OPERATORS, UnsupportedError
+from models.onnx.operators import OPERATORS
 from models.onnx.torchvision_detectors import MOST_DETECTIONS, as_detector, only_float32, untraced
 
 HOW = Interpretation("boxes", "torchvision", 0, 0, True)
@@ -31,12 +31,6 @@ def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -
     assert torch.equal(found[0, :kept], boxes[order])
     assert torch.equal(classes[0, :kept], labels[order].int())
     assert not values[0, kept:].any()
-
-
-def test_labels_may_be_numbers_that_the_file_fixes() -> None:
-    given: Any = [torch.rand(2, 4), torch.tensor([0.9, 0.5]), [3, 7]]
-    _, _, classes = decoded(HOW, given, (64, 64))
-    assert classes[0, :3].tolist() == [3, 7, 0]
 
 
 def value(name: str, shape: tuple[Any, ...], kind: str = "<f4") -> Value:
@@ -143,24 +137,3 @@ def test_regions_are_those_of_torchvision(count: int, places: str) -> None:
         **attributes,
     )
     torch.testing.assert_close(found, roi_align(values, [boxes], (7, 5), 0.5, 2, places == "half_pixel"))
-
-
-def test_regions_of_an_unknown_kind_are_refused() -> None:
-    inputs = [torch.zeros(1, 1, 4, 4), torch.zeros(1, 4), torch.zeros(1, dtype=torch.int64)]
-    with pytest.raises(UnsupportedError, match="where the pixels lie"):
-        computed("RoiAlign", inputs)
-    with pytest.raises(UnsupportedError, match="by max"):
-        computed("RoiAlign", inputs, coordinate_transformation_mode="half_pixel", mode="max")
-
-
-def test_values_are_put_where_indices_say() -> None:
-    source, index = torch.zeros(3, 3), torch.tensor([[1, 0, -1], [0, -1, 0]])
-    updates = torch.tensor([[1.0, 1.1, 1.2], [2.0, 2.1, 2.2]])
-    found = computed("ScatterElements", [source, index, updates], axis=0)
-    assert found.tolist() == torch.tensor([[2.0, 1.1, 2.2], [1.0, 0, 0], [0, 2.1, 1.2]]).tolist()
-    with pytest.raises(UnsupportedError, match="reduction"):
-        computed("ScatterElements", [source, index, updates], reduction="add")
-
-
-def test_the_greatest_of_nothing_is_less_than_anything() -> None:
-    assert computed("ReduceMax", [torch.zeros(0, 4)], keepdims=0).item() == float("-inf")

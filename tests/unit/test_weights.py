@@ -9,8 +9,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +24,19 @@ from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFo
 from models.download import ATTEMPTS
 from models.publishers import WeightsSource, download
 from models.weights.checkpoint import read
+from tests.support.hub import Hub, refuse, serving
 
 CONTENT = bytes(number * 7 % 251 for number in range(300_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @dataclass
-class Server:
-    """What the server does, and the Range headers it was sent."""
+class Server(Hub):
+    """Any file's address has its content; it misbehaves as it is told."""
 
-    url: str = ""
     content: bytes = CONTENT
     etag: str = '"one"'
-    status: int = 200
-    knows_ranges: bool = True
-    cuts: list[int] = field(default_factory=list)  # bytes after which a reply breaks off, one a reply
     says_length: bool = True
-    ranges: list[str | None] = field(default_factory=list)
 
     def source(self, **changes: Any) -> WeightsSource:
         return replace(
@@ -50,20 +46,14 @@ class Server:
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         asked = request.headers["Range"]
         self.ranges.append(asked)
-        if request.path == "/moved":
-            request.send_response(302)
-            request.send_header("Location", "/file.pth")
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
         if self.status != 200:
-            request.send_error(self.status)
+            refuse(request, self.status)
             return
         start = 0
-        if asked and self.knows_ranges and request.headers.get("If-Range", self.etag) == self.etag:
+        if asked and request.headers.get("If-Range", self.etag) == self.etag:
             start = int(asked.removeprefix("bytes=").rstrip("-"))
         if start >= len(self.content) > 0:
-            request.send_error(416)
+            refuse(request, 416)
             return
         request.send_response(206 if start else 200)
         if start:
@@ -77,22 +67,8 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        state.url = f"http://127.0.0.1:{running.server_port}"
-        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
-        thread.start()
-        yield state
-        running.shutdown()
-        thread.join()
+    with serving(Server()) as running:
+        yield running
 
 
 def assert_whole(path: Path) -> None:

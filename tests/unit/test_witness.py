@@ -158,21 +158,6 @@ def test_a_network_that_enlarges_rounding_is_no_misreading(tmp_path: Path, monke
     assert said_of(file).startswith("each operator computes what ONNX Runtime")
 
 
-def test_halves_are_compared_as_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = onnx.helper.make_node
-    weight = onnx.numpy_helper.from_array(np.random.default_rng(0).normal(size=(4, 3, 3, 3)).astype(np.float16), "w")
-    nodes = [
-        make("Cast", ["images"], ["half"], to=onnx.TensorProto.FLOAT16),
-        make("Conv", ["half", "w"], ["seen"], name="/conv"),
-        make("Cast", ["seen"], ["y"], to=F),
-    ]
-    file = saved(tmp_path / "half.onnx", nodes, [weight])
-    assert "ONNX Runtime" in said_of(file)
-    monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found * 1.02))
-    with pytest.raises(WeightsError, match="Conv '/conv' differs by"):
-        said_of(file)
-
-
 def test_a_misreading_is_refused_though_operators_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from models.yolo.yolov8 import SIZES, YOLOv8, size_of
+from models.yolo.yolov8 import YOLOv8
 from tests.support import reference_yolov8
 
 
@@ -42,12 +41,3 @@ def test_low_precision_networks_decode_in_float32(dtype: torch.dtype) -> None:
     # Not on the grid of the low precision, and near the float32 answer.
     assert (found[:, :4] != found[:, :4].to(dtype).float()).any()
     assert float((found - expected)[:, 4:].abs().max()) < 0.2
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_size_is_told_from_the_state_dict(size: Any) -> None:
-    with torch.device("meta"):
-        state = YOLOv8(size, 2).state_dict()
-    assert size_of(state) == size
-    assert size_of({"model.0.conv.weight": torch.empty(17, 3, 3, 3)}) is None
-    assert size_of({}) is None

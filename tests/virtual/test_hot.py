@@ -376,18 +376,6 @@ async def test_an_idle_connection_is_closed_after_its_time_and_not_while_it_is_a
         writer.close()
 
 
-async def test_who_is_cut_off_by_the_end_of_the_server_is_not_left_waiting(monkeypatch):
-    async with listening(monkeypatch, graceful_s=0) as service:
-        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        writer.write(post(b"/v1/models/waits:predict"))
-        await service.wanted.reached.wait()
-        service.server.should_exit = True
-        with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), 30) == b""
-        writer.close()
-        assert service.wanted.ended == [(0, "CANCELLED")]
-
-
 NAMES = (b"Content-Type", b"x-a", b"X-Request-Id", b"Connection", b"Transfer-Encoding", b"Host")
 VALUES = (b"close", b"keep-alive", b"2", b"02", b"+2", b"2, 2", b"", b" a\tb ", b"\xe4", b"a:b;c=d", b"\0")
 SIZES = ([], [b"0"], *[[b"2"]] * 8, [b" 2 "], [b"02"], [b"+2"], [b"2, 2"], [b"2", b"2"])

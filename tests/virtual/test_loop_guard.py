@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import uvloop
@@ -23,10 +21,8 @@ from tests.support.loop_guard import (
     guarded,
     guarded_loop,
     looked_at,
-    written,
 )
 
-ROOT = Path(__file__).parents[2]
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 sees_blocked = pytest.mark.skipif(not BLOCKED_IS_SEEN, reason="this kernel has no schedstat")
 
@@ -110,29 +106,6 @@ def test_of_a_loop_that_others_keep_from_the_processor_nothing_is_said(hogs, kin
             await asyncio.sleep(0.005)
 
     assert run(kind, main) == []
-
-
-STOPPED = """
-import asyncio, os, pathlib, signal, sys
-from tests.support import loop_guard
-
-loop_guard.install(pathlib.Path(sys.argv[1]))
-
-async def main():
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-asyncio.run(main())
-"""
-
-
-def test_a_process_that_is_stopped_blocks_in_nothing(tmp_path):
-    """In the middle of a callback."""
-    with subprocess.Popen([sys.executable, "-c", STOPPED, tmp_path / "held"], cwd=ROOT) as process:
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        time.sleep(5 * BLOCKED_S)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
-    assert written(tmp_path / "held") == []
 
 
 def test_the_fixture_of_other_tests_fails_with_the_name():
