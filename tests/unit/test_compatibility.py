@@ -30,27 +30,19 @@ def _no_other_packages(monkeypatch):
     [
         ({"torch": "2.14.1", "torchvision": "0.29.0"}, "PASS", ""),
         ({"torch": "2.14.1", "torchvision": "0.28.0"}, "FAIL", "0.29"),
-        ({"torch": "2.13.0+cpu", "torch_npu": "2.12.0", "cann": "9.1.0"}, "FAIL", "2.12"),
         ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),  # Our default image.
         ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1"),
-        ({"torch": "2.10.0", "torch_npu": "2.10.0", "cann": "9.0.0"}, "PASS", ""),
-        ({"torch": "2.12.0", "torch_npu": "2.12.0.post2", "cann": "9.1.1"}, "PASS", ""),
         ({"torch": "2.12.0", "torch_npu": "2.12.0.post9", "cann": "9.1.0"}, "PASS", ""),  # As post2, its predecessor.
-        ({"torch": "2.9.0", "torch_npu": "2.9.0.post4", "cann": "8.5.0"}, "FAIL", "CANN 9.0"),  # As post2.
         ({"torch": "2.13.0", "torch_npu": "2.13.0"}, "WARN", "not in Ascend's table"),
         ({"torch": "2.8.0", "torch_npu": "2.8.0", "cann": "8.3.RC1"}, "WARN", "leaks"),
-        ({"torch": "2.7.1+cpu", "torch_mlu": "1.29.2+torch2.7.1"}, "PASS", ""),
         ({"torch": "2.9.0", "torch_mlu": "1.29.2+torch2.7.1"}, "FAIL", "2.7"),
         ({"cuda": "13.0", "driver:nvidia": "570.86"}, "FAIL", "580"),
-        ({"cuda": "12.8", "driver:nvidia": "570.86"}, "PASS", ""),
         ({"torch": "2.14.0", "torch_tensorrt": "2.14.0", "tensorrt": "11.0.1"}, "FAIL", "11.1"),
         ({"torch": "2.9.0+das.opt1.dtk2604", "driver:hygon": "6.3.8"}, "FAIL", "6.3.30"),
         ({"torch": "2.9.0+rocm6.4", "rocm": "7.0.1"}, "WARN", "one major version"),
-        ({"onnxruntime": "1.31.1"}, "PASS", ""),
         ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, "WARN", "share one folder"),
         ({"onnxruntime-cann": "1.22.1", "cann": "8.2.RC1"}, "PASS", ""),
         ({"onnxruntime-cann": "1.22.1", "cann": "9.1.0"}, "WARN", "CANN 8.2"),  # Our default image.
-        ({"onnxruntime-cann": "1.24.4", "cann": "9.0.0"}, "WARN", "not known"),
     ],
 )
 def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, words):
@@ -70,7 +62,6 @@ def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, wor
         ({"ASCEND_RT_VISIBLE_DEVICES": "3,1"}, "ascending"),
         ({"ASCEND_HOME_PATH": "/no/such/folder", "ASCEND_OPP_PATH": "/"}, "no folder"),
         ({"LD_PRELOAD": "/no/such/library.so"}, "not there"),
-        ({"OMP_NUM_THREADS": "64"}, "OMP_NUM_THREADS"),
         ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}, "AUTOLOAD"),
     ],
 )

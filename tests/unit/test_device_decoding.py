@@ -21,13 +21,12 @@ from app.precision.probes import seen
 from app.processes.arena import Arena
 from app.serving.filling import Filling
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
-from backends import BackendError, BackendUnavailableError, DeviceLostError, WrongAnswersError
+from backends import BackendError, BackendUnavailableError, DeviceLostError
 from backends.contract import image_decoder as module
 from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.doubles import Decoders
-from tests.support.photographs import FILES
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
@@ -80,11 +79,6 @@ def test_what_every_device_decodes_passes(file):
     assert passes(file)
 
 
-def test_photographs_pass_where_they_are_small_enough():
-    found = {path.name: passes(path.read_bytes(), 4 << 20) for path in FILES}
-    assert all(found.values()), found
-
-
 def without_end(file):
     return file[:-2]
 
@@ -128,11 +122,6 @@ def test_other_formats_large_images_and_files_larger_than_the_slot_are_left_to_t
     assert not passes(PHOTO, len(PHOTO) + 19)
     assert MOST_PIXELS >= 1920 * 1080
     assert not passes(jpeg(1920, 1100, quality=5))
-
-
-def test_a_header_that_lies_about_its_size_ends_nothing():
-    for end in range(2, 700):
-        assert not passes(PHOTO[:end])
 
 
 def test_a_file_comes_out_of_a_slot_as_it_went_in():
@@ -265,13 +254,6 @@ def test_a_turned_image_is_placed_as_on_the_host(orientation):
         assert np.abs(seen(RESNET, jpeg(400, 300, quality=95))[0].astype(int) - row).max() > 50
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_grey_and_coloured_files_come_out_alike(mode):
-    file = jpeg(333, 250, mode)
-    (row,), _ = filled(FakeDecoder(), [file])
-    assert np.abs(seen(RESNET, file)[0].astype(int) - row).max() <= 1
-
-
 @pytest.mark.parametrize("place", range(8))
 def test_one_broken_file_of_eight_is_left_alone(place):
     files = [jpeg(200 + number, 150) for number in range(8)]
@@ -283,14 +265,6 @@ def test_one_broken_file_of_eight_is_left_alone(place):
         if number != place:
             assert np.abs(seen(RESNET, file)[0].astype(int) - row).max() <= 1
     assert sorted(decoder.calls) == [1, 1, 2, 2, 4, 4, 8]
-
-
-def test_a_decoder_that_always_fails_decodes_nothing_and_ends_nothing():
-    files = [jpeg(200 + number, 150) for number in range(5)]
-    for error in (BackendError, RuntimeError, TypeError, MemoryError):
-        rows, undecoded = filled(FakeDecoder(bad=files, error=error), files)
-        assert sorted(undecoded) == [0, 1, 2, 3, 4]
-        assert not rows.any()
 
 
 def test_a_lost_device_is_lost():
@@ -334,33 +308,6 @@ def test_the_gate_lets_a_decoder_pass_that_differs_by_a_grey_level():
     assert said.by == "device"
     assert said.refusal == ""
     assert 0 < said.errors["logit"] < 0.1
-
-
-class ExchangedColours(FakeDecoder):
-    def _decoded(self, file):
-        return super()._decoded(file).flip(2)
-
-
-def test_the_gate_refuses_a_decoder_whose_answers_are_others():
-    decoding, said = agreed(ExchangedColours(), RESNET, Executable(), "auto")
-    assert decoding is None
-    assert said.by == "host"
-    assert said.refusal.startswith("the answers to images that the device decodes are others: the error ")
-    with pytest.raises(WrongAnswersError, match=r"resnet50: the answers .* choose --decode host, or auto"):
-        agreed(ExchangedColours(), RESNET, Executable(), "device")
-
-
-def test_the_gate_refuses_a_decoder_that_decodes_nothing():
-    broken = FakeDecoder(bad=[path.read_bytes() for path in IMAGES.glob("*.jpg")])
-    assert agreed(broken, RESNET, Executable(), "auto")[1].refusal == "Failed to decode batch: 10"
-    with pytest.raises(BackendError, match="choose --decode host"):
-        agreed(broken, RESNET, Executable(), "device")
-
-
-def test_nothing_is_tried_where_the_host_is_to_decode():
-    decoder = FakeDecoder()
-    assert agreed(decoder, RESNET, Executable(), "host") == (None, agreed(None, RESNET, Executable(), "host")[1])
-    assert not decoder.calls
 
 
 class Backend:

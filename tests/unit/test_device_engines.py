@@ -34,7 +34,6 @@ from backends.engines import compile_first, eager
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
-from backends.engines.onnxruntime import _provider as provider_of
 from backends.engines.streamed import StreamedExecutable
 from backends.engines.tensorrt import TensorRTEngine
 from backends.vendors import table as vendors
@@ -226,25 +225,6 @@ class TestGraph:
         assert_answers(executable)
         assert (report.engine, report.precision) == ("graph", "fp32")
 
-    def test_captures_the_largest_first_after_a_warm_up_on_a_side_stream_into_one_pool(self) -> None:
-        calls: list[str] = []
-
-        class Watched(Network):
-            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-                calls.append(f"{len(pixels)} on {MODULE.current.name}")
-                return super().forward(pixels)
-
-        load(GraphEngine, Watched())
-        captures = [each for each in MODULE.log if each.startswith("capture")]
-        assert captures == [
-            line
-            for size in (4, 4, 2, 2, 1, 1)  # One for each of the two inputs.
-            for line in ("capture into pool, thread_local", f"captured {size}")
-        ]
-        assert calls[:4] == ["4 on side"] * 3 + ["4 on compute"]
-        begun = MODULE.log.index("capture into pool, thread_local")
-        assert MODULE.log[:begun] == ["side waits for compute", "compute waits for side"]
-
     @pytest.mark.parametrize(("fused_s", "fuses"), [(1, True), (3, False)])
     def test_fused_layers_are_timed_as_they_are_replayed_and_serve_where_they_are_faster(
         self, fused_s: float, fuses: bool, monkeypatch: pytest.MonkeyPatch
@@ -343,13 +323,6 @@ class TestGraph:
         gc.collect()
         assert weights() is None
 
-    @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-    def test_runs_in_half_precision(self, precision: str) -> None:
-        executable, report = loaded(GraphEngine, precision=precision)
-        (scores, _), (expected, _) = executable.run(images(4)), on_cpu(images(4))
-        np.testing.assert_allclose(scores, expected, rtol=0.05)
-        assert report.precision == precision
-
     @pytest.mark.parametrize("facts", [vendors.NVIDIA, vendors.INTEL], ids=lambda facts: facts.name)
     def test_torch_has_what_it_calls(self, facts: Facts) -> None:
         device_type = facts.device_type
@@ -399,11 +372,6 @@ class TestTensorRT:
         printed = capsys.readouterr()
         assert (printed.out, "TensorRT talks" in printed.err) == ("", True)
 
-    def test_precision_is_the_networks_own_type(self, tensorrt: FakeTensorRT) -> None:
-        load(TensorRTEngine, precision="fp16")
-        weights = [value.dtype for value in tensorrt.calls[0]["program"].state_dict.values()]
-        assert set(weights) == {torch.float16}
-
     def test_the_cache_needs_weights_that_may_change_and_is_bounded(
         self, tensorrt: FakeTensorRT, tmp_path: Path
     ) -> None:
@@ -421,29 +389,6 @@ class TestTensorRT:
         )
         assert Path(call["engine_cache_dir"]).parent.parent == timing.parent == tmp_path / "tensorrt"
         assert 0 < call["engine_cache_size"] <= 8 * 2**30
-
-    def test_each_network_precision_version_and_gpu_has_a_folder_of_its_own(
-        self, tensorrt: FakeTensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """torch_tensorrt's own key lacks all of these."""
-
-        def folder(network: nn.Module | None = None, precision: str = "fp32", key: str = "") -> str:
-            load(TensorRTEngine, network, precision, cache_dir=tmp_path, key=key).close()
-            return str(tensorrt.calls[-1]["engine_cache_dir"])
-
-        other = Network()
-        with torch.no_grad():
-            next(other.parameters()).add_(1)
-        first = folder()
-        assert folder() == first
-        found = [first, folder(other), folder(precision="fp16"), folder(key="resnet50-1000"), folder(key="resnet50-10")]
-        cast(Any, tensorrt).__version__ = "2.15.0"
-        found.append(folder())
-        cast(Any, MODULE).get_device_name = lambda device: "H100"
-        found.append(folder())
-        monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="11.2"))
-        found.append(folder())
-        assert len(set(found)) == len(found)
 
     def test_engines_that_cannot_be_used_any_more_are_built_anew_once(
         self, tensorrt: FakeTensorRT, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -518,19 +463,6 @@ class TestTensorRT:
         with pytest.raises(EngineRefusedError, match="modelopt"):
             made.compile(Network(), DEVICE, "int8", SIZES, options)
 
-    @pytest.mark.parametrize("error", [AssertionError("no converter\nfor that"), RuntimeError("no converter")])
-    def test_whatever_it_raises_is_a_refusal_of_one_line(
-        self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, error: Exception
-    ) -> None:
-        def fail(*_: object, **__: object) -> None:
-            raise error
-
-        monkeypatch.setattr(tensorrt.dynamo, "compile", fail)
-        text = refusal(TensorRTEngine)
-        assert "TensorRT cannot compile this network: " in text
-        assert "no converter" in text
-        assert "\n" not in text
-
     def test_too_little_memory_is_no_refusal(self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -538,17 +470,6 @@ class TestTensorRT:
         monkeypatch.setattr(tensorrt.dynamo, "compile", fail)
         with pytest.raises(OutOfDeviceMemoryError):
             load(TensorRTEngine)
-
-    def test_a_package_without_its_library_says_so_and_prints_nothing(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """As torch_tensorrt 2.14.0 does without libnvinfer."""
-        (tmp_path / "torch_tensorrt.py").write_text(
-            'print("import error")\nraise Exception("no libnvinfer.so.11\\nx")\n'
-        )
-        monkeypatch.syspath_prepend(str(tmp_path))
-        assert "torch_tensorrt is installed and cannot be used: no libnvinfer.so.11)" in refusal(TensorRTEngine)
-        assert capsys.readouterr().out == ""
 
 
 @pytest.fixture
@@ -632,9 +553,6 @@ class TestMIGraphX:
         text = refusal(MIGraphXEngine)
         assert "migraphx: torch_migraphx is not installed: build it from github.com/ROCm/torch_migraphx" in text
 
-    def test_offers_no_bf16(self) -> None:
-        assert MIGraphXEngine(row("fp16", "bf16", "fp32")).precisions == ("fp16", "fp32")
-
 
 class TestOnnxRuntime:
     @pytest.mark.parametrize(
@@ -659,11 +577,6 @@ class TestOnnxRuntime:
         with pytest.raises(EngineRefusedError, match=f"pip install {facts.onnx[0][1]} onnx onnxscript"):
             OnnxRuntimeEngine(facts).compile(Network(), "cuda:0", "fp32", (1,), CompileOptions())
 
-    def test_the_best_provider_of_the_vendors_own_row_is_taken(self) -> None:
-        runtime = SimpleNamespace(get_available_providers=lambda: ["CPUExecutionProvider", "AcmeExecutionProvider"])
-        acme = row("fp32", device_type="acme", onnx=(("FastProvider", "fast"), ("AcmeExecutionProvider", "acme")))
-        assert provider_of(runtime, acme) == "AcmeExecutionProvider"
-
 
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
 def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: TorchBackend) -> None:
@@ -673,11 +586,6 @@ def test_every_engine_of_a_backend_can_be_made_and_eager_is_the_last(backend: To
     assert all(engine.precisions for engine in engines)
     assert [engine.takes for engine in engines[-2:]] == ["seconds", "seconds"]
     assert backend.facts.graph_class.endswith("Graph")
-
-
-def test_what_compiles_for_minutes_says_so() -> None:
-    slow = {name for name, kind in engines_by_name().items() if kind.takes == "minutes"}
-    assert slow == {"tensorrt", "torchair", "migraphx", "om"}
 
 
 @pytest.mark.parametrize(
@@ -833,16 +741,3 @@ def test_where_the_layout_is_measured_the_faster_one_is_taken(
     assert sorted(timed) == [False, True]
     assert network.core.weight.is_contiguous(memory_format=faster)
     assert_answers(executable)
-
-
-def test_a_batch_is_timed_after_it_has_settled() -> None:
-    class Counted(Network):
-        runs = 0
-
-        def forward(self, *given: Any) -> Any:
-            self.runs += 1
-            return super().forward(*given)
-
-    network = Counted()
-    assert eager.batch_s(network, 2, DEVICE) > 0
-    assert network.runs == eager._RUNS_TO_SETTLE + eager._TIMED_RUNS

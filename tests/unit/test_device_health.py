@@ -16,7 +16,7 @@ from backends.telemetry import Tool, ToolError, nvidia
 from backends.telemetry.parsing import memory_errors
 from backends.telemetry.xids import Xids, counted_xids
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import MAP, OUTPUTS, parsed, parsed_otherwise, read
+from tests.support.telemetry import MAP, OUTPUTS, read
 
 
 def quoted(name: str) -> str:
@@ -64,18 +64,6 @@ def test_ascend_says_health_memory_temperature_and_errors_of_the_chip_asked_for_
     assert smi.read(tool, wanted=(1,))[1].healthy == 0
 
 
-@pytest.mark.parametrize("status", ["NA", "N/A", ""])
-def test_a_health_that_is_not_said_is_unknown(status: str) -> None:
-    assert isnan(smi.parse_care(f"Health Status : {status}", "", "").healthy)
-
-
-def test_ascend_refused_in_a_container_keeps_the_rest() -> None:
-    [sample] = smi.read(Recorded({"-m": MAP, "common": quoted("npu-smi-common.txt")}), wanted=(0,)).values()
-    assert sample.power_watts == 298.6
-    assert isnan(sample.healthy)
-    assert isnan(sample.memory_temperature_celsius)
-
-
 def test_hygon_clocks_and_errors_of_blocks() -> None:
     blocks = {"Block umc is": "ENABLED (ue: 1, ce: 3)", "Block gfx is": "ENABLED (ue: 0, ce: 2)", "Card": "x (ue: 9)"}
     text = json.dumps({"card0": {name: value.removeprefix("ENABLED ") for name, value in blocks.items()}})
@@ -92,21 +80,6 @@ def test_hygon_clocks_and_errors_of_blocks() -> None:
     assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (5, 1)
     tool = Recorded({"--showuse": quoted("hy-smi.txt")})
     assert isnan(read("hygon", tool)[0].clock_hertz)
-
-
-def test_amd_clock_and_memory() -> None:
-    text = '{"card0": {"Temperature (Sensor memory) (C)": "58.0", "sclk clock speed:": "(173Mhz)"}}'
-    sample = parsed_otherwise("amd", text)[0]
-    assert (sample.memory_temperature_celsius, sample.clock_hertz) == (58, 173e6)
-
-
-def test_intel_clock_and_memory() -> None:
-    text = (
-        "Timestamp, DeviceId, GPU Frequency (MHz), GPU Memory Temperature (Celsius Degree)\n"
-        "06:14:46.000, 0, 2050.00, 56.00\n"
-    )
-    sample = parsed("intel", text)[0]
-    assert (sample.memory_temperature_celsius, sample.clock_hertz) == (56, 2.05e9)
 
 
 def test_nvml_says_what_slows_a_board_down_and_what_its_memory_has_been_through() -> None:

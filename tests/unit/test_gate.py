@@ -14,8 +14,8 @@ import torch
 from app.precision.described import weights_key
 from app.precision.gate import Gate
 from app.precision.probes import Calibration, CalibrationError, probes
-from backends import BackendError, CompileOptions, EngineCache, EngineRefusedError, LoadReport, WrongAnswersError
-from backends.contract.backend import Executable, precisions_from
+from backends import CompileOptions, EngineRefusedError, LoadReport, WrongAnswersError
+from backends.contract.backend import Executable
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import Engine
 from models import open_model, parse_spec
@@ -169,15 +169,6 @@ def test_with_nobody_else_to_serve_there_is_no_service(classifier):
         )
 
 
-@pytest.mark.parametrize("fixture", ["classifier", "detector"])
-def test_answers_that_are_the_same_have_no_error(request, fixture):
-    model, images = request.getfixturevalue(fixture)
-    outputs = [output.numpy() for output in model.network()(torch.from_numpy(images))]
-    found = model.errors(outputs, outputs)
-    assert set(found) == set(model.limits["bf16"])
-    assert max(found.values()) < 1e-12
-
-
 def test_outputs_of_another_shape_are_as_wrong_as_can_be(classifier):
     model, _ = classifier
     assert set(model.errors([np.zeros((2, 8))], [np.zeros((2, 7))]).values()) == {float("inf")}
@@ -189,19 +180,6 @@ def test_limits_grow_with_the_coarseness_of_the_precision():
         assert set(task) == {"fp32", "fp16", "bf16", "int8"} - ({"int8"} if task is TENSOR_LIMITS else set())
         for finer, coarser in itertools.pairwise(name for name in ("fp32", "fp16", "bf16", "int8") if name in task):
             assert all(task[finer][name] <= task[coarser][name] for name in task[finer])
-
-
-def test_probes_are_seen_as_requests_are(detector):
-    model, images = detector
-    assert images.shape == (8, *model.input_shape)
-    assert images.dtype == np.uint8
-    assert len({image.tobytes() for image in images}) == 8
-
-
-def test_what_loses_too_much_steps_up_to_the_devices_own_precision_and_then_to_float32():
-    assert precisions_from("int8", "bf16") == ("int8", "bf16", "fp32")
-    assert precisions_from("bf16", "bf16") == ("bf16", "fp32")
-    assert precisions_from("fp32", "fp16") == ("fp32",)
 
 
 def test_a_precision_that_no_engine_has_is_refused_and_not_replaced():
@@ -231,17 +209,6 @@ def test_what_takes_long_is_left_for_later_where_that_is_asked_for():
         assert report.staged == quick
         assert (report.engine, report.precision) == (("right", "fp32") if quick else ("wrong", "int8"))
         executable.close()
-
-
-def test_a_gate_that_cannot_be_asked_is_a_refusal_too():
-    def broken(executable, report):
-        raise BackendError("the device does not answer")
-
-    with pytest.raises(EngineRefusedError, match="the device does not answer"):
-        compile_first(
-            [EagerEngine(row("fp32"))], Brightness(), "cpu", ("fp32",), (1,), options=CompileOptions(gate=broken)
-        )
-    assert issubclass(WrongAnswersError, EngineRefusedError)
 
 
 def test_calibration_needs_images(tmp_path, classifier):
@@ -285,57 +252,6 @@ def test_no_image_is_both_calibrated_on_and_held_out(tmp_path, classifier, files
         )
 
 
-class Sudden:
-    """Distorts the batches after the probes, so that the probes do not show it."""
-
-    def __init__(self, distort):
-        self.distort, self.batches = distort, 0
-
-    def __call__(self, outputs, size):
-        self.batches += size == LADDER[-1]
-        return self.distort(outputs, size) if self.batches > 8 / LADDER[-1] else outputs
-
-
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "distort", "name"),
-    [("classifier", another_images_answer, "top1"), ("detector", boxes_moved, "map50")],
-)
-def test_int8_is_measured_on_images_that_it_does_not_know(request, tmp_path, monkeypatch, kind, distort, name, kept):
-    monkeypatch.setattr("app.precision.probes._HELD_OUT", 8)
-    model, images = request.getfixturevalue(kind)
-    calibration = Calibration(model, "")
-    cache = EngineCache(tmp_path) if kept else None
-
-    def gated(distort):
-        gate = Gate(model, images, calibration, cache).check
-        engine = WrongEngine(distort, ("int8",))
-        return compile_first([engine], model.network(), "cpu", ("int8",), LADDER, options=CompileOptions(gate=gate))
-
-    if not kept:  # Else the verdict of the first would hold for both: they say that they are the same.
-        with pytest.raises(EngineRefusedError, match=f"points of {name} on images it was not calibrated on"):
-            gated(Sudden(distort))
-    assert gated(lambda outputs, size: outputs).report.measures[f"{name}_loss"] == 0
-    if kept:
-        monkeypatch.setattr(Calibration, "held_out", None)  # Not asked again.
-        assert gated(lambda outputs, size: outputs).report.measures[f"{name}_loss"] == 0
-
-
-def test_without_truth_float32_is_right(classifier, detector, tmp_path):
-    from models.sample import IMAGES
-
-    for index, path in enumerate(sorted(IMAGES.glob("*.jpg")) * 2):
-        (tmp_path / f"{index}.jpg").write_bytes(path.read_bytes())
-    for (model, images), distort in ((classifier, another_images_answer), (detector, boxes_moved)):
-        gate = Gate(model, images, Calibration(model, str(tmp_path)))
-        network = model.network()
-        truth = WrongExecutable(network, lambda outputs, size: outputs, LADDER)
-        np.testing.assert_array_equal(gate._accuracies(truth, gate._calibration), [1, 1])
-        before, after = gate._accuracies(WrongExecutable(network, distort, LADDER), gate._calibration)
-        assert before == 1
-        assert after < 0.7
-
-
 def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier):
     """Where NaN may be an answer, as of networks from files, a measure may be NaN, too."""
     model, images = classifier
@@ -346,40 +262,6 @@ def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier)
     monkeypatch.setattr(type(model), "measures", lambda *_: unknown)
     with pytest.raises(WrongAnswersError, match="is nan"):
         Gate(model, images).check(right, report)
-
-
-def test_each_precision_has_its_own_limits(classifier):
-    """Half a percent too much is rounding in int8 and a mistake in float32."""
-    model, images = classifier
-
-    def a_little_more(outputs, size):
-        return tuple(output * np.float32(1.005) if output.dtype == np.float32 else output for output in outputs)
-
-    wrong = WrongEngine(a_little_more).compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
-    assert Gate(model, images).check(wrong, LoadReport("wrong", "int8"))["scale"] > 0
-    with pytest.raises(WrongAnswersError, match="in fp32"):
-        Gate(model, images).check(wrong, LoadReport("wrong", "fp32"))
-
-
-def test_a_kept_reference_is_that_of_the_same_probes(classifier, tmp_path):
-    model, images = classifier
-    cache = EngineCache(tmp_path)
-    one, other = (Gate(model, images[rows], cache=cache)._expected for rows in (slice(0, 1), slice(1, 2)))
-    assert not np.array_equal(one[0], other[0])
-    np.testing.assert_array_equal(Gate(model, images[:1], cache=cache)._expected[0], one[0])
-
-
-def test_a_kept_loss_is_that_of_the_same_engine(monkeypatch, classifier, tmp_path):
-    model, images = classifier
-    calibration = Calibration(model, "")
-    gate = Gate(model, images, calibration, EngineCache(tmp_path))
-    accuracies = iter([(0.9, 0.9), (0.9, 0.5)])
-    monkeypatch.setattr(gate, "_accuracies", lambda *_: np.array(next(accuracies)))
-    right = RightEngine().compile(model.network(), "cpu", "fp32", (1,), CompileOptions())
-    for _ in range(2):  # The second time from the cache.
-        assert gate._checked_loss(right, LoadReport("one", "int8", "1"), calibration) == {"top1_loss": 0}
-    with pytest.raises(WrongAnswersError, match=r"loses 40.0 points"):
-        gate._checked_loss(right, LoadReport("other", "int8", "1"), calibration)
 
 
 def test_a_key_names_what_a_file_alone_does_not_say(tmp_path):

@@ -132,27 +132,6 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
         assert [worker.stopped for worker in made] == [True, True, False, False]
 
 
-async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
-    async with Serving(made) as serving:
-        replica = serving.replicas[0]
-
-        async def hand_over():
-            worker = await replica.prepare(replica.plan)
-            await asyncio.shield(replica.take_over(worker, replica.plan, 60.0))
-
-        task = asyncio.create_task(hand_over())
-        await turns()
-        made[2].succeed()
-        await turns()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not made[0].stopped
-        made[0].drained.set()
-        await turns()
-        assert made[0].stopped
-        assert serving.gone == [made[0]]
-
-
 async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
     async with Serving(made) as serving:
         serving.replicas[1].state = "broken"

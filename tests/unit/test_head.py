@@ -21,8 +21,6 @@ HEADS = {
     b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n": 400,
     b"GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n": 400,
     b"GET / HTTP/2.0\r\nHost: x\r\n\r\n": 505,
-    b"GET / HTTP/1.2\r\nHost: x\r\n\r\n": 400,
-    b"GET / RTSP/1.0\r\nHost: x\r\n\r\n": 400,
     b"\r\nGET / RTSP/1.0\r\nHost: x\r\n\r\n": 400,
     b"SOURCE / ICE/1.0\r\nHost: x\r\n\r\n": 400,
     b"GET /\r\n\r\n": 400,

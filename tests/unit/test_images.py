@@ -90,7 +90,6 @@ def png(bit_depth, colour_type, rows):
 KINDS = {
     "JPEG": encode(sample_image(), "JPEG", quality=90),
     "progressive JPEG": encode(sample_image(), "JPEG", progressive=True),
-    "JPEG without subsampling": encode(sample_image(), "JPEG", subsampling=0),
     "JPEG with odd sides": encode(sample_image(61, 37), "JPEG"),
     "grey JPEG": encode(sample_image().convert("L"), "JPEG"),
     "CMYK JPEG": encode(sample_image().convert("CMYK"), "JPEG"),
@@ -105,7 +104,6 @@ KINDS = {
     "bilevel PNG": encode(sample_image().convert("1"), "PNG"),
     "palette PNG": encode(sample_image().quantize(16), "PNG"),
     "palette PNG with transparency": encode(sample_image().quantize(16), "PNG", transparency=bytes(range(0, 160, 10))),
-    "palette PNG with one transparent colour": encode(sample_image().quantize(16), "PNG", transparency=3),
     "PNG with alpha": encode(transparent("RGBA"), "PNG"),
     "grey PNG with alpha": encode(transparent("LA"), "PNG"),
     "PNG of two bits": encode(sample_image().quantize(4), "PNG", bits=2),
@@ -240,19 +238,14 @@ def test_pixels_are_counted_before_decoding():
 
 OTHERS = {
     "HTML": (b"<!DOCTYPE html><html><body>404</body></html>", "an HTML page"),
-    "HTML after blanks": (b"\n  <html></html>", "an HTML page"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG drawing"),
     "PDF": (b"%PDF-1.7 ...", "a PDF document"),
     "run-length coded BMP": (_run_length_coded(1), "run-length coded"),
-    "run-length coded BMP of 4 bits": (_run_length_coded(2), "run-length coded"),
     "TIFF": (encode(sample_image(), "TIFF"), "a TIFF image"),
     "AVIF": (b"\0\0\0\x20ftypavif\0\0\0\0avifmif1", "an AVIF image"),
     "HEIC": (b"\0\0\0\x20ftypheic\0\0\0\0heicmif1", "a HEIC image"),
-    "JSON": (b'{"instances": []}', "JSON"),
     "noise": (bytes(range(200)), "not an image that can be read"),
     "a JPEG's first bytes": (b"\xff\xd8\xff\xe0", "the JPEG is cut short within its header"),
-    "a RIFF file": (b"RIFF\x24\0\0\0WAVEfmt ", "not an image that can be read"),
-    "base64": (b"/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJ", "base64 text"),
     "a data URL": (b"data:image/png;base64,iVBORw0KGgo", "a data URL"),
     "a GIF without frames": (b"GIF89a\x05\0\x05\0\0\0\0;", "the GIF has no frame"),
     "a JPEG without pixels": (

@@ -11,9 +11,8 @@ import signal
 import pytest
 
 from app.processes import place
-from app.processes.breaker import BACKOFF_S, BROKEN_S, IN_A_ROW
+from app.processes.breaker import BACKOFF_S
 from app.processes.place import (
-    MOVES,
     AttendedClock,
     Cause,
     ChildStartError,
@@ -98,19 +97,6 @@ async def supervised(make=Sleeper, **options):
         yield supervisor, gone
     finally:
         await supervisor.stop()
-
-
-@pytest.mark.parametrize("status", ChildStatus)
-async def test_a_child_moves_only_as_the_table_says(status):
-    for wanted in ChildStatus:
-        child = Sleeper()
-        child.status = status
-        if wanted in MOVES[status]:
-            child.move(wanted)
-            assert child.status is wanted
-        else:
-            with pytest.raises(ValueError, match="cannot be"):
-                child.move(wanted)
 
 
 async def test_a_child_that_dies_is_replaced_at_once_and_one_that_is_stopped_is_not(virtual_time, caplog):
@@ -209,15 +195,6 @@ async def test_an_error_of_ours_in_a_start_leaves_no_place_empty(virtual_time, c
     ):
         await until(lambda: supervisor.child.is_ready)
         assert "KeyError" in caplog.text
-
-
-async def test_a_place_that_breaks_is_tried_once_a_minute(virtual_time):
-    async with supervised(lambda name: Sleeper(name, fails=OSError("no memory")), breaks=True) as (_, gone):
-        await until(lambda: len(gone) == IN_A_ROW)
-        await asyncio.sleep(BROKEN_S - 1.0)
-        assert len(gone) == IN_A_ROW
-        await asyncio.sleep(2.0)
-        assert len(gone) == IN_A_ROW + 1
 
 
 async def test_one_that_has_served_is_followed_at_once_and_one_that_was_replaced_is_no_failure(virtual_time):

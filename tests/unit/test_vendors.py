@@ -24,7 +24,6 @@ from backends import (
     BackendUnavailableError,
     Device,
     DeviceLostError,
-    OutOfDeviceMemoryError,
     Telemetry,
     choose,
     detect,
@@ -32,7 +31,6 @@ from backends import (
 )
 from backends.contract.errors import translated_errors
 from backends.detect import Found
-from backends.telemetry import reader
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
@@ -46,17 +44,8 @@ def answers(monkeypatch: pytest.MonkeyPatch, said: Found) -> None:
     monkeypatch.setattr(detect, "installed", lambda package: package != "torch_xmlir")
 
 
-def test_the_order_of_choice() -> None:
-    names = ["cuda", "npu", "rocm", "dcu", "mlu", "supa", "musa", "metax", "iluvatar", "kunlun", "xpu", "null", "cpu"]
-    assert [backend.name for backend in BACKENDS] == names
-    assert [backend.name for backend in BACKENDS if not backend.facts.computes] == ["null"]
-
-
 @pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
 class TestEveryVendor:
-    def test_has_at_most_eight_public_members(self, backend: TorchBackend) -> None:
-        assert len([name for name in dir(backend) if not name.startswith("_")]) <= 8
-
     def test_refuses_in_one_plain_sentence(self, backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         answers(monkeypatch, Found(error="ImportError: libdriver.so: cannot open"))
         monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [])
@@ -105,11 +94,6 @@ def test_torch_npu_never_gets_two_allocator_settings(name: str, tmp_path: Path) 
     variables = AscendBackend().facts.variables({name: "max_split_size_mb:64"}, tmp_path)
     assert not any(each.endswith("_ALLOC_CONF") for each in variables)
     assert "ACLNN_CACHE_LIMIT" in variables
-
-
-def test_devices_carry_the_backends_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, Found(devices=(CHIP, CHIP)))
-    assert [device.id for device in AscendBackend().devices()] == ["npu:0", "npu:1"]
 
 
 def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,20 +186,6 @@ def test_a_switch_that_a_newer_package_lacks_is_named_and_the_others_are_set(
     assert all(vars(getattr(module, name)) for name in has)
 
 
-@pytest.mark.parametrize("row", [vendors.AMD, vendors.HYGON], ids=lambda row: row.name)
-def test_miopen_measures_its_kernels_and_keeps_what_it_found_on_the_volume(row: Facts, tmp_path: Path) -> None:
-    """FAST would take a kernel unmeasured where its database lacks the shape, and NCHW or NHWC is measured as well."""
-    variables = row.variables({}, tmp_path)
-    assert variables["MIOPEN_FIND_MODE"] == "HYBRID"
-    assert variables["MIOPEN_USER_DB_PATH"] == variables["MIOPEN_CUSTOM_CACHE_DIR"] == str(tmp_path / "miopen")
-    assert row.channels_last is None
-
-
-def test_ascends_memory_error_outside_its_allocator_is_one() -> None:
-    with pytest.raises(OutOfDeviceMemoryError), translated_errors("npu:0"):
-        raise RuntimeError("aclrt: error code is 207001")
-
-
 def test_cudas_errors_that_end_a_process_mean_that_the_device_is_lost() -> None:
     """Which those are says the header that comes with torch; what they are called says the runtime beside it."""
     folder = Path(torch.__file__).parent.parent / "nvidia" / "cu13"
@@ -240,14 +210,6 @@ def test_a_torch_of_another_vendor_is_not_nvidias(monkeypatch: pytest.MonkeyPatc
     assert "is of metax: choose --device metax" in cuda.probe().reason
 
 
-@pytest.mark.parametrize("backend", VENDORS, ids=lambda backend: backend.name)
-def test_every_vendor_has_a_tool_that_tells_of_its_devices(backend: TorchBackend) -> None:
-    if backend.facts.telemetry:  # Of MetaX, Iluvatar and Kunlunxin no tool's output is known.
-        assert callable(reader(backend.facts.telemetry))
-    else:
-        assert backend.name in ("metax", "iluvatar", "kunlun")
-
-
 @pytest.mark.parametrize(
     ("visible", "index", "asked"),
     [(None, 1, 1), ("", 1, 1), ("4, 7", 1, 7), ("4", 1, None), ("GPU-8932f937,GPU-d0b6", 0, None)],
@@ -264,17 +226,6 @@ def test_telemetry_is_that_of_the_device_behind_the_visibility_variable(
     backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
     watts = backend.telemetry(f"npu:{index}").power_watts
     assert watts == 100.0 + asked if asked is not None else math.isnan(watts)
-
-
-def test_metax_counts_its_cards_by_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MetaX reads MACA_VISIBLE_DEVICES, say public deployers; Iluvatar, whose row was made of it, has CUDA's."""
-    samples = {number: Telemetry(power_watts=100.0 + number) for number in range(8)}
-    monkeypatch.setenv("MACA_VISIBLE_DEVICES", "4,7")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for row, asked in ((vendors.METAX, 7), (vendors.ILUVATAR, 1)):
-        backend = TorchBackend(row)
-        backend.__dict__["_sampler"] = SimpleNamespace(latest=samples.__getitem__)
-        assert backend.telemetry(f"{row.name}:1").power_watts == 100.0 + asked
 
 
 def test_a_device_found_by_another_process_is_opened_without_asking_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,13 +145,6 @@ def test_it_loads_measures_and_answers():
         assert talk.hear().batch_id == 8
 
 
-def test_padding_is_computed_and_not_answered():
-    with Talk("resnet18:random") as talk:
-        talk.hear()
-        talk.send(Run(1, 0, (0,), (OPTIONS,), 2))
-        assert len(talk.hear().results) == 1
-
-
 def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
     computed = []
     results = Worker._results
@@ -180,13 +173,6 @@ def test_memory_is_reported():
         assert stats.resident > 10_000_000
         assert 0 < stats.used <= stats.total
         assert 0 <= stats.telemetry["utilization_ratio"] <= 1
-
-
-def test_it_says_that_it_lives():
-    with Talk("resnet18:random") as talk:
-        talk.hear()
-        while not isinstance(talk.hear_any(), Beat):
-            pass
 
 
 def test_a_batch_that_fails_does_not_end_the_worker():
