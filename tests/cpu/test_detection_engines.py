@@ -15,15 +15,11 @@ from torch import Tensor
 from torchvision.ops import box_iou
 
 from models.contract.model import Options, Placement
-from models.weights.checkpoint import read_header
-from models.yolo.model import YOLO, DetectionNetwork, class_count
+from models.yolo.model import YOLO
 from models.yolo.yolov8 import BOX_CHANNELS, YOLOv8
 from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
 from tests.support.photographs import PHOTOGRAPHS
-
-SAMPLE = Path(__file__).parents[2] / "models" / "sample" / "yolov8n.safetensors"
-
 
 LABELS = tuple(f"class {index}" for index in range(12))
 
@@ -109,84 +105,3 @@ def test_predictions_on_photographs_are_those_of_the_reference(tmp_path: Path) -
         iou, difference = matched(found, theirs)
         assert iou >= 0.99
         assert difference <= 1e-3
-
-
-@needs_photographs
-@pytest.mark.skipif(not SAMPLE.is_file(), reason="the sample weights are not trained yet")
-def test_sample_weights_predict_as_in_the_reference(tmp_path: Path) -> None:
-    header = read_header(SAMPLE)
-    labels = header.labels
-    assert labels is not None
-    detector = YOLO.of("sample", "yolov8n", labels, "sample", str(SAMPLE))
-    images = [read() for read in PHOTOGRAPHS.values()]
-    expected = reference_yolov8.predictions(tmp_path / "found.npz", SAMPLE, len(labels), images, [0.25] * 4)
-    assert class_count("yolov8n", header.state) == len(labels)
-    outputs, placements = outputs_and_placements(detector, images)
-    for index, (theirs, placement) in enumerate(zip(expected, placements, strict=True)):
-        reduced = detector.reduce(outputs, index, Options())
-        found = detector.postprocess(reduced, placement, Options())["detections"]
-        if len(theirs[0]):
-            iou, difference = matched(found, theirs)
-            assert iou >= 0.99
-            assert difference <= 1e-3
-        else:
-            assert not found
-
-
-@pytest.fixture(scope="module")
-def small() -> tuple[DetectionNetwork, Tensor, tuple[Tensor, ...]]:
-    network = YOLO.of("random", "yolov8n", LABELS, "random", None, size=(96, 128)).network()
-    assert isinstance(network, DetectionNetwork)
-    pixels = torch.randint(256, (2, 96, 128, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        return network, pixels, by_anchor(network(pixels))
-
-
-def by_anchor(found: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Anchors in the order of their numbers instead of their scores."""
-    *outputs, anchors = (torch.as_tensor(array) for array in found)
-    rows = torch.arange(len(anchors)).unsqueeze(1)
-    return tuple(each[rows, anchors.argsort(dim=1)] for each in outputs)
-
-
-def assert_same(found: tuple[Any, ...], expected: tuple[Tensor, ...]) -> None:
-    distances, scores, classes = by_anchor(found)
-    assert (distances.dtype, scores.dtype, classes.dtype) == (torch.float32, torch.float32, torch.int32)
-    torch.testing.assert_close(distances, expected[0], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(scores, expected[1], rtol=1e-3, atol=1e-3)
-    assert (classes == expected[2]).float().mean() > 0.99  # two classes may tie within rounding
-
-
-def test_exported_program_answers_the_same(small: Any) -> None:
-    network, pixels, expected = small
-    with torch.no_grad():
-        program = torch.export.export(network, (pixels,))
-        assert_same(program.module()(pixels), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_traced_network_answers_the_same(small: Any) -> None:
-    network, pixels, expected = small
-    with torch.no_grad():
-        traced = torch.jit.trace(network, (pixels,))
-        assert_same(traced(pixels), expected)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_openvino_answers_the_same(small: Any) -> None:
-    openvino = pytest.importorskip("openvino")
-    network, pixels, expected = small
-    with torch.no_grad():
-        model = openvino.convert_model(network, example_input=pixels)
-    compiled = openvino.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 2})
-    assert_same(tuple(compiled(pixels.numpy()).values()), expected)
-
-
-def test_bfloat16_core_keeps_float32_outputs(small: Any) -> None:
-    _, pixels, expected = small
-    network = YOLO.of("random", "yolov8n", LABELS, "random", None, size=(96, 128)).network().cast(torch.bfloat16)
-    with torch.inference_mode():
-        distances, scores, _ = by_anchor(network(pixels))
-    assert distances.dtype == scores.dtype == torch.float32
-    assert float((distances - expected[0]).abs().mean()) < 0.2
-    assert float((scores - expected[1]).abs().mean()) < 0.05

@@ -1,6 +1,6 @@
 """ultralytics as a black box, in a child process: importing it changes torch, and it writes settings files.
 
-Tests call `networks(...)` and `predictions(...)`; the same file is the script that they start.
+Tests call `predictions(...)`; the same file is the script that they start.
 """
 
 from __future__ import annotations
@@ -56,15 +56,6 @@ def image_batch(side: int) -> Tensor:
     return torch.rand(2, 3, side, side + 32, generator=torch.Generator().manual_seed(1)).double()
 
 
-def networks(out: Path, cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
-    """Compute `names`, `boxes` and `classes` a level, and `decoded`, for (size, class count, side).
-
-    Their keys are "size/count/what". Computed in float64: the rounding of float32 differs between processors.
-    """
-    _run(out, {"networks": [list(case) for case in cases]})
-    return dict(np.load(out))
-
-
 def predictions(
     out: Path, weights: Path, class_count: int, images: Sequence[Array], thresholds: Sequence[float]
 ) -> list[tuple[Array, Array, Array]]:
@@ -96,33 +87,7 @@ def _run(out: Path, task: dict[str, Any]) -> None:
 def _main(out: Path, task: dict[str, Any]) -> None:
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
-    arrays = _networks(task["networks"]) if "networks" in task else _predictions(task)
-    np.savez(out, allow_pickle=False, **arrays)
-
-
-def _networks(cases: Sequence[tuple[str, int, int]]) -> dict[str, Array]:
-    from ultralytics.nn.tasks import DetectionModel
-
-    arrays: dict[str, Array] = {}
-    for size, class_count, side in cases:
-        key = f"{size}/{class_count}"
-        model = DetectionModel(f"yolov8{size}.yaml", nc=class_count, verbose=False).eval()
-        state = model.state_dict()
-        arrays[f"{key}/names"] = np.array([f"{name} {tuple(tensor.shape)}" for name, tensor in state.items()])
-        if side == 0:
-            continue
-        model.load_state_dict(perturbed(state))
-        model.double()
-        for branch, what in (("cv2", "boxes"), ("cv3", "classes")):
-            for level in range(3):
-                module = model.get_submodule(f"model.22.{branch}.{level}")
-                module.register_forward_hook(
-                    lambda _module, _inputs, output, name=f"{key}/{what}{level}": arrays.update(
-                        {name: output.numpy().copy()}
-                    )
-                )
-        arrays[f"{key}/decoded"] = model(image_batch(side))[0].numpy()
-    return arrays
+    np.savez(out, allow_pickle=False, **_predictions(task))
 
 
 def _predictions(task: dict[str, Any]) -> dict[str, Array]:

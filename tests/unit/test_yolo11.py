@@ -15,19 +15,20 @@ from models.yolo.yolov8 import SIZES
 
 # Of the publisher's descriptions (the comments in yolo11.yaml, yolo11-seg.yaml, …), all with 80 classes.
 PARAMETERS = {
-    "": (2_624_080, 9_458_752, 20_114_688, 25_372_160, 56_966_176),
-    "cls": (1_633_584, 5_545_488, 10_455_696, 12_937_104, 28_458_544),
+    ("yolov8", ""): (3_157_200, 11_166_560, 25_902_640, 43_691_520, 68_229_648),
+    ("yolo11", ""): (2_624_080, 9_458_752, 20_114_688, 25_372_160, 56_966_176),
+    ("yolo11", "cls"): (1_633_584, 5_545_488, 10_455_696, 12_937_104, 28_458_544),
 }
 CLASSES = 80
-YOLO11_FAMILY = next(each for each in FAMILIES if each.prefix == "yolo11")
 
 
-@pytest.mark.parametrize("kind", PARAMETERS)
-def test_every_size_has_the_published_number_of_parameters(kind: Any) -> None:
+@pytest.mark.parametrize(("prefix", "kind"), PARAMETERS)
+def test_every_size_has_the_published_number_of_parameters(prefix: str, kind: Any) -> None:
+    family = next(each for each in FAMILIES if each.prefix == prefix)
     with torch.device("meta"):
-        networks = [YOLO11_FAMILY.made(size, kind, CLASSES) for size in SIZES]
+        networks = [family.made(size, kind, CLASSES) for size in SIZES]
     counts = tuple(sum(each.numel() for each in network.parameters()) for network in networks)
-    assert counts == PARAMETERS[kind]
+    assert counts == PARAMETERS[prefix, kind]
 
 
 def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
