@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -100,20 +99,6 @@ def test_an_entry_that_could_not_be_made_or_was_cut_off_is_not_used(tmp_path: Pa
     assert not (place / "half").exists()
 
 
-def test_of_two_at_once_one_makes_it_and_the_other_waits(tmp_path: Path) -> None:
-    kept, log = tmp_path / "kept", tmp_path / "log"
-    root = clone(tmp_path / "clone", log)
-    code = (
-        "import os, sys; from pathlib import Path; from tests.environments.cached import Cache, Recipe\n"
-        "recipes = {'small': Recipe(('recipe.py',), ('recipe.py',), ('.',))}\n"
-        f"Cache(Path({str(kept)!r}), os.environ, Path({str(root)!r}), recipes).entry('small')"
-    )
-    variables = {**os.environ, "PYTHONPATH": str(cached.ROOT), "TAKES_S": "0.5"}
-    both = [subprocess.Popen([sys.executable, "-c", code], env=variables) for _ in range(2)]
-    assert [each.wait(200) for each in both] == [0, 0]
-    assert made(log) == 1
-
-
 def test_the_name_changes_with_what_makes_it_and_with_nothing_else(tmp_path: Path) -> None:
     root = clone(tmp_path / "clone", tmp_path / "log")
     recipes = {**RECIPES, "above": Recipe(("recipe.py",), (), above="small")}
@@ -143,22 +128,3 @@ def test_entries_that_nobody_uses_go_but_for_the_newest(tmp_path: Path) -> None:
         os.utime(tmp_path / name / "whole.json", (time.time() - age_s,) * 2)
     kept.trim("small")
     assert {path.name for path in tmp_path.glob("*/")} == {"small-a", "small-b", "small-c", "other-e"}
-
-
-def test_what_is_no_environment_is_not_cleared(tmp_path: Path) -> None:
-    root = clone(tmp_path / "clone", tmp_path / "log")
-    (root / "documents").mkdir()
-    (root / "documents" / "letter").write_text("dear")
-    recipes = {"small": Recipe(("recipe.py",), ("recipe.py",), (".",), has_ours=False)}
-    with pytest.raises(FileExistsError):
-        Cache(tmp_path / "kept", os.environ, root, recipes).environment("small", root / "documents")
-    assert (root / "documents" / "letter").read_text() == "dear"
-
-
-def test_every_environment_of_the_repository_has_a_recipe_whose_files_are_there() -> None:
-    scripts = {
-        path.name.removesuffix("_environment.py") for path in Path(cached.__file__).parent.glob("*_environment.py")
-    }
-    assert set(cached.RECIPES) == {*scripts, "developer"}
-    for key in cached.RECIPES:
-        assert name_of(key, {}).startswith(f"{key}-")

@@ -7,21 +7,16 @@ memory, copies, errors. No kernel of a vendor's has run, and no time means anyth
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
 
-from deploy.install import InstallError
-from tests.environments import npu_environment
 from tests.support import stub_drivers
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import FILES
@@ -151,95 +146,3 @@ def test_torch_npu_without_cann_stops_torch_but_not_us(
         )
         assert answer.status_code == 200, answer.text
         assert service.terminate() == 0
-
-
-def test_the_stub_is_for_children_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = dict(os.environ)
-    variables = stub_drivers.cudart(sys.executable)
-    assert dict(os.environ) == before
-    assert all(Path(library).is_file() for library in variables["LD_PRELOAD"].split(":"))
-    monkeypatch.setenv("LD_PRELOAD", variables["LD_PRELOAD"])
-    # What builds the stubs never runs over one.
-    assert stub_drivers._run([sys.executable, "-c", "import os; print(os.getenv('LD_PRELOAD'))"]) == "None\n"
-
-
-def test_a_python_that_does_not_fit_is_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stub_drivers, "_torch", lambda python: python)
-    built: Any = SimpleNamespace(version="2.14.1", folder=Path("/nowhere/torch"), cuda=None, npu=False)
-    with pytest.raises(pytest.skip.Exception, match=r"fits CUDA 13 builds of torch, not torch 2\.14\.1"):
-        stub_drivers.cudart(built)
-    with pytest.raises(pytest.skip.Exception, match="torch_npu is not installed"):
-        stub_drivers.cann(built)
-    built.cuda = "13.0"
-    with pytest.raises(pytest.skip.Exception, match="headers of the CUDA runtime"):
-        stub_drivers.cudart(built)
-    with pytest.raises(pytest.skip.Exception, match="ends the process beside a CUDA build"):
-        stub_drivers.cann(built)
-    monkeypatch.setattr(shutil, "which", lambda tool: None)
-    with pytest.raises(pytest.skip.Exception, match=r"missing: g\+\+, nm"):
-        stub_drivers._built.__wrapped__("cann", built)
-
-
-def test_a_build_is_whole_or_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    torch = stub_drivers.Torch(Path("/nowhere/torch"), "0.0.0", None, npu=True)
-    build = stub_drivers._built.__wrapped__
-    monkeypatch.setattr(shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(stub_drivers, "CACHE", tmp_path)
-
-    def half(folder: Path, torch: stub_drivers.Torch) -> None:
-        (folder / "libascendcl.so").touch()
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(stub_drivers, "_build_cann", half)
-    with pytest.raises(RuntimeError, match="no compiler"):
-        build("cann", torch)
-    assert list(tmp_path.iterdir()) == []
-
-    def whole(folder: Path, torch: stub_drivers.Torch, second: bool = True) -> None:
-        if second:  # Another process builds at the same time, and is ready first.
-            monkeypatch.setattr(stub_drivers, "_build_cann", lambda folder, torch: whole(folder, torch, False))
-            build("cann", torch)
-        (folder / "libascendcl.so").write_text("whole")
-
-    monkeypatch.setattr(stub_drivers, "_build_cann", whole)
-    folder = build("cann", torch)
-    assert list(tmp_path.iterdir()) == [folder]
-    assert (folder / "libascendcl.so").read_text() == "whole"
-    monkeypatch.setattr(stub_drivers, "_build_cann", half)
-    assert build("cann", torch) == folder  # It is not built again.
-
-
-def test_an_environment_whose_torch_is_for_cuda_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    commands: list[list[str]] = []
-    versions = iter([("", None), ("2.13.0+cu130", "13.0")])
-    monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
-    monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: "")
-    monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
-    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
-    with pytest.raises(InstallError, match=r"CPU build of torch 2\.13\.0, and only one for CUDA 13\.0"):
-        npu_environment.make(tmp_path)
-    assert [command[3] for command in commands] == ["install", "uninstall"]
-    assert "--no-deps" in commands[0]
-
-
-def test_an_environment_takes_torch_from_the_index_of_cpu_builds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    commands: list[list[str]] = []
-    versions = iter([("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)])
-    monkeypatch.setenv("ANYCHIP_TORCH_INDEX", "http://index.example/whl/")
-    monkeypatch.setattr(npu_environment, "make_venv", lambda folder: Path("python"))
-    monkeypatch.setattr(npu_environment, "find_build", lambda python, index, build, version: build)
-    monkeypatch.setattr(npu_environment, "_torch", lambda python: next(versions))
-    monkeypatch.setattr(npu_environment, "run_pip", commands.append)
-    npu_environment.make(tmp_path)
-    torch, packages, rest = commands
-    assert torch[-3:] == ["--extra-index-url", "http://index.example/whl/cpu", "torch==2.13.0+cpu"]
-    assert [name.partition("==")[0] for name in packages[-2:]] == ["torch_npu", "torchvision"]
-    assert "torch==2.13.0+cpu" in rest
-    pinned = (tmp_path / "constraints.txt").read_text().splitlines()
-    assert [line for line in pinned if line.startswith("torch") and not line.startswith("torchao")] == [
-        "torch-tensorrt==2.14.0",
-        "torch==2.13.0+cpu",
-        "torchvision==0.28.0",
-    ]
