@@ -223,48 +223,6 @@ def test_a_key_that_is_taken_back_stops_on_connections_that_are_open(guarded, ke
         list(lines)  # What was sent before; then the stream ends.
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"Origin": "http://evil.example"}, {"Origin": "null", "Content-Type": "text/plain"}, {"Host": "rebound.example"}],
-)
-def test_no_web_page_administers(guarded, headers):
-    service, made, urls, _ = guarded
-    path = f"/v2/repository/models/{MODEL}/unload"
-    answer = httpx.post(urls["admin"] + path, headers={**headers, **headers_of(made, "admin")}, timeout=WAIT_S)
-    assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
-    assert audit(service)[-1]["outcome"] == "FORBIDDEN"
-
-
-def test_no_page_under_a_foreign_name_reads_an_answer_wherever_the_service_listens(tmp_path):
-    """By every door: the routes of FastAPI, the one beside them, and the administration's."""
-    # Another spelling of 127.0.0.1, which the service does not take for loopback: as 0.0.0.0 in a container.
-    with serving(tmp_path, "", "--host", "127.1") as service:
-
-        def status(host, url=service.url, method="GET", path="/v1/models"):
-            return httpx.request(
-                method, url + path, content=GREY, headers={**JPEG, "Host": host}, timeout=WAIT_S
-            ).status_code
-
-        for asked in (
-            {},
-            {"path": "/v2/health/ready"},
-            {"path": "/metrics"},
-            {"path": PREDICT, "method": "POST"},
-            {"url": service.admin_url},
-        ):
-            assert status("rebound.example", **asked) == 403, asked
-            for host in ("localhost", "10.0.0.7:8000"):
-                assert status(host, **asked) == 200, asked
-
-
-@pytest.mark.parametrize("path", [f"/v2%2Frepository/models/{MODEL}/unload", f"/v2/repository/models/{MODEL}/%75nload"])
-def test_other_spellings_lead_nowhere(guarded, path):
-    _, made, urls, _ = guarded
-    for url in urls.values():
-        answer = httpx.post(url + path, headers=headers_of(made, "admin"), timeout=WAIT_S)
-        assert (answer.status_code, answer.json()["code"]) == (404, "NOT_FOUND")
-
-
 async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
     path = f"/v2/repository/models/{MODEL}/load"
     with serving(tmp_path, "import_ms=500", constants={CHANGES_PER_MINUTE: 1}) as service:

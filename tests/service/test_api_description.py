@@ -11,8 +11,6 @@ import pytest
 
 from app.access.rules import ROUTES
 from app.http.api_description import ADDRESS, ADMIN_ADDRESS, OPERATIONS
-from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
-from models.sample import IMAGES
 from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
@@ -98,29 +96,3 @@ def test_operations_have_short_names_and_say_where_a_key_belongs(description):
         for method, operation in of_path.items():
             assert ("security" in operation) == (ROUTES[path][method.upper()] in ("infer", "admin")), path
     assert description["servers"] == [{"url": "/"}]
-
-
-def test_real_answers_have_the_shapes_that_are_described(service):
-    jpeg = {"Content-Type": "image/jpeg"}
-    body = (IMAGES / "detect_1.jpg").read_bytes()
-    with service.client() as client:
-        detected = client.post("/v1/models/yolov8n:predict", content=body, headers=jpeg)
-        answer = PredictAnswer.model_validate_json(detected.content, strict=True)
-        assert answer.predictions[0].detections
-        classified = client.post("/v1/models/resnet50:predict?top_k=3", content=body, headers=jpeg)
-        answer = PredictAnswer.model_validate_json(classified.content, strict=True)
-        assert len(answer.predictions[0].classes) == 3
-        pixels = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["bm8gaW1hZ2U="]}
-        refused = client.post("/v2/models/resnet50/infer", json={"inputs": [pixels]})
-        assert ErrorAnswer.model_validate_json(refused.content, strict=True).code == "INVALID_IMAGE"
-        missing = client.get("/v2/models/none")
-        assert ErrorAnswer.model_validate_json(missing.content, strict=True).code == "MODEL_NOT_FOUND"
-        raw = client.post("/v2/models/resnet50/infer", json={"inputs": [_image(body)]})
-        outputs = InferAnswer.model_validate_json(raw.content, strict=True).outputs
-        assert {each.name for each in outputs} == {"logits", "probabilities", "predictions"}
-
-
-def _image(body):
-    import base64
-
-    return {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(body).decode()]}

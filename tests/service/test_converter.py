@@ -78,14 +78,6 @@ async def test_a_child_that_reads_and_writes_as_fast_as_we_do_keeps_nobody_waiti
     waiting.cancel()
 
 
-async def test_one_long_string_among_many_values_takes_no_memory(converter):
-    """NumPy would make as many strings of that length: 4 * 1,000,000 * 400,000 bytes."""
-    values = '["' + "x" * 1_000_000 + '"' + ',"a"' * 400_000 + "]"
-    body = f'{{"inputs": [{{"name": "x", "datatype": "FP32", "shape": [400001], "data": {values}}}]}}'
-    with pytest.raises(ServiceError, match="must be FP32 values only"):
-        await converter.convert(documents.packed_tensors, 0, body.encode())
-
-
 async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
     data = np.arange(2_000_000) % 256
     document = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2_000_000], "data": data.tolist()}]}

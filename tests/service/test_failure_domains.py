@@ -76,29 +76,6 @@ async def test_fork_servers_end_alone_and_others_take_their_place(serve, number)
         assert_nothing_left(service)
 
 
-async def test_a_fork_server_that_is_stopped_while_workers_die_holds_nobody_up_for_long(serve):
-    with serve(*FOUR) as service:
-        async with Load(service.url, PREDICT, GREY, 8) as load:
-            await load.answers(20)
-            for name in FORK_SERVERS:
-                for process in named(service, name).values():
-                    process.suspend()
-            [worker, *_], [decoder, *_] = service.workers(), named(service, "anychip-decoder").values()
-            worker.kill()
-            decoder.kill()
-            await until(
-                lambda: (
-                    len(named(service, "anychip-worker")) == 4 and worker.pid not in named(service, "anychip-worker")
-                )
-            )
-            await until(lambda: len(named(service, "anychip-decoder")) == 2)
-            await load.answers(50)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert metric(service, "anychip_worker_restarts_total") == 1
-        assert metric(service, "anychip_decoder_restarts_total") == 1
-        await until(lambda: not zombies(service))
-
-
 async def test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced(serve):
     with serve(*FOUR, ends=True) as service:
         first = {pid for name in FORK_SERVERS for pid in named(service, name)}

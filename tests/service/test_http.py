@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from app.access.rules import LIVE, READY
+from app.http.schemas import PredictAnswer
 from tests.support.answers import assert_error
 from tests.support.chaos_faults import processes
 from tests.support.images import JPEG, encoded
@@ -35,6 +36,7 @@ def client(either):
 def test_a_raw_image_is_classified(client):
     answer = client.post(PREDICT, content=PHOTO, headers=JPEG)
     assert answer.status_code == 200
+    PredictAnswer.model_validate_json(answer.content, strict=True)
     body = answer.json()
     [prediction] = body.pop("predictions")
     assert body == {
@@ -52,14 +54,28 @@ def test_a_raw_image_is_classified(client):
     assert set(prediction["classes"][0]) == {"label", "class_id", "score"}
 
 
-def test_every_answer_carries_its_request_id_and_timing(client):
-    answer = client.post(PREDICT, content=PHOTO, headers={**JPEG, "X-Request-Id": "mine-1"})
-    assert answer.headers["x-request-id"] == "mine-1"
-    timing = answer.headers["server-timing"]
-    durations = {stage: float(ms) for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", timing)}
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", PREDICT, PHOTO),
+        ("POST", PREDICT, b"no image"),
+        ("POST", "/v1/models/no:predict", PHOTO),
+        ("GET", "/nothing", b""),
+        ("DELETE", "/metrics", b""),
+        ("GET", "/metrics", b""),
+        ("GET", "/docs", b""),
+        ("GET", "/v2/health/live", b""),
+        ("GET", "/v1/stats", b""),
+    ],
+)
+def test_every_answer_carries_its_request_id_its_timing_and_its_trace(client, method, path, body):
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {**JPEG, "X-Request-Id": "mine-1", "traceparent": trace}
+    answer = client.request(method, path, content=body, headers=headers)
+    assert (answer.headers["x-request-id"], answer.headers["traceparent"]) == ("mine-1", trace)
+    durations = {stage: float(ms) for stage, ms in re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"])}
     assert set(durations) == {"decode", "queue", "infer", "post"}
-    assert durations["decode"] > 0
-    assert durations["infer"] > 0
+    assert (durations["decode"] > 0 and durations["infer"] > 0) == (answer.status_code == 200 and method == "POST")
 
 
 @pytest.mark.parametrize("given", ["", "two words", "x" * 200, "umlaut-ä".encode()])
@@ -68,14 +84,10 @@ def test_a_request_id_that_cannot_be_trusted_is_replaced(client, given):
     assert re.fullmatch(r"[0-9a-f]{16}", answer.headers["x-request-id"])
 
 
-def test_a_raw_image_of_unknown_kind_is_recognised(client):
-    headers = {"Content-Type": "application/octet-stream"}
-    assert client.post(PREDICT, content=PHOTO, headers=headers).status_code == 200
-
-
 def test_boxes_lie_in_the_image(client):
-    answer = client.post(f"{DETECT}?score_threshold=0", content=PHOTO, headers=JPEG).json()
-    [prediction] = answer["predictions"]
+    answer = client.post(f"{DETECT}?score_threshold=0", content=PHOTO, headers=JPEG)
+    PredictAnswer.model_validate_json(answer.content, strict=True)
+    [prediction] = answer.json()["predictions"]
     assert 0 < len(prediction["detections"]) <= 300
     for found in prediction["detections"]:
         box = found["box"]
@@ -414,13 +426,6 @@ def test_a_wrong_method(client, method, path):
     assert answer.headers["allow"]
 
 
-def test_a_deadline_that_cannot_be_met_is_refused_at_the_door(client):
-    refused = client.post(f"{PREDICT}?timeout_ms=0.001", content=PHOTO, headers=JPEG)
-    assert_error(refused, 503, "DEADLINE_UNREACHABLE")
-    refused = client.post(PREDICT, content=PHOTO, headers={**JPEG, "X-Timeout-Ms": "0.001"})
-    assert_error(refused, 503, "DEADLINE_UNREACHABLE")
-
-
 def test_what_is_served(client):
     models = {model["name"]: model for model in client.get("/v1/models").json()["models"]}
     assert set(models) == {"resnet18", "yolov8n"}
@@ -433,11 +438,6 @@ def test_what_is_served(client):
     assert served_on["operators"] == {}
     [device] = client.get("/v1/devices").json()["devices"]
     assert (device["device"], device["vendor"], device["ready"]) == ("cpu:0", "cpu", True)
-
-
-def test_health(client):
-    assert client.get("/v2/health/live").json() == {"live": True}
-    assert client.get("/v2/health/ready").json() == {"ready": True}
 
 
 def test_metrics_count_what_happened(client):
@@ -463,57 +463,13 @@ def test_metrics_count_what_happened(client):
     assert value(info) == 1
 
 
-def test_metrics_say_how_busy_the_device_is(client):
-    found = re.search(
-        r'^anychip_device_utilization_ratio{device="cpu:0",vendor="cpu"} (\S+)$',
-        client.get("/metrics").text,
-        re.MULTILINE,
-    )
-    assert 0 <= float(found.group(1)) <= 1
-
-
 def test_unknown_models_make_no_metric(client):
     client.post("/v1/models/surprise:predict", content=PHOTO, headers=JPEG)
     assert "surprise" not in client.get("/metrics").text
 
 
-def test_openapi_describes_the_bodies(client):
-    document = client.get("/openapi.json").json()
-    operation = document["paths"]["/v1/models/{model}:predict"]["post"]
-    assert {"image/jpeg", "multipart/form-data", "application/json"} <= set(operation["requestBody"]["content"])
-    names = {parameter["name"] for parameter in operation["parameters"]}
-    assert {"model", "top_k", "score_threshold", "X-Timeout-Ms"} <= names
-
-
 def test_the_documentation_page_is_served(client):
     assert "swagger" in client.get("/docs").text.lower()
-
-
-def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_forgotten(service, client):
-    address = httpx.URL(service.url)
-
-    def leave():
-        with socket.create_connection((address.host, address.port)) as connection:
-            head = (
-                f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Type: image/jpeg\r\nContent-Length: 100000\r\n\r\n"
-            )
-            connection.sendall(head.encode() + PHOTO[:5000])
-
-    def counted():
-        found = re.search(r'^anychip_cancelled_total{model="resnet18",stage="upload"} (\S+)$', metrics(), re.MULTILINE)
-        return float(found.group(1)) if found else 0
-
-    def metrics():
-        return client.get("/metrics").text
-
-    before = counted()
-    for _ in range(3):
-        leave()
-    for _ in range(500):
-        if counted() == before + 3:
-            break
-    assert counted() == before + 3
-    assert "Traceback" not in service.log.read_text()
 
 
 def test_the_process_that_forks_decoders_shares_what_the_server_has_imported(service):

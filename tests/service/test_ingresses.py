@@ -9,14 +9,12 @@ import asyncio
 import os
 import re
 import signal
-import ssl
 
 import httpx
 import psutil
 import pytest
 
 from tests.support import small_classifier
-from tests.support.certificates import authority
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import PREDICT, assert_nothing_left, is_ready, metric
@@ -47,6 +45,14 @@ def answered(client, path, **more):
     answer = client.post(path, **more)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+LOST = 0
+"""Status of a request whose connection ended; its client takes another one."""
+
+
+def lost(load):
+    return sum(count for (status, _), count in load.outcomes.items() if status == LOST)
 
 
 def settled(answer):
@@ -163,8 +169,8 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
     with serve(*LOOKED_AT, at_admin=True) as service:
         first = ingresses(service)
         assert len(first) == 2
-        async with _Clients(service.url, 8) as clients:
-            await clients.answers(40)
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(40)
             pids = [next(iter(first))]
             if beside:
                 pids += [each.pid for each in service.children() if each.name() == beside and each.pid not in pids][:1]
@@ -172,12 +178,12 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: len(ingresses(service)) == 2 and not ingresses(service).keys() & {*pids})
             await until(lambda: metric(service, "anychip_ingresses_up") == 2)
-            await clients.answers(40)
+            await load.answers(40)
             killed = sum(pid in first for pid in pids)
             assert metric(service, "anychip_ingress_restarts_total") == killed
-        assert set(clients.outcomes) <= {200, "lost"}
+        assert {status for status, _ in load.outcomes} <= {200, LOST}
         # Those of an ingress that was killed, and what came to it in the moment before that was seen.
-        assert clients.outcomes["lost"] <= 8 * killed
+        assert lost(load) <= 8 * killed
         await until(lambda: metric(service, "anychip_images_in_flight") == 0)
         assert is_ready(service)
         assert_nothing_left(service)
@@ -186,12 +192,12 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
 async def test_an_ingress_that_is_stopped_is_replaced(serve):
     with serve(*LOOKED_AT, constants=SHORT_SILENCE, at_admin=True) as service:
         [stopped, _] = ingresses(service)
-        async with _Clients(service.url, 8) as clients:
-            await clients.answers(20)
+        async with Load(service.url, PREDICT, GREY, 8) as load:
+            await load.answers(20)
             os.kill(stopped, signal.SIGSTOP)
             await until(lambda: stopped not in ingresses(service) and len(ingresses(service)) == 2)
-            await clients.answers(20)
-        assert clients.outcomes["lost"] <= 4
+            await load.answers(20)
+        assert lost(load) <= 4
         assert metric(service, "anychip_ingress_restarts_total") == 1
         assert_nothing_left(service)
 
@@ -216,51 +222,3 @@ async def test_limits_of_a_caller_are_exact_over_all_ingresses(serve):
         answers = await asyncio.gather(*(each.post(PREDICT, content=GREY) for each in clients))
         assert sorted(each.status_code for each in answers) == [200, 200, 429, 429, 429, 429]
         await asyncio.gather(*(each.aclose() for each in clients))
-
-
-def test_tls_is_spoken_by_ingresses(tmp_path):
-    key, certificate = authority(tmp_path, "localhost")
-    options = ("--device", "null", "--models", "resnet18", "--weights", "random", "--engine", "auto")
-    with running(
-        tmp_path, *options, "--ingresses", "2", "--tls-cert", str(certificate), "--tls-key", str(key)
-    ) as service:
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        with httpx.Client(base_url=service.url.replace("http:", "https:"), verify=context, timeout=WAIT_S) as client:
-            for _ in range(3):
-                answered(client, PREDICT, content=GREY)
-            assert client.get("/v1/models").status_code == 200
-            answered(client, PREDICT, content=GREY)
-
-
-class _Clients:
-    """Clients that ask on, and count what they get; one whose connection ends takes another one."""
-
-    def __init__(self, url, count):
-        import collections
-
-        self.outcomes = collections.Counter()
-        self._url, self._count, self._stopping = url, count, False
-
-    async def __aenter__(self):
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._count)]
-        return self
-
-    async def __aexit__(self, *_):
-        self._stopping = True
-        await asyncio.wait_for(asyncio.gather(*self._tasks), WAIT_S)
-
-    async def answers(self, more):
-        wanted = self.outcomes[200] + more
-        await until(lambda: self.outcomes[200] >= wanted)
-
-    async def _ask(self):
-        limits = httpx.Limits(keepalive_expiry=None)
-        while not self._stopping:
-            async with httpx.AsyncClient(base_url=self._url, timeout=WAIT_S, limits=limits, trust_env=False) as client:
-                try:
-                    while not self._stopping:
-                        answer = await client.post(PREDICT, content=GREY)
-                        self.outcomes[answer.status_code] += 1
-                except httpx.TransportError:
-                    self.outcomes["lost"] += 1

@@ -10,7 +10,6 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import psutil
 import pytest
 
 from tests.support import warm
@@ -53,22 +52,6 @@ def test_overload_is_refused_at_the_door_and_nothing_is_lost(tmp_path):
         assert ask(service.url) == (200, "OK")
 
 
-def test_a_killed_worker_is_replaced_and_requests_wait_for_the_next(tmp_path):
-    with running(tmp_path, *OPTIONS, "--timeout-ms", "100000") as service:
-        first = service.worker()
-        first.kill()
-        until(lambda: ready(service).status_code == 503)
-        answer = ready(service)
-        assert answer.json()["code"] == "NOT_READY"
-        assert "resnet18: cpu:0 is restarting: it ended, exit code -9" in answer.json()["error"]
-        assert httpx.get(f"{service.url}/v2/health/live").status_code == 200
-        assert ask(service.url) == (200, "OK")
-        assert ready(service).status_code == 200
-        assert service.worker().pid != first.pid
-        metrics = httpx.get(f"{service.url}/metrics").text
-        assert 'anychip_worker_restarts_total{device="cpu:0",reason="died"} 1.0' in metrics
-
-
 def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
     with running(tmp_path, *OPTIONS, "--grace-s", "60") as service:
         service.process.send_signal(signal.SIGTERM)
@@ -78,15 +61,6 @@ def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
         assert ask(service.url) == (200, "OK")
         service.process.send_signal(signal.SIGTERM)  # A second one: no more patience.
         assert service.process.wait(WAIT_S) == 0
-
-
-def test_workers_die_with_a_server_that_is_killed(tmp_path):
-    with running(tmp_path, *OPTIONS) as service:
-        children = service.children()
-        assert children
-        service.process.kill()
-        service.process.wait(WAIT_S)
-        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
 
 
 def anychip(folder, *arguments):

@@ -479,14 +479,6 @@ def test_statistics_count_what_was_asked(client):
     assert sum(sizes.values()) == after["execution_count"]
 
 
-def test_tritons_names_for_the_metrics(client):
-    text = client.get("/metrics").text
-    for name in ("request_success", "count", "exec_count", "request_duration_us", "compute_infer_duration_us"):
-        assert f'nv_inference_{name}{{model="resnet18",version="1"}}' in text, name
-    assert 'nv_inference_request_failure{model="resnet18",reason="REJECTED",version="1"}' in text
-    assert 'nv_inference_pending_request_count{model="yolov8n",version="1"} 0.0' in text
-
-
 def test_clients_that_want_one_input_and_one_output_see_no_more(tmp_path):
     null = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
     compat = ("--compat", "image-client,ultralytics")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from anychip_grpc.messages import message
-from models.confinement import what_there_is
 from tests.support import small_classifier
 from tests.support.answers import assert_error, binary
 from tests.support.exported_files import INPUTS, OUTPUTS, example, exported, question_answering
@@ -112,11 +110,3 @@ def test_requests_that_make_no_sense(client, given):
     assert "raw request" in assert_error(raw, 400, "INVALID_REQUEST")
     image = client.post("/v1/models/qa:predict", content=GREY, headers={"Content-Type": "image/jpeg"})
     assert "tensors" in assert_error(image, 400, "INVALID_REQUEST")
-
-
-def test_the_worker_that_runs_a_program_is_confined(client):
-    if not what_there_is().seccomp:
-        pytest.skip("this kernel has no seccomp")
-    status = Path(f"/proc/{client.service.worker().pid}/status").read_text()
-    assert "Seccomp:\t2" in status
-    assert "NoNewPrivs:\t1" in status

@@ -240,21 +240,6 @@ def test_perf_analyzer_makes_up_images_where_one_input_is_listed(view, view_port
     measured("resnet18", grpc, "-i", "grpc")
 
 
-def test_a_classifier_is_listed_with_one_input_and_one_output(view):
-    """What Triton's image_client.py asks of metadata and configuration before it sends anything."""
-    with view.client() as client:
-        metadata, config = (client.get(f"/v2/models/resnet18{path}").json() for path in ("", "/config"))
-        [given], [answered] = metadata["inputs"], metadata["outputs"]
-        assert (given["name"], given["shape"], given["datatype"]) == ("pixels", [-1, 224, 224, 3], "UINT8")
-        assert (answered["datatype"], len(answered["shape"])) == ("FP32", 2)
-        [tensor] = config["input"]
-        assert (tensor["format"], "optional" in tensor, tensor["dims"]) == ("FORMAT_NHWC", False, [224, 224, 3])
-        sent = {"name": "image", "datatype": "BYTES", "shape": [1]}
-        sent["data"] = [base64.b64encode(HEART.read_bytes()).decode()]
-        whole = client.post("/v2/models/resnet18/infer", json={"inputs": [sent]}).json()
-        assert {each["name"] for each in whole["outputs"]} == {"logits", "probabilities", "predictions"}
-
-
 @pytest.mark.skipif(not EXAMPLES, reason="ANYCHIP_TEST_TRITON_EXAMPLES names no checkout of Triton's client")
 @pytest.mark.parametrize("options", [("-i", "http"), ("-i", "grpc", "--streaming"), ("-i", "grpc", "-a", "-b", "2")])
 def test_tritons_image_client(view, view_port, options):

@@ -161,43 +161,6 @@ def test_classes_are_bars_and_pointing_at_a_box_brings_it_out(browser, service):
         assert "device" in page.inner_text("#legend")
 
 
-SQUARE = [[100, 100], [200, 100], [200, 200], [100, 200]]
-
-
-@pytest.mark.parametrize(
-    ("shape", "inked", "clear"),
-    [
-        ({"segments": [SQUARE]}, [(150, 150), (100, 150)], [(250, 150)]),
-        ({"segments": SQUARE}, [(150, 150)], [(250, 150)]),
-        ({"segments": [{"x": [100, 200, 200, 100], "y": [100, 100, 200, 200]}]}, [(150, 150)], [(250, 150)]),
-        (
-            {"corners": [{"x": 300, "y": 200}, {"x": 350, "y": 250}, {"x": 300, "y": 300}, {"x": 250, "y": 250}]},
-            [(325, 225), (275, 275)],
-            [(300, 250), (260, 210)],
-        ),
-        (
-            {"box": {"x1": 50, "y1": 60, "x2": 150, "y2": 160}, "keypoints": [[100, 110, 0.9], [130, 140, 0.1]]},
-            [(100, 110), (50, 110)],
-            [(130, 140)],
-        ),
-    ],
-)
-def test_masks_turned_boxes_and_key_points_are_drawn_where_they_are(browser, null_service, shape, inked, clear):
-    found = {"label": "thing", "class_id": 1, "score": 0.9, **shape}
-    answer = {"model": "yolov8n", "predictions": [{"detections": [found], "width": 640, "height": 480}]}
-    grey = io.BytesIO()
-    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
-    with browser.page(null_service.url) as (page, seen):
-        page.route("**/*:predict?*", lambda route: route.fulfill(json=answer))
-        drop(page, Path("grey.png"), grey.getvalue())
-        answered(page)
-        for x, y in inked:
-            assert np.abs(pixels(page, x, y) - 128).max() > 30, (x, y)
-        for x, y in clear:
-            assert np.abs(pixels(page, x, y) - 128).max() <= 4, (x, y)
-        assert seen.failures == []
-
-
 @pytest.fixture(scope="module")
 def of_tasks(tmp_path_factory):
     """Serve exported files whose answers are one instance in the middle of the image."""
@@ -477,16 +440,6 @@ def test_the_page_says_what_the_demo_knows_and_folds_what_the_gate_found(browser
         assert page.evaluate("() => document.activeElement.tagName") == "SUMMARY"
 
 
-def test_after_a_refused_file_the_programs_are_those_of_the_image_before(browser, service):
-    with browser.page(service.url) as (page, _):
-        drop(page, DETECT)
-        answered(page)
-        drop(page, Path("invoice.pdf"), b"%PDF-1.7 no image")
-        page.wait_for_selector("#error:not([hidden])")
-        text = page.inner_text("#snippet")
-        assert (DETECT.name in text, "image/jpeg" in text, "pdf" in text) == (True, True, False)
-
-
 def test_several_files_are_answered_in_turn_and_saved_together(browser, service):
     files = [(DETECT.name, DETECT.read_bytes()), ("text.jpg", b"no image"), ("again.jpg", DETECT.read_bytes())]
     boxes = expected(service, 0.25)
@@ -538,20 +491,6 @@ def test_all_dropped_files_are_shown(browser, null_service):
         assert page.locator("#files li").count() == 2
         drop(page, DETECT)
         page.wait_for_selector("#all", state="hidden")
-
-
-def test_the_image_begins_below_its_title_however_tall_the_results_are(browser, null_service):
-    many = {"label": "thing", "class_id": 1, "score": 0.9, "box": {"x1": 5, "y1": 6, "x2": 15, "y2": 16}}
-    answer = {"model": "yolov8n", "predictions": [{"detections": [many] * 60, "width": 640, "height": 480}]}
-    with browser.page(null_service.url) as (page, _):
-        page.route("**/*:predict?*", lambda route: route.fulfill(json=answer))
-        drop(page, DETECT)
-        answered(page)
-        canvas, stage, title = (page.locator(each).bounding_box() for each in ("#canvas", "#stage", "#see-title"))
-        results = page.locator(".results").bounding_box()
-        assert results["height"] + page.locator(".code").bounding_box()["height"] > stage["height"] + 150
-        assert stage["height"] <= canvas["height"] + 1
-        assert stage["y"] - (title["y"] + title["height"]) < 40
 
 
 def test_the_page_is_chinese_where_that_is_asked_for(browser, service):

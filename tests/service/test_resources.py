@@ -20,21 +20,6 @@ from tests.support.null_service import PREDICT, assert_nothing_left
 JSON = {"Content-Type": "application/json"}
 
 
-def files(count):
-    return [("file", (f"{number}.jpg", GREY)) for number in range(count)]
-
-
-def test_more_images_than_may_ever_wait_are_refused_for_good(serve):
-    with serve("", "--queue-size", "8") as service:
-        fits = httpx.post(service.url + PREDICT, files=files(8), timeout=WAIT_S)
-        assert fits.status_code == 200
-        never = httpx.post(service.url + PREDICT, files=files(9), timeout=WAIT_S)
-        assert (never.status_code, never.json()["code"]) == (400, "INVALID_REQUEST")
-        assert "8 images" in never.json()["error"]
-        assert "retry-after" not in never.headers
-        assert_nothing_left(service)
-
-
 def held_bytes(service):
     """By the service and everything that it has started; what they share counts once."""
     total = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 
 import httpx
-import pytest
 
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load
@@ -32,14 +31,3 @@ async def test_two_services_share_a_port_and_one_of_them_drains_under_load(tmp_p
             assert metric(two, "anychip_requests_total", code="OK") >= before + 200 - 24
         assert set(load.outcomes) == {(200, "OK")}
         assert httpx.get(f"{two.url}/v2/health/ready").status_code == 200
-
-
-def test_a_port_that_somebody_has_for_himself_is_not_shared(tmp_path):
-    with serving(tmp_path) as alone:
-        port = alone.url.rpartition(":")[2]
-        (tmp_path / "other").mkdir()
-        with (
-            pytest.raises(AssertionError, match="did not start"),
-            serving(tmp_path / "other", "", "--reuse-port", port),
-        ):
-            pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -21,24 +20,6 @@ from tests.support.null_service import MODEL, PREDICT, assert_nothing_left, is_r
 from tests.support.service_process import free_port
 
 SLOW_TO_IMPORT = "delay_ms=20,import_ms=3000"
-
-
-async def test_workers_that_die_and_floods_of_releases_hold_nobody_up(serve):
-    with serve(SLOW_TO_IMPORT, "--batch-sizes", "1,4") as service:
-        async with Load(service.url, PREDICT, GREY, 8) as load:
-            await load.answers(20)
-            service.worker().kill()
-            await until(lambda: metric(service, "anychip_worker_restarts_total", reason="died") == 1)
-            await until(lambda: is_ready(service))
-            await load.answers(20)
-            limits = httpx.Limits(max_connections=400)
-            async with httpx.AsyncClient(base_url=service.admin_url, timeout=WAIT_S, limits=limits) as client:
-                asked = (client.post("/v1/devices/null:0:release") for _ in range(400))
-                answers = await asyncio.gather(*asked)
-            assert {answer.status_code for answer in answers} == {200}
-            await load.answers(20)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert_nothing_left(service)
 
 
 async def test_a_frozen_worker_holds_nobody_up(serve):

@@ -43,7 +43,7 @@ def test_clients_with_certificates_are_served_and_renewed_ones_are_shown(tmp_pat
         shutil.copy(source, target)
     port = free_port()
     options = ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", ours[1], "--grpc-port", port)
-    with serving(tmp_path, "", *map(str, options)) as service:
+    with serving(tmp_path, "", *map(str, options), "--ingresses", "1") as service:
         assert service.url.startswith("https://")
         trusting = ssl.create_default_context(cafile=str(ours[1]))
         with pytest.raises(httpx.TransportError):

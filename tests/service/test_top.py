@@ -16,7 +16,6 @@ from anychip_tools.top import quantile, screen
 from app.access.keys import add
 from app.cli import main
 from tests.support.images import GREY, JPEG, RED
-from tests.support.load import WAIT_S
 from tests.support.service_process import running
 
 PREDICT = "/v1/models/resnet18:predict"
@@ -111,35 +110,3 @@ def test_top_says_in_one_sentence_that_nobody_answers(capsys):
     assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 1
     assert capsys.readouterr().err.startswith("anychip: nothing answers at http://127.0.0.1:9")
     assert main(["top", "--interval-s", "0"]) == 1
-
-
-def test_every_answer_has_its_id_and_its_timing(tmp_path):
-    """Also errors, other routes, and refusals while the service drains; the client's trace comes back."""
-    with running(tmp_path, *NULL, "--grace-s", "600") as service, service.client() as client:
-        asked = [
-            ("POST", PREDICT, GREY),
-            ("POST", PREDICT, b"no image"),
-            ("POST", "/v1/models/no:predict", GREY),
-            ("GET", "/nothing", b""),
-            ("DELETE", "/metrics", b""),
-            ("GET", "/metrics", b""),
-            ("GET", "/docs", b""),
-            ("GET", "/openapi.json", b""),
-            ("GET", "/v2/health/live", b""),
-            ("GET", "/v1/stats", b""),
-        ]
-        trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-        for method, path, body in asked:
-            headers = {**JPEG, "traceparent": trace, "X-Request-Id": "mine"}
-            answer = client.request(method, path, content=body, headers=headers)
-            assert answer.headers["x-request-id"] == "mine", path
-            assert answer.headers["server-timing"].startswith("decode;dur="), path
-            assert answer.headers["traceparent"] == trace, path
-        service.process.terminate()
-        answer = httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
-        while answer.status_code == 200:
-            answer = httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
-        assert answer.status_code == 503
-        assert answer.headers["x-request-id"]
-        assert answer.headers["server-timing"]
-        service.process.terminate()  # A second one cuts the grace short.

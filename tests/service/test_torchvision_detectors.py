@@ -90,26 +90,3 @@ def test_the_service_answers_as_torchvision_itself(service, networks, name):
                 expected_label = LABELS[label - 1] if name == "rcnn" else f"class {label}"
                 assert alike[0]["label"] == expected_label
     assert lost <= 0.005 * compared
-
-
-def test_other_protocols_have_as_many_boxes(service):
-    header = {"Content-Type": "image/jpeg"}
-    with service.client() as client:
-        [found] = client.post("/v1/models/rcnn:predict", content=IMAGES[0], headers=header).json()["predictions"]
-        metadata = client.get("/v2/models/rcnn").json()
-        torchserve = client.post("/predictions/rcnn", content=IMAGES[0], headers=header).json()
-    assert [each["name"] for each in metadata["outputs"]][:4] == ["boxes", "scores", "classes", "num_detections"]
-    assert len(torchserve) == len(found["detections"]) > 3
-
-
-def test_another_size_is_letterboxed_and_boxes_come_back_in_its_pixels(service):
-    image = encoded(0, (900, 500))
-    with service.client() as client:
-        answer = client.post("/v1/models/rcnn:predict", content=image, headers={"Content-Type": "image/jpeg"})
-    [found] = answer.json()["predictions"]
-    assert (found["width"], found["height"]) == (900, 500)
-    assert found["detections"]
-    assert max(each["box"]["x2"] for each in found["detections"]) > 320
-    for each in found["detections"]:
-        assert 0 <= each["box"]["x1"] <= each["box"]["x2"] <= 900
-        assert 0 <= each["box"]["y1"] <= each["box"]["y2"] <= 500

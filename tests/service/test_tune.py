@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,8 +27,6 @@ from app.fleet.profiles import Profile, store, stored
 from backends import choose
 from models import open_model, parse_spec
 from models.sample import IMAGES
-from tests.support.service_process import cache_in
-from tests.support.task_files import written
 
 ROOT = Path(__file__).parents[2]
 IMAGE = min(IMAGES.glob("*.jpg")).read_bytes()
@@ -110,35 +107,3 @@ def test_a_planted_optimum_is_found_and_stored_and_a_second_run_starts_from_it(h
     again = json.loads(capsys.readouterr().out)
     assert again["started_from_profile"]
     assert again["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("g++") is None, reason="simulated devices are compiled with g++")
-def test_a_planted_optimum_of_a_simulated_device_is_found(tmp_path):
-    """Every copy takes 30 ms, whatever its size: the largest ladder is best by far. In a process of its own, which the
-    simulated device is loaded into.
-    """
-    model = f"tiny={written(tmp_path, 'detect')}"
-    arguments = ["tune", model, "--simulate", "npu:1,copy_delay_ms=30", "--device", "npu", "--json", "--seconds", "1"]
-    arguments += ["--cache-dir", cache_in(tmp_path), "--engines", "eager", "--precisions", "fp32"]
-    narrow = ["--ladders", "1,2,4,8,16,32;1", "--workers", "1", "--decoder-counts", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = []
-    # The second shows with what it begins: its budget is over then, but for one round of the comparison.
-    for more in (("--budget", "100s"), ("--budget", "20s", "--dry-run")):
-        ended = subprocess.run(
-            [sys.executable, "-m", "app", *arguments, *narrow, *more],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=540,
-            check=False,
-        )
-        assert ended.returncode == 0
-        found.append(json.loads(ended.stdout))
-    assert found[0]["best"]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
-    assert found[0]["comparison"][0]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
-    assert found[0]["lead"] > 1.2
-    assert found[1]["started_from_profile"]
-    assert found[1]["trials"][1]["candidate"]["batch_sizes"] == [1, 2, 4, 8, 16, 32]
