@@ -9,7 +9,6 @@ import ctypes
 import gc
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import weakref
@@ -47,7 +46,6 @@ from tests.support.work import of_one_thread
 
 LADDER = (1, 2, 3, 8)
 DEVICE = "cpu:0"
-_MEMBERS = ("name", "facts", "probe", "devices", "load", "memory", "release_cache", "telemetry")
 
 
 class Case(NamedTuple):
@@ -260,29 +258,25 @@ def test_read_only_pixels_do(case: Case) -> None:
     executable.close()
 
 
-@pytest.mark.parametrize(
-    ("pixels", "message"),
-    [
+def test_other_pixels_are_refused(case: Case) -> None:
+    executable = load(case, Brightness())
+    for pixels, message in (
         (np.zeros((4, 8, 6, 3), np.uint8), r"batch of 4 .* \(1, 2, 3, 8\)"),
         (np.zeros((0, 8, 6, 3), np.uint8), "batch of 0"),
         (np.zeros((1, 6, 8, 3), np.uint8), "not \\(1, 6, 8, 3\\)"),
         (np.zeros((8, 6, 3), np.uint8), "not \\(8, 6, 3\\)"),
         (np.zeros((1, 8, 6, 3), np.float32), "float32"),
         (np.zeros((1, 8, 6, 6), np.uint8)[..., ::2], "C-contiguous"),
-    ],
-    ids=["size-not-in-the-ladder", "nothing", "turned", "no-batch", "floats", "strided"],
-)
-def test_other_pixels_are_refused(case: Case, pixels: Any, message: str) -> None:
-    executable = load(case, Brightness())
-    with pytest.raises(ValueError, match=message):
-        executable.run(pixels)
+    ):
+        with pytest.raises(ValueError, match=message):
+            executable.run(pixels)
     executable.close()
 
 
-@pytest.mark.parametrize("batch_sizes", [(), (0, 1), (-2,)])
-def test_a_ladder_needs_positive_sizes(case: Case, batch_sizes: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="positive"):
-        load(case, Brightness(), batch_sizes)
+def test_a_ladder_needs_positive_sizes() -> None:
+    for batch_sizes in ((), (0, 1), (-2,)):
+        with pytest.raises(ValueError, match="positive"):
+            CpuBackend().load(Brightness(), DEVICE, "eager", "fp32", batch_sizes)
 
 
 def test_closing_frees_the_weights_and_twice_is_once(case: Case) -> None:
@@ -310,10 +304,6 @@ def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
 
 @pytest.mark.parametrize("backend", COMPUTING, ids=lambda backend: backend.name)
 class TestBackend:
-    def test_at_most_eight_public_members(self, backend: Backend) -> None:
-        members = {name for name in dir(backend) if not name.startswith("_")}
-        assert members <= set(_MEMBERS)
-
     def test_auto_takes_the_first_engine_and_the_precision_of_the_device(self, backend: Backend) -> None:
         device = backend.devices()[0]
         assert device.auto_precision in backend.facts.precisions
@@ -336,9 +326,6 @@ class TestBackend:
         assert silent or 0 <= telemetry.utilization_ratio <= 1
         assert isnan(telemetry.energy_joules) or telemetry.energy_joules >= 0
         assert isnan(telemetry.temperature_celsius) or 0 < telemetry.temperature_celsius < 150
-
-    def test_environment_is_text_for_a_process(self, backend: Backend) -> None:
-        assert all(isinstance(text, str) for pair in backend.facts.environment.items() for text in pair)
 
     @pytest.mark.parametrize("precision", ["fp16", "int8", "fp99"])
     def test_precisions_that_no_engine_has_are_refused_by_each(self, backend: Backend, precision: str) -> None:
@@ -381,11 +368,6 @@ def test_eager_serves_where_openvino_is_not_installed(no_openvino: None) -> None
     _, report = CpuBackend().load(Brightness(), DEVICE, "auto", "fp32", (1,))
     assert report.engine == "eager"
     assert how_to_install("cpu") in report.refusals["openvino"]
-
-
-def test_openvino_chosen_by_name_but_not_installed_says_how_to_get_it(no_openvino: None) -> None:
-    with pytest.raises(EngineRefusedError, match=re.escape(how_to_install("cpu"))):
-        CpuBackend().load(Brightness(), DEVICE, "openvino", "fp32", (1,))
 
 
 def test_a_network_that_openvino_cannot_convert_goes_to_eager() -> None:

@@ -24,8 +24,7 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, nn
 
 from anychip_base.extras import how_to_install
-from backends import BACKENDS, CompileOptions, EngineRefusedError
-from backends.engines import EagerEngine, compile_first
+from backends import CompileOptions, EngineRefusedError
 from backends.engines import inductor as inductor_file
 from backends.engines import onnxruntime as onnxruntime_file
 from backends.engines.inductor import InductorEngine
@@ -33,10 +32,8 @@ from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.table import CPU, NVIDIA
-from backends.vendors.torch_device import TorchBackend
 from models import open_model, parse_spec
 from tests.support.rows import row
-from tests.support.vendor_calls import engines_by_name
 
 DEVICE = "cpu:0"
 with_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
@@ -104,35 +101,6 @@ def load(
 ) -> Any:
     network = (network or Slope()).eval()
     return CpuBackend(1).load(network, DEVICE, engine, "fp32", (1, 3), options=options or CompileOptions()).executable
-
-
-class TestByName:
-    def test_auto_does_not_try_what_takes_long_to_start(self) -> None:
-        facts = CpuBackend.facts
-        assert not set(facts.engines) & set(facts.by_name)
-        assert "inductor" in facts.by_name
-        _, report = CpuBackend(1).load(Slope().eval(), DEVICE, "auto", "fp32", (1,))
-        assert report.engine in facts.engines
-        assert not set(report.refusals) & set(facts.by_name)
-
-    def test_an_unknown_engine_is_told_all_that_may_be_named(self) -> None:
-        message = refusal("warp")
-        assert all(name in message for name in (*CpuBackend.facts.engines, *CpuBackend.facts.by_name))
-
-    def test_every_engine_of_a_device_can_be_constructed_by_name(self) -> None:
-        for backend in BACKENDS:
-            if isinstance(backend, TorchBackend):
-                for name in (*backend.facts.engines, *backend.facts.by_name):
-                    made = engines_by_name()[name](backend.facts)
-                    assert made.name == name
-                    assert made.precisions
-
-    def test_why_an_engine_refused_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "onnxruntime", None)
-        engines = [OnnxRuntimeEngine(CPU), EagerEngine(row("fp32"))]
-        _, report = compile_first(engines, Slope().eval(), DEVICE, ("fp32",), (1,))
-        assert report.engine == "eager"
-        assert how_to_install("onnx") in report.refusals["onnxruntime"]
 
 
 class Chain(Slope):

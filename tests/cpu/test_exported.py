@@ -48,9 +48,7 @@ from models.contract.tensors import item_bytes
 from models.exports.exported import read_probes
 from models.exports.networks import load_graph
 from models.exports.trial import tried
-from tests.support.answers import assert_error
 from tests.support.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
-from tests.support.service_process import running
 
 SUFFIXES = (".onnx", ".pt2", ".ts")
 FORMS = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
@@ -215,14 +213,6 @@ def test_what_is_not_what_it_says_is_refused_in_one_sentence(tmp_path, suffix, c
         load_graph(str(file), FORMS[suffix])
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_half_a_file_is_refused(tmp_path, suffix):
-    file = exported(tmp_path, suffix, beside=False)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(WeightsError, match="cannot be read as"):
-        load_graph(str(file), FORMS[suffix])
-
-
 @pytest.mark.cold
 def test_the_server_hears_of_it_from_the_process_that_tried(tmp_path):
     (tmp_path / "broken.ts").write_bytes(b"nothing of the kind")
@@ -369,13 +359,6 @@ def test_engines_say_what_they_do_not_read(models):
             loaded(models[suffix], engine)
 
 
-def test_what_cannot_be_computed_in_a_precision_is_served_in_float32(models):
-    executable, report = loaded(models[".onnx"], "onnxruntime", "bf16")
-    assert report.precision == "fp32"
-    assert "bf16" in report.refusals["onnxruntime"]
-    executable.close()
-
-
 # The gate
 
 
@@ -507,30 +490,6 @@ def test_a_file_is_named_by_itself_or_by_its_owner():
         assert [spec.name, spec.architecture, spec.weights] == wanted
     with pytest.raises(ModelError, match="cannot name a model"):
         parse_spec("a b=bert.onnx")
-
-
-def test_it_is_served_by_the_open_inference_protocol(tmp_path):
-    file = exported(tmp_path, ".onnx")
-    with running(tmp_path, "--models", f"qa={file}", "--engine", "auto") as service, service.client() as client:
-        metadata = client.get("/v2/models/qa").raise_for_status().json()
-        assert metadata["platform"] == "onnx_onnxv1"
-        assert metadata["inputs"] == [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in INPUTS]
-        inputs = arrays(2, length=7)
-        tensors = [
-            {"name": name, "datatype": "INT64", "shape": list(array.shape), "data": array.tolist()}
-            for name, array in inputs.items()
-        ]
-        answer = client.post("/v2/models/qa/infer", json={"inputs": tensors}).raise_for_status().json()
-        assert [output["name"] for output in answer["outputs"]] == list(OUTPUTS)
-        for output in answer["outputs"]:
-            assert output["shape"] == [2, 7]
-            data = np.reshape(output["data"], (2, 7))
-            np.testing.assert_allclose(data, expected(inputs)[output["name"]], atol=1e-5)
-        refused = client.post("/v2/models/qa/infer", json={"inputs": tensors[:1]})
-        assert_error(refused, 400, "INVALID_REQUEST")
-        [served] = client.get("/v1/models").json()["models"]
-        assert served["task"] == "infer"
-        assert served["served_on"][0]["errors"]["error"] < 0.01
 
 
 def test_several_threads_may_read_what_was_found_at_once() -> None:

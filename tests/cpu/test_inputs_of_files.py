@@ -103,12 +103,6 @@ def test_one_channel_sees_grey(tmp_path: Path, suffix: str, last: bool) -> None:
     check(model, network((given.float() / 255 - 0.5) / 0.25))
 
 
-def test_of_one_channel_nobody_knows_a_mean(tmp_path: Path) -> None:
-    network = Network(1)
-    model = opened(tmp_path, network, torch.rand(1, 1, SIDE, SIDE), ".onnx", {}, OPEN)
-    check(model, network(GREY.float() / 255))
-
-
 @pytest.mark.parametrize("batch", [2, 4])
 def test_a_file_of_one_size_of_batch_answers_any_number_of_images(tmp_path: Path, batch: int) -> None:
     network = Network(batch=batch)
@@ -124,13 +118,6 @@ def test_an_input_of_halves_is_one_of_floats(tmp_path: Path) -> None:
     model = opened(tmp_path, network.half(), torch.rand(1, 3, SIDE, SIDE).half(), ".onnx", {"mean": 0, "std": 1}, OPEN)
     with torch.inference_mode():
         torch.testing.assert_close(model.network()(PIXELS)[0], right, rtol=5e-3, atol=1e-2)
-
-
-def test_an_oblong_input_keeps_its_sides(tmp_path: Path) -> None:
-    network = Network(last=True)
-    model = opened(tmp_path, network, torch.rand(1, 32, 48, 3), ".onnx", {"mean": 0, "std": 1}, OPEN)
-    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (2, 32, 48, 3), dtype=np.uint8))
-    torch.testing.assert_close(model.network()(pixels)[0], network(pixels.float() / 255), rtol=1e-4, atol=1e-4)
 
 
 def test_six_channels_are_refused_with_what_is_taken(tmp_path: Path) -> None:

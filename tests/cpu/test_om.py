@@ -116,12 +116,6 @@ def test_a_network_is_compiled_once_and_then_comes_from_the_cache(
         loaded(cann, **kept)
 
 
-def test_where_nothing_can_stand_in_meanwhile_a_quick_start_compiles(cann: Cann, tmp_path: Path) -> None:
-    executable, report = loaded(cann, quick=True, cache_dir=tmp_path, key="small")
-    assert (report.engine, report.staged) == ("om", False)
-    executable.close()
-
-
 def test_atc_is_given_what_huaweis_pages_say(cann: Cann, tmp_path: Path) -> None:
     loaded(cann, (1, 2, 8), cache_dir=tmp_path, key="small")[0].close()
     [file] = tmp_path.rglob("network.om")
@@ -137,12 +131,6 @@ def test_atc_is_given_what_huaweis_pages_say(cann: Cann, tmp_path: Path) -> None
         "dynamic_batch_size": "1,2,8",
     }
     assert about["inputs"] == [{"name": "pixels", "dims": [-1, 8, 6, 3], "dtype": "uint8"}]
-
-
-def test_one_batch_size_is_no_gear(cann: Cann) -> None:
-    executable, _ = loaded(cann, (2,))
-    assert right(executable.run(small_images()), small_images())
-    executable.close()
 
 
 def test_without_atc_it_says_what_to_install(cann: Cann, monkeypatch: pytest.MonkeyPatch) -> None:

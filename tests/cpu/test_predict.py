@@ -31,7 +31,6 @@ from app.cli import main
 from app.config import Settings
 from backends import host
 from models import Options, open_model, parse_spec
-from models.sample import IMAGES
 
 ROOT = Path(__file__).parents[2]
 NULL = ("--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
@@ -243,24 +242,6 @@ def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
         decoding.close()
 
 
-def test_of_many_files_the_one_that_ended_its_decoder_is_named(tmp_path):
-    """Reading the third takes for ever, as nobody writes into it."""
-    paths = [str(image(tmp_path / f"{number}.png")) for number in range(2)] + [str(tmp_path / "2.png")]
-    os.mkfifo(paths[2])
-    model = open_model(parse_spec("resnet18:random"), tmp_path)
-    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=False), 1, blocks=1, block_size=4)
-    try:
-        decoding.wait()
-        decoding.begin(0, [*paths, paths[0]])
-        while _progress(decoding._arena, 0).tolist() != [1, 2]:
-            assert decoding._processes[0].poll() is None
-        os.kill(decoding._processes[0].pid, signal.SIGKILL)
-        with pytest.raises(CommandError, match=r"exit code -9\) with [^ ]*/2\.png: leave"):
-            decoding.finish()
-    finally:
-        decoding.close()
-
-
 def test_a_process_that_is_held_up_leaves_its_files_to_the_others(tmp_path):
     paths = [str(image(tmp_path / f"{number:02}.png", (8 + number, 8))) for number in range(12)]
     model = open_model(parse_spec("resnet18:random"), tmp_path)
@@ -308,23 +289,6 @@ def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_pa
         assert predictor._device_thread.submit(torch.get_num_threads).result() == host.core_count()
     finally:
         predictor.close()
-
-
-def test_the_answers_of_batches_are_those_of_single_images(tmp_path):
-    folder = str(IMAGES)
-    assert (
-        main(["predict", "yolov8n", folder, "--output", str(tmp_path / "8.jsonl"), "--batch-size", "4", *SAMPLE]) == 0
-    )
-    assert (
-        main(["predict", "yolov8n", folder, "--output", str(tmp_path / "1.jsonl"), "--batch-size", "1", *SAMPLE]) == 0
-    )
-    four, one = lines(tmp_path / "8.jsonl"), lines(tmp_path / "1.jsonl")
-    assert [each["file"] for each in four] == [each["file"] for each in one] == sorted(map(str, IMAGES.glob("*.jpg")))
-    for batched, single in zip(four, one, strict=True):
-        assert [each["label"] for each in batched["detections"]] == [each["label"] for each in single["detections"]]
-        for left, right in zip(batched["detections"], single["detections"], strict=True):
-            assert left["score"] == pytest.approx(right["score"], abs=1e-3)
-            assert list(left["box"].values()) == pytest.approx(list(right["box"].values()), abs=0.1)
 
 
 def test_drawings_keep_the_folders_of_their_images(tmp_path):

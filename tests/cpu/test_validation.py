@@ -221,18 +221,6 @@ def test_an_engine_that_is_wrong_from_a_layer_on_is_found_by_halves(path: str, i
     assert found.culprit.path == path
 
 
-def test_wrong_weights_against_a_reference_are_named_by_their_layer(items: Any, tmp_path: Path) -> None:
-    class Damaged(Stub):
-        def network(self) -> Layered:
-            network = super().network()
-            network.get_parameter("body.2.weight").data *= WRONG
-            return network
-
-    depth = validation(Damaged(), EagerEngine(row("fp32")), items, tmp_path, Stub()).depth("fp32")
-    assert depth.first is not None
-    assert depth.first.layer.path == "body.2"
-
-
 def test_an_engine_that_is_wrong_from_a_node_of_an_onnx_file_on(onnx_file: Path, tmp_path: Path) -> None:
     model = open_model(parse_spec(str(onnx_file)), tmp_path)
     node = node_named(onnx_file, "body/body.2")

@@ -22,7 +22,7 @@ from PIL import Image
 
 from app.decoder.messages import DecodePlan, Kind
 from app.decoding.pool import Decoders
-from app.decoding.waiting import DecodeQueueFullError, ImageLimits, PendingImage
+from app.decoding.waiting import ImageLimits, PendingImage
 from app.images.decoding import decode
 from app.images.header import ImageTooLargeError, InvalidImageError, read_header
 from app.processes.arena import Arena, FreeSlots
@@ -163,12 +163,6 @@ async def test_pixels_and_placement_are_those_of_this_process(made):
                 assert (pixels == reference).all()
 
 
-async def test_what_a_library_writes_itself_is_in_no_log(made):
-    """libjpeg's warnings of strange images go to the file descriptor 2, past Python and the form of the log."""
-    assert made.pids
-    assert {os.readlink(f"/proc/{pid}/fd/2") for pid in made.pids} == {os.devnull}
-
-
 async def test_pixels_that_need_no_decoding_are_placed_alike(made):
     pixels = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     async with made.limited():
@@ -187,63 +181,6 @@ async def test_what_is_no_good_image_is_refused_with_its_sentence(made):
         with pytest.raises(ImageTooLargeError, match="1010"):
             await made.decode(image(101))
         await made.decode(image(99))
-
-
-async def test_the_least_rank_is_decoded_first(made):
-    done = []
-
-    async def one(name, rank_s):
-        await made.decode(image(SLOW), FAULTY, rank_s=rank_s)
-        done.append(name)
-
-    async with made.limited():
-        # Four are with the decoders at once; the others wait.
-        first = [asyncio.create_task(one("first", 0.0)) for _ in range(4)]
-        await asyncio.sleep(0)
-        await until(lambda: made.decoders.waiting == 0)
-        rest = [asyncio.create_task(one(rank, rank)) for rank in (5, 3, 4, 1, 2)]
-        await asyncio.gather(*first, *rest)
-    assert max(done.index(1), done.index(2)) < done.index(5)
-    assert done.index(1) < done.index(4)
-
-
-async def test_large_images_leave_a_decoder_to_small_ones(made):
-    async with made.limited(large_pixels=150):
-        large = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(6)]
-        await until(lambda: made.decoders._large == 1)
-        # Behind six large images of 50 ms each, one after the other, a small one is there at once.
-        await made.decode(image(11), FAULTY)
-        assert sum(not task.done() for task in large) >= 4
-        await asyncio.gather(*large)
-
-
-async def test_an_image_whose_deadline_passes_is_answered_then_and_not_decoded(made):
-    async with made.limited():
-        busy = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(12)]
-        await asyncio.sleep(0)
-        late = asyncio.create_task(made.decode(image(CRASHES), FAULTY, deadline_s=0.0, rank_s=time.monotonic() + 9))
-        with pytest.raises(asyncio.TimeoutError):
-            await late
-        assert not any(task.done() for task in busy), "it was answered while all others were decoded or waited"
-        await asyncio.gather(*busy)
-        assert made.reasons == [], "it would have ended its decoder"
-
-
-async def test_a_cancelled_image_is_not_decoded(made):
-    async with made.limited():
-        busy = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(12)]
-        culprit = asyncio.create_task(made.decode(image(CRASHES), FAULTY))
-        await until(lambda: made.decoders.waiting)
-        culprit.cancel()
-        await asyncio.gather(*busy)
-        assert made.reasons == []
-
-
-async def test_no_more_wait_than_may(made):
-    async with made.limited(queue=4):
-        tasks = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(6)]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert sum(isinstance(each, DecodeQueueFullError) for each in results) == 2
 
 
 @pytest.mark.parametrize("seed", range(8))

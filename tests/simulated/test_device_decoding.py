@@ -168,15 +168,6 @@ def test_of_eight_images_the_one_that_the_device_cannot_decode_is_decoded_on_the
         assert given[3][1]["predictions"][0]["classes"][0]["label"] == "ring"
 
 
-def test_several_images_of_one_request_are_answered_in_their_order(device):
-    names = ("classify_heart", "classify_ring", "classify_star")
-    sizes = (None, (BROKEN_WIDTH, 250), None)
-    files = [("files", picture(name, size=size)) for name, size in zip(names, sizes, strict=True)]
-    with device.client() as client:
-        answer = client.post(PREDICT, files=files).json()
-    assert [each["classes"][0]["label"] for each in answer["predictions"]] == ["heart", "ring", "star"]
-
-
 def test_a_deadline_holds_for_what_is_decoded_twice(device):
     broken = picture(size=(BROKEN_WIDTH, 250))
     with device.client() as client:
@@ -205,15 +196,6 @@ def test_a_decoder_that_can_nothing_leaves_all_to_the_host(tmp_path):
         assert answers(client, picture(), path=small_classifier.PREDICT)[0][0] == 200
         assert counted(client) == {}
         assert "images are decoded on the host" in service.log.read_text()
-
-
-def test_a_decoder_whose_answers_are_others_does_not_serve(tmp_path):
-    words = (*small(tmp_path), "--simulate", "npu:1,decode=1,decode_off=150")
-    with running(tmp_path, *words, "--decode", "auto") as service, service.client() as client:
-        found = decoding(client)
-        assert found["by"] == "host"
-        assert "the answers to images that the device decodes are others: the error" in found["refusal"]
-        assert answers(client, picture(), path=small_classifier.PREDICT)[0][0] == 200
 
 
 @pytest.mark.parametrize(

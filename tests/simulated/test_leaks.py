@@ -15,7 +15,7 @@ from tests.support import small_classifier
 from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import PREDICT, assert_nothing_left, metric, post, serving
+from tests.support.null_service import PREDICT, metric, post, serving
 from tests.support.service_process import running
 
 MIB = 1 << 20
@@ -23,31 +23,6 @@ MIB = 1 << 20
 
 def memory(service, kind):
     return metric(service, "anychip_device_memory_bytes", kind=kind)
-
-
-async def test_a_leak_that_only_the_end_of_the_process_returns_fails_nobody(tmp_path):
-    # 8 MB a batch of 1 GB: a worker lasts 128 batches; a new one is asked for after some 80. Should the machine be too
-    # slow for it to be there in time, the images wait for it.
-    with serving(
-        tmp_path,
-        "leak_mb=8,memory_mb=1024,delay_ms=50",
-        "--batch-sizes",
-        "1",
-        "--guard-policy",
-        "0.3",
-        constants={GUARD_COOLDOWN_S: 1, HANDOVER_INTERVAL_S: 0},
-    ) as service:
-        first = service.worker().pid
-        async with Load(service.url, PREDICT, GREY, 4) as load:
-            await load.answers(170)
-            await until(lambda: metric(service, "anychip_handovers_total", reason="memory") >= 2)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert load.outcomes.total() > 128  # More than the device could hold.
-        await until(lambda: len(service.workers()) == 1)
-        assert service.worker().pid != first
-        assert metric(service, "anychip_cache_releases_total", rung="3", trigger="device") >= 2
-        assert sum(psutil.Process(worker.pid).memory_info().rss for worker in service.workers()) < 2048 * MIB
-        assert_nothing_left(service)
 
 
 # A worker lasts 32 batches, far less time than the next one takes to start, and often less than the guard needs to see
@@ -125,27 +100,6 @@ def rss(worker):
     with contextlib.suppress(psutil.NoSuchProcess):
         return worker.memory_info().rss
     return 0
-
-
-async def test_a_cache_is_released_and_nobody_handed_over(tmp_path):
-    with serving(
-        tmp_path,
-        "cache_mb=8,memory_mb=1024",
-        "--batch-sizes",
-        "1",
-        constants={GUARD_COOLDOWN_S: 0},
-    ) as service:
-        worker = service.worker().pid
-        async with Load(service.url, PREDICT, GREY, 8) as load:
-            await load.answers(1000)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert service.worker().pid == worker
-        assert metric(service, "anychip_cache_releases_total", rung="2", trigger="cache") >= 3
-        # 8 GB went through 1 GB; of what was not returned the device holds the rest.
-        assert metric(service, "anychip_cache_released_bytes_total", rung="2") > 7000 * MIB
-        assert metric(service, "anychip_retried_total") == 0  # It never came to out of memory.
-        assert metric(service, "anychip_handovers_total") == 0
-        assert psutil.Process(worker).memory_info().rss < 2048 * MIB
 
 
 async def test_memory_is_released_when_asked_for(tmp_path):

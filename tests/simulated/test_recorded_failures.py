@@ -16,7 +16,6 @@ import httpx
 import pytest
 
 from anychip_tools.simulated import recorded
-from tests.support.constants import COMPILE_TIMEOUT_S
 from tests.support.device_child import ROOT, child
 from tests.support.load import until
 from tests.support.photographs import FILES
@@ -135,28 +134,6 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
         assert total in client.get("/metrics").text
         assert [each["device"] for each in client.get("/v1/devices").json()["devices"]] == ["npu:0"]
     assert "npu:1 does not answer and is left out: the device does not answer" in service.log.read_text()
-
-
-@pytest.mark.nightly  # It mostly waits; tests/unit/test_handover.py has the time-out and the next try, no process.
-async def test_a_compiler_that_never_ends_is_ended_and_what_serves_stays(tmp_path: Path) -> None:
-    """Graphs cannot be captured either: eager serves, and why the others do not is there to read."""
-    (tmp_path / "hangs").touch()
-    gone = "nothing faster can be had, what serves stays"
-    options = (*ONE, "--simulate", "npu:1,graphs=1,fault=graph", "--device", "npu")
-    constants = {COMPILE_TIMEOUT_S: 20}
-    with (
-        running(tmp_path, *options, environment=compiler(tmp_path), constants=constants) as service,
-        service.client() as client,
-    ):
-        assert served(client)["engine"] == "eager"
-        assert "choose --engine eager or torchair" in served(client)["refusals"]["graph"]
-        await until((tmp_path / "compiles").exists)
-        before, ended = answered(client, PHOTO), service.log.read_text().count(gone)
-        await until(lambda: service.log.read_text().count(gone) > ended)
-        await until(lambda: len(service.workers()) == 1)
-        assert answered(client, PHOTO) == before
-        assert served(client)["engine"] == "eager"
-    assert "it is tried again in 30 s: it was not ready within 20 s" in service.log.read_text()
 
 
 async def test_a_crash_right_after_the_hand_over_costs_no_request_and_the_quick_engine_serves_again(

@@ -114,10 +114,3 @@ def test_what_its_key_cannot_tell_apart_lies_in_folders_of_its_own(kept: list[Ke
     assert len({each.key for each in in_fp32}) == len(SIZES), "by its own key only the batch size differs"
     assert len({each.folder for each in kept}) == len(made)
     assert len({(each.folder, each.key) for each in kept}) == len(kept)
-
-
-def test_the_same_network_is_found_again(kept: list[Kept], tmp_path: Path) -> None:
-    for _ in range(2):
-        engine = TensorRTEngine(row("fp32"))
-        engine.compile(Network(10), "cpu", "fp32", SIZES, CompileOptions(cache_dir=tmp_path)).close()
-    assert kept[: len(SIZES)] == kept[len(SIZES) :]
