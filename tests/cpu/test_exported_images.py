@@ -317,19 +317,6 @@ class Queries(nn.Module):
         return self.boxes + nothing, self.logits + nothing
 
 
-def test_rf_detr_has_a_box_for_each_class_of_a_query_and_no_background(tmp_path: Path) -> None:
-    sidecar = {"task": "detect", "layout": "rfdetr", "labels": ["a", "b"]}
-    model: Any = open_model(parse_spec(str(written(tmp_path / "best.onnx", Queries(), sidecar))), tmp_path)
-    assert (model.file.resize.how, model.mean[0]) == ("stretch", 0.485)
-    image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
-    placement = model.preprocess(image, out, 200, 100)
-    with torch.inference_mode():
-        outputs = [output.numpy() for output in model.network()(out[None].repeat(2, 1, 1, 1))]
-    found = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())["detections"]
-    assert [(each["label"], each["score"]) for each in found] == [("a", 0.8808), ("b", 0.73106)]
-    assert [*found[0]["box"].values()] == [0, 50, 100, 100]
-
-
 def of_rfdetr(network: nn.Module, file: Path) -> Any:
     """As rfdetr 1.11.2 names them (models.export); its labels alone are to be said."""
     names = {"input_names": ["input"], "output_names": ["dets", "labels"]}
@@ -345,13 +332,6 @@ def test_rf_detrs_numbers_of_coco_have_gaps(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text(json.dumps({"labels": "coco"}))
     labels = of_rfdetr(network, tmp_path / "best.onnx").labels
     assert (labels[1], labels[17], labels[90], len(labels)) == ("person", "cat", "toothbrush", 91)
-
-
-def test_rf_detr_is_told_by_its_names(tmp_path: Path) -> None:
-    (tmp_path / "best.labels.txt").write_text("a\nb\n")
-    model = of_rfdetr(Queries(), tmp_path / "best.onnx")
-    assert (model.task, model.labels, model.export.how.layout) == ("detect", ("a", "b"), "rfdetr")
-    assert (model.input_shape, model.file.resize.how, model.mean[0]) == ((56, 56, 3), "stretch", 0.485)
 
 
 class Detr(nn.Module):

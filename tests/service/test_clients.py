@@ -47,21 +47,6 @@ def image():
     return {"image": ("frame.jpg", IMAGE.read_bytes(), "image/jpeg")}
 
 
-def test_deepstack_has_boxes_of_whole_pixels_best_first(service):
-    with service.client() as client:
-        answer = client.post("/v1/vision/detection", files=image(), data={"api_key": "", "min_confidence": "0.3"})
-        ours = client.post("/v1/models/yolov8n:predict?score_threshold=0.3", files=image()).json()["predictions"][0]
-    found = answer.json()
-    assert (found["success"], found["count"]) == (True, len(found["predictions"]))
-    assert 0 < found["count"] <= 20
-    for theirs, mine in zip(found["predictions"], ours["detections"], strict=False):
-        assert (theirs["label"], theirs["confidence"]) == (mine["label"], mine["score"])
-        assert theirs["x_min"] == round(mine["box"]["x1"])
-        assert theirs["y_max"] == round(mine["box"]["y2"])
-    scores = [each["confidence"] for each in found["predictions"]]
-    assert scores == sorted(scores, reverse=True)
-
-
 def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
     with service.client() as client:
         assert client.post("/v1/vision/custom/list").json()["models"] == ["yolov8n", *TASKS]
@@ -96,32 +81,6 @@ def test_x_anylabeling_has_its_models_and_ours(service):
         assert "button_classes_filter" in {each["name"] for each in listed["data"]["yolov8n"]["widgets"]}
         assert client.get("/v1/models/pose/info").json()["success"]
         assert client.get("/health").json()["success"]
-
-
-def test_x_anylabeling_draws_each_task_in_its_own_shapes(service):
-    with service.client() as client:
-        ours = client.post("/v1/models/yolov8n:predict", files=image()).json()["predictions"][0]["detections"]
-        # Thresholds of 0, as the program sends them at first, are the usual ones.
-        boxes = labelled(client, "yolov8n", conf_threshold=0.0, iou_threshold=0.0).json()["data"]["shapes"]
-        assert [shape["label"] for shape in boxes] == [found["label"] for found in ours]
-        assert boxes[0]["shape_type"] == "rectangle"
-        assert boxes[0]["points"][2] == [ours[0]["box"]["x2"], ours[0]["box"]["y2"]]
-        assert len(labelled(client, "yolov8n", conf_threshold=0.9).json()["data"]["shapes"]) < len(boxes)
-        chosen = boxes[-1]["label"]
-        assert {shape["label"] for shape in boxes} > {chosen}
-        kept = labelled(client, "yolov8n", filter_classes=[chosen]).json()["data"]["shapes"]
-        assert kept == [shape for shape in boxes if shape["label"] == chosen]
-        assert labelled(client, "yolov8n", filter_classes=[]).json()["data"]["shapes"] == boxes
-        pose = labelled(client, "pose").json()["data"]["shapes"]
-        assert [shape["shape_type"] for shape in pose] == ["rectangle", "point", "point"]
-        assert {shape["group_id"] for shape in pose} == {1}
-        [turned] = labelled(client, "obb").json()["data"]["shapes"]
-        assert (turned["shape_type"], len(turned["points"])) == ("rotation", 4)
-        assert turned["direction"] == pytest.approx(0.7854, abs=1e-3)
-        [outline] = labelled(client, "segment").json()["data"]["shapes"]
-        assert outline["shape_type"] == "polygon"
-        assert outline["points"][0] == outline["points"][-1]
-        assert labelled(client, "classify").json()["data"]["description"] == "thing"
 
 
 def test_x_anylabeling_is_told_what_is_wrong(service):

@@ -202,18 +202,6 @@ async def test_sigterm_under_load_loses_no_accepted_request(serve):
         assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
 
 
-async def test_a_killed_server_leaves_no_process_even_beside_a_hung_worker(serve):
-    with serve("hang=#00ff00", "--workers-per-device", "2", ends=True) as service:
-        children = service.children()
-        hung = asyncio.create_task(gathered(service, [GREEN]))
-        await until(lambda: metric(service, "anychip_images_in_flight") == 1)
-        service.process.kill()
-        service.process.wait(WAIT_S)
-        with pytest.raises(httpx.TransportError):
-            await hung
-        assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
-
-
 async def test_overload_is_refused_and_memory_stays_flat(serve):
     body = png(size=(600, 600)) + bytes(300_000)  # What follows the end of a PNG is no part of it.
     with serve("delay_ms=5", "--queue-size", "16", "--batch-sizes", "1,2") as service:

@@ -163,7 +163,7 @@ def test_models_that_are_loaded_again_are_served_on(both):
                 answered(another, f"/v1/models/{name}:predict", content=GREY)
 
 
-@pytest.mark.parametrize("beside", ["", "anychip-worker", "anychip-decoder", "anychip-ingress", "fork-workers"])
+@pytest.mark.parametrize("beside", ["", "anychip-ingress", "fork-workers"])
 async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, beside):
     """Alone, and together with another process."""
     with serve(*LOOKED_AT, at_admin=True) as service:

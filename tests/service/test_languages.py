@@ -1,6 +1,6 @@
-"""The first request of programs in other languages, with each one's own HTTP client and what that sends unasked.
+"""The first request of a program in Java, with its own HTTP client and what that sends unasked.
 
-Go's is in test_other_clients.py.
+Go's is in test_other_clients.py; those of curl, Python and Node are in test_playground.py.
 """
 
 from __future__ import annotations
@@ -8,26 +8,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from models.sample import IMAGES
-from tests.support.node import node
 from tests.support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.xdist_group("shared service")
 
 IMAGE = IMAGES / "detect_1.jpg"
-
-NODE = """
-import { readFileSync } from "node:fs";
-const [url, file] = process.argv.slice(2);
-const answer = await fetch(url, { method: "POST", body: readFileSync(file) });
-if (!answer.ok) throw new Error(await answer.text());
-console.log(await answer.text());
-"""
 
 JAVA = """
 import java.net.URI;
@@ -46,28 +36,15 @@ public class Ask {
 """
 
 
-PROGRAMS: dict[str, tuple[str, str, Callable[[], str | None]]] = {
-    "Node": ("ask.mjs", NODE, node),
-    "Java": ("Ask.java", JAVA, lambda: shutil.which("java") if shutil.which("javac") else None),
-    "curl": (
-        "ask.sh",
-        'exec curl -fsS --data-binary "@$2" "$1"\n',
-        lambda: shutil.which("bash") if shutil.which("curl") else None,
-    ),
-}
-
-
-@pytest.mark.parametrize("language", PROGRAMS)
-def test_an_image_is_answered_as_each_language_sends_it(service: ServiceProcess, tmp_path: Path, language: str) -> None:
-    file, text, found = PROGRAMS[language]
-    program = found()
-    if program is None:
-        pytest.skip(f"{language} is not on this machine")
-    (tmp_path / file).write_text(text)
+@pytest.mark.skipif(shutil.which("javac") is None, reason="apt-get install default-jdk-headless")
+def test_an_image_is_answered_as_java_sends_it(service: ServiceProcess, tmp_path: Path) -> None:
+    program = shutil.which("java")
+    assert program is not None
+    (tmp_path / "Ask.java").write_text(JAVA)
     url = f"{service.url}/v1/models/resnet18:predict"
     home = {"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin"}
     ended = subprocess.run(
-        [program, str(tmp_path / file), url, str(IMAGE)],
+        [program, str(tmp_path / "Ask.java"), url, str(IMAGE)],
         env=home,
         capture_output=True,
         text=True,

@@ -61,12 +61,6 @@ def test_a_line_for_machines_is_one_json_object(written):
     assert "ValueError: broken" in second["exception"]
 
 
-def test_a_line_for_people_ends_with_what_it_is_about(written):
-    logs.configure("info", "text")
-    logging.getLogger("anychip.test").error("it failed", extra={"request_id": "abc"})
-    assert written.getvalue().endswith(" ERROR anychip.test it failed [request_id=abc]\n")
-
-
 @pytest.mark.parametrize(("terminal", "json_lines"), [(True, 0), (False, 1)])
 def test_auto_is_text_on_a_terminal_and_json_elsewhere(written, monkeypatch, terminal, json_lines):
     monkeypatch.setattr(written, "isatty", lambda: terminal)

@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc
 import httpx
-import psutil
 import pytest
 import safetensors.torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -192,14 +191,3 @@ def test_models_that_are_loaded_are_named_before_all_are(tmp_path: Path) -> None
     assert process.returncode == 0
     assert "served by null:0" in errors
     assert re.search(r"second: null fp32 on null:0 after [1-9][.\d]* s", errors)
-
-
-def test_how_the_process_that_reads_models_has_ended_is_said(tmp_path: Path, mirror: str) -> None:
-    with starting(tmp_path, free_port(), "--models", "resnet18", "--weights-mirror", mirror) as process:
-        assert Publisher.asked.wait(WAIT_S)
-        children = psutil.Process(process.pid).children(recursive=True)
-        [reading] = [child for child in children if child.name() == "anychip-opening"]
-        reading.send_signal(signal.SIGSEGV)
-        _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 1
-    assert errors.splitlines()[-1] == "anychip: the process that reads models has ended, exit code -11"

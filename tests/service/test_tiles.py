@@ -74,18 +74,6 @@ def test_objects_on_and_off_the_seams_are_found_once(service):
     assert len(tiled["detections"]) <= 4 * len(alone["detections"]) + 4
 
 
-def test_an_image_that_fits_into_a_tile_is_answered_as_without(service):
-    content = (IMAGES / "detect_1.jpg").read_bytes()
-    with service.client() as client:
-        plain, tiled = (
-            client.post(f"{PREDICT}{query}", content=content, headers=JPEG).json()["predictions"]
-            for query in ("?tile=0", "?tile=640")
-        )
-    assert [found["label"] for found in plain[0]["detections"]] == [each["label"] for each in tiled[0]["detections"]]
-    for one, other in zip(plain[0]["detections"], tiled[0]["detections"], strict=True):
-        assert list(one["box"].values()) == pytest.approx(list(other["box"].values()), abs=0.05)
-
-
 def test_turned_images_are_cut_as_they_are_displayed(service):
     exif = Image.Exif()
     exif[0x112] = 6

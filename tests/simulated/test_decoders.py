@@ -248,52 +248,6 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
         assert len(made.reasons) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_another_fork_server_takes_the_place_of_a_dead_one_and_costs_no_image(made, number):
-    async with made.limited():
-        await made.decode(image(20))
-        first, pids = made.decoders._replicas.fork_server.pid, made.pids
-        os.kill(first, number)
-        await until(lambda: made.decoders._replicas.fork_server.pid != first)
-        await until(lambda: not psutil.pid_exists(first))
-        await made.decode(image(20))
-        assert made.reasons == []
-        os.kill(made.pids[0], signal.SIGKILL)
-        await until(lambda: made.decoders.up == 2 and not set(made.pids) & set(pids))
-        assert {psutil.Process(pid).ppid() for pid in made.pids} == {os.getpid()}
-
-
-async def test_decoders_of_a_fork_server_that_is_gone_are_replaced_one_by_one_under_load(made):
-    """What they do not share any more was 150 MiB of each."""
-    async with made.limited():
-        await made.decode(image(20))
-        first, pids = made.decoders._replicas.fork_server.pid, made.pids
-        stop = asyncio.Event()
-        least = 2
-
-        async def client():
-            nonlocal least
-            while not stop.is_set():
-                await made.decode(image(20))
-                least = min(least, made.decoders.up)
-
-        clients = [asyncio.create_task(client()) for _ in range(16)]
-        try:
-            os.kill(first, signal.SIGKILL)
-            await until(lambda: made.decoders.up == 2 and not set(made.pids) & set(pids))
-        finally:
-            stop.set()
-            await asyncio.gather(*clients)
-        assert (made.reasons, least) == ([], 1)
-        assert {each.parent for each in made.decoders._replicas.decoders.values()} == {
-            made.decoders._replicas.fork_server.pid
-        }
-        after = made.pids
-        for _ in range(3):
-            await made.decode(image(20))
-        assert made.pids == after
-
-
 async def test_a_fork_server_that_is_stopped_does_not_leave_the_replicas_empty(made):
     async with made.limited():
         os.kill(made.decoders._replicas.fork_server.pid, signal.SIGSTOP)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.support import stub_drivers
-from tests.support.device_child import child, over, passed
+from tests.support.device_child import child, over
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.vendor_sources import wheel
@@ -26,21 +26,6 @@ from tests.support.vendor_sources import wheel
 ROOT = Path(__file__).parents[2]
 SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
 JPEG = {"Content-Type": "image/jpeg"}
-
-
-@pytest.mark.parametrize(("stub", "also"), [("cuda", "cuda-eager and fp32 or TestBackend and cuda"), ("npu", "npu")])
-def test_the_contract_of_engines_over_the_vendors_own_package(stub: str, also: str) -> None:
-    """Of test_backends.py what `also` chooses; test_device_contract.py has more.
-
-    Of CUDA's engines eager alone: a stub driver stands in for operators, not for the machine code of compilers.
-    """
-    options = ("-q", "-rp", "-p", "no:cacheprovider", "-p", "tests.support.stubs.plugin", "-k", also)
-    assert passed(child(*over(stub), "-m", "pytest", *options, "tests/cpu/test_backends.py")) >= {
-        "test_classification_agrees_with_float32_for_every_batch_size",
-        "test_every_image_gets_its_own_answer",
-        "test_closing_frees_the_weights_and_twice_is_once",
-        "test_memory_and_telemetry_are_plausible",
-    }
 
 
 @pytest.mark.parametrize("stub", ["cuda", "npu"])

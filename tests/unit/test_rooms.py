@@ -38,7 +38,7 @@ def test_no_test_module_is_imported():
 
 
 STARTS_A_SERVICE = {"running", "serving"}
-OF_FAULTS = [f"service/test_{name}.py" for name in ("chaos", "faults", "handover", "limits", "stalls")]
+OF_FAULTS = [f"service/test_{name}.py" for name in ("chaos", "faults", "limits", "stalls")]
 OF_FAULTS_WITHOUT_A_SERVICE = [f"simulated/test_{name}.py" for name in ("decoders", "fork_server", "worker_process")]
 
 

@@ -8,9 +8,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from anychip_grpc import relay as module
 from anychip_grpc.calls import Calls
 from anychip_grpc.relay import Relay, address_in
 from app.ingress.budget import Budget
@@ -88,44 +85,6 @@ async def test_the_core_knows_the_address_and_its_end_is_the_clients():
         assert address_in(names[0].decode()) == "127.0.0.1"
         writer.close()
         await until(lambda: not budget.held)
-
-
-async def test_what_a_client_does_not_read_stays_with_the_core():
-    written = 0
-
-    async def floods(_, writer):
-        nonlocal written
-        while not writer.is_closing():
-            writer.write(bytes(MB))
-            await writer.drain()
-            written += MB
-
-    async with carried(floods) as (relay, port, _), client(port) as (reader, writer):
-        await until(lambda: any(each._blocked for each in relay._open.values()))
-        [connection] = relay._open.values()
-        assert connection.transport.get_write_buffer_size() <= MB
-        assert connection._sending._timer is not None
-        begun = written
-        await asyncio.wait_for(reader.readexactly(begun + 8 * MB), WAIT_S)
-        writer.close()
-
-
-@pytest.mark.parametrize("read", [True, False])
-async def test_an_answer_that_is_not_taken_ends_its_connection(monkeypatch, read):
-    monkeypatch.setattr(module, "_SOON_S", 0.0)
-    monkeypatch.setattr(module, "PERIOD_S", 0.0)
-    async with carried(echo) as (relay, port, budget), client(port) as (_, writer):
-        await until(lambda: relay._open)
-        [connection] = relay._open.values()
-        ends = connection.answer_begins(0 if not read else 1000 * MB)
-        if read:
-            await until(lambda: connection._late)
-            ends()
-            assert connection._sending._timer is None
-            assert budget.held == 1
-        else:
-            await until(lambda: not budget.held)
-        writer.close()
 
 
 async def test_a_client_with_more_calls_than_it_may_have_loses_its_connection():
