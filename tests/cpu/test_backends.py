@@ -46,6 +46,7 @@ from tests.support.work import of_one_thread
 
 LADDER = (1, 2, 3, 8)
 DEVICE = "cpu:0"
+_MEMBERS = ("name", "facts", "probe", "devices", "load", "memory", "release_cache", "telemetry")
 
 
 class Case(NamedTuple):
@@ -304,6 +305,10 @@ def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
 
 @pytest.mark.parametrize("backend", COMPUTING, ids=lambda backend: backend.name)
 class TestBackend:
+    def test_at_most_eight_public_members(self, backend: Backend) -> None:
+        members = {name for name in dir(backend) if not name.startswith("_")}
+        assert members <= set(_MEMBERS)
+
     def test_auto_takes_the_first_engine_and_the_precision_of_the_device(self, backend: Backend) -> None:
         device = backend.devices()[0]
         assert device.auto_precision in backend.facts.precisions

@@ -272,6 +272,7 @@ BY_PATH = {
             "tests/simulated/test_device_contract.py::test_torch_npu_that_waits_for_every_kernel",
             "tests/simulated/test_nvidia_wheels.py",
             "tests/simulated/test_torchair_cache.py",
+            "tests/simulated/test_tensorrt_cache.py",
             "tests/simulated/test_vendor_sources.py",
         ),
         wants=("npu",),

@@ -26,8 +26,6 @@ TABLES: dict[str, dict[str, Any]] = {
     for path in sorted((Path(__file__).parent / "vendor_api").glob("*.json"))
 }
 CALLS = [(name, call) for name, table in TABLES.items() for call in table.get("calls", ())]
-ANY_DEVICE = "torch.*"
-
 Definition = ast.FunctionDef | ast.ClassDef
 
 
@@ -169,64 +167,3 @@ def sources(name: str) -> Sources:
             if entry.endswith(".py") and entry.startswith(f"{inside}{name}/")
         }
     return Sources(texts)
-
-
-def aliases() -> dict[str, str]:
-    """Return dotted prefix in our sources -> table."""
-    return {alias: name for name, table in TABLES.items() for alias in table["aliases"]}
-
-
-def uses(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield (prefix, name) of each attribute of a vendor's module that a source names, and of each import from one.
-
-    Seen are `torch.npu.X`, `torch_npu.npu.X`, `torch.get_device_module("npu").X`, and as prefix ANY_DEVICE
-    `torch.get_device_module(anything else).X`. Not seen: a module kept in a variable, and getattr; for those there is
-    tests/support/vendor_calls.py.
-    """
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and id(node) not in inner:
-            yield from _used(_dotted(node))
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield from _used(f"{node.module}.{alias.name}")
-
-
-def _used(dotted: str) -> Iterator[tuple[str, str]]:
-    for prefix in sorted([*aliases(), *(name for name in TABLES), ANY_DEVICE], key=len, reverse=True):
-        if dotted.startswith(f"{prefix}."):
-            yield prefix, dotted.removeprefix(f"{prefix}.")
-            return
-
-
-def _dotted(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Call) and _dotted(node.func) == "torch.get_device_module":
-        argument = node.args[0] if node.args else None
-        device = str(argument.value) if isinstance(argument, ast.Constant) else "*"
-        return f"torch.{device}"
-    return node.id if isinstance(node, ast.Name) else "?"
-
-
-def _names(table: Mapping[str, Any]) -> list[str]:
-    """Return the names of a table: our calls for a wheel, all of a list of public names."""
-    return [call["name"] for call in table.get("calls", ())] or list(table.get("public", ()))
-
-
-def unlisted(tree: ast.Module) -> list[str]:
-    """Return names of vendors' modules that a source uses and no table lists."""
-    missing = []
-    for prefix, name in uses(tree):
-        if prefix == ANY_DEVICE:
-            tables = [table for table in TABLES.values() if table["aliases"][0].startswith("torch.")]
-        else:
-            tables = [TABLES[aliases()[prefix]]] if prefix in aliases() else [{}]
-        # A chain may go on after the name, or stop before one, like `torch.npu` alone.
-        if not name or name == aliases().get(prefix):
-            continue
-        if not all(any(f"{name}.".startswith(f"{each}.") for each in _names(table)) for table in tables):
-            modules = {alias.rpartition(".")[2] for alias in aliases()}
-            if not (prefix in TABLES and name in modules):  # `from torch_npu import npu`
-                missing.append(f"{prefix}.{name}")
-    return missing
