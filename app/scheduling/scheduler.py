@@ -66,30 +66,20 @@ class Scheduler(Generic[T]):
         self._ids = count(1)
         self._order = count()
 
-    def check(
-        self,
-        model: str,
-        images: int,
-        deadline_s: float,
-        priority: int,
-        now: float,
-        *,
-        client: str = "",
-        ready_s: float | None = 0.0,
-    ) -> float | None:
-        """Check the admission of `images` more. `ready_s`: seconds until the last one can be enqueued; None while
+    def check(self, reservation: Reservation, now: float, ready_s: float | None = 0.0) -> float | None:
+        """Check the admission of a request. `ready_s`: seconds until its last image can be enqueued; None while
         unknown.
 
         Returns the seconds until the last is expected to be answered, without lateness; None while the model has no
         worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
-        queue = self.queues[model]
+        model, images, priority = reservation.model, reservation.images, reservation.priority
+        queue, serving, client = self.queues[model], self._serving[model], reservation.client
         queue.check_room(model, images)
-        serving = self._serving[model]
         last_s, least_s = expected_s(
             queue, serving, model, client=client, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
         )
-        within_s = (1 - WAY_BACK) * (deadline_s - now)
+        within_s = (1 - WAY_BACK) * (reservation.deadline_s - now)
         if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
             raise DeadlineUnreachableError(least_s)
         return None if ready_s is None else last_s
@@ -103,13 +93,12 @@ class Scheduler(Generic[T]):
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, deadline_s, client = self.queues[model], reservation.deadline_s, reservation.client
+        queue, client = self.queues[model], reservation.client
         if images == 1 and now < reservation.admitted_s + CHECK_STANDS_S:
             queue.check_room(model, images)
             first_s = reservation.expected_s
         else:
-            last_ready_s = ready_s(images)
-            first_s = self.check(model, images, deadline_s, priority, now, client=client, ready_s=last_ready_s)
+            first_s = self.check(reservation, now, ready_s(images))
         self._clients.asked(client, now)
         if images > 1:
             serving, first_ready_s = self._serving[model], ready_s(1)

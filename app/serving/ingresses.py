@@ -65,7 +65,7 @@ from app.processes.channel import Channel, DescriptorLostError
 from app.processes.packing import write_packed
 from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
 from app.processes.talk import Talk
-from app.scheduling.queue import DeadlineUnreachableError, QueueFullError
+from app.scheduling.queue import DeadlineUnreachableError, QueueFullError, Reservation
 from app.serving.administration import ServiceAdministration
 from app.serving.submissions import Submissions
 from app.worker import begin as worker
@@ -470,7 +470,7 @@ class Ingresses:
         if not self._fleet.readiness.is_served(name):
             return False
         try:
-            self._fleet.scheduler.check(name, 1, now_s + _CALM_S, 0, now_s)
+            self._fleet.scheduler.check(Reservation(name, 1, 0, now_s + _CALM_S), now_s)
         except (QueueFullError, DeadlineUnreachableError):
             return False
         return True

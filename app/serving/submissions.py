@@ -65,9 +65,7 @@ class Submissions(Link):
         now_s, room = clock.monotonic(), self._asked(served, terms, 1)
         ready_s = self._filling.wait_s(room.served, terms, 1)
         try:
-            room.expected_s = self._fleet.scheduler.check(
-                room.model, 1, room.deadline_s, room.priority, now_s, client=room.client, ready_s=ready_s
-            )
+            room.expected_s = self._fleet.scheduler.check(room, now_s, ready_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
             self._refuse(served, error, 1)
         room.admitted_s, terms.room = now_s, room

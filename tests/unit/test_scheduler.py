@@ -160,10 +160,10 @@ def test_no_more_images_come_than_were_reserved():
 def test_checking_takes_no_place():
     scheduler = make({"m": 1})
     for _ in range(3):
-        assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(0.010)
+        assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0) == pytest.approx(0.010)
     put(scheduler, 1)
     with pytest.raises(QueueFullError):
-        scheduler.check("m", 1, NEVER, 0, 0.0)
+        scheduler.check(Reservation("m", 1, 0, NEVER), 0.0)
 
 
 def test_an_item_that_was_sent_can_no_longer_be_discarded():
@@ -208,30 +208,30 @@ def test_what_waits_and_what_runs_counts_against_a_deadline():
     scheduler = make(ladder={1: 0.1})
     put(scheduler, 4)
     dispatch(scheduler)
-    scheduler.check("m", 1, enough(0.51), 0, 0.0)
+    scheduler.check(Reservation("m", 1, 0, enough(0.51)), 0.0)
     with pytest.raises(DeadlineUnreachableError) as refusal:
-        scheduler.check("m", 1, enough(0.49), 0, 0.0)
+        scheduler.check(Reservation("m", 1, 0, enough(0.49)), 0.0)
     assert refusal.value.expected_s == pytest.approx(0.5)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 2, enough(0.51), 0, 0.0)
-    scheduler.check("m", 1, enough(0.51), 0, 0.005)
+        scheduler.check(Reservation("m", 2, 0, enough(0.51)), 0.0)
+    scheduler.check(Reservation("m", 1, 0, enough(0.51)), 0.005)
 
 
 def test_the_longer_wait_counts_the_one_for_the_queue_or_the_one_in_it():
     """What is ahead is computed while an image waits to be decoded."""
     scheduler = make(ladder={1: 0.1})
-    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.7) == pytest.approx(0.8)
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0, ready_s=0.7) == pytest.approx(0.8)
     put(scheduler, 4)
     dispatch(scheduler)
-    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.2) == pytest.approx(0.5)
-    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=0.7) == pytest.approx(0.8)
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0, ready_s=0.2) == pytest.approx(0.5)
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0, ready_s=0.7) == pytest.approx(0.8)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 1, enough(0.79), 0, 0.0, ready_s=0.7)
+        scheduler.check(Reservation("m", 1, 0, enough(0.79)), 0.0, ready_s=0.7)
 
 
 def test_an_answer_whose_wait_was_not_known_teaches_no_lateness():
     scheduler = make(ladder={1: 0.1})
-    assert scheduler.check("m", 1, NEVER, 0, 0.0, ready_s=None) is None
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0, ready_s=None) is None
     reservation = Reservation("m", 2, 0, NEVER)
     scheduler.reserve(reservation, 0.0, ready_s=lambda _: None)
     assert reservation.expected_s is None
@@ -243,7 +243,7 @@ def test_an_answer_whose_wait_was_not_known_teaches_no_lateness():
 
 def test_what_was_found_a_moment_ago_is_not_looked_for_again():
     scheduler = make({"m": 10}, ladder={1: 0.1})
-    found_s = 0.0, scheduler.check("m", 1, enough(0.15), 0, 0.0)
+    found_s = 0.0, scheduler.check(Reservation("m", 1, 0, enough(0.15)), 0.0)
     put(scheduler, 1)
     # By now the queue would refuse it: what was found decides, for a moment and for one image.
     assert reserve(scheduler, "m", 1, enough(0.15), 0, 0.0005, found_s=found_s).expected_s == pytest.approx(0.1)
@@ -259,9 +259,9 @@ def test_a_reservation_counts_against_a_deadline_until_released():
     scheduler = make(ladder={1: 0.1})
     reservation = reserve(scheduler, "m", 5, NEVER, 0, 0.0)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 1, 0.55, 0, 0.0)
+        scheduler.check(Reservation("m", 1, 0, 0.55), 0.0)
     scheduler.release(reservation)
-    scheduler.check("m", 1, 0.55, 0, 0.0)
+    scheduler.check(Reservation("m", 1, 0, 0.55), 0.0)
 
 
 def test_only_images_of_at_least_its_priority_are_in_front_of_one():
@@ -269,31 +269,31 @@ def test_only_images_of_at_least_its_priority_are_in_front_of_one():
     put(scheduler, 9)
     dispatch(scheduler)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 1, 0.5, 0, 0.0)
-    scheduler.check("m", 1, 0.5, 1, 0.0)
+        scheduler.check(Reservation("m", 1, 0, 0.5), 0.0)
+    scheduler.check(Reservation("m", 1, 1, 0.5), 0.0)
 
 
 def test_an_image_rides_in_whole_batches():
     scheduler = make(ladder={8: 0.08})
     put(scheduler, 24)
     dispatch(scheduler)  # Two in flight, one waits.
-    assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(4 * 0.08)
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0) == pytest.approx(4 * 0.08)
     put(scheduler, 7)
-    assert scheduler.check("m", 1, NEVER, 0, 0.0) == pytest.approx(4 * 0.08)
+    assert scheduler.check(Reservation("m", 1, 0, NEVER), 0.0) == pytest.approx(4 * 0.08)
 
 
 def test_a_long_queue_is_reckoned_with_exactly():
     scheduler = make({"m": 10_000}, ladder={8: 0.08}, workers=("a", "b"))
-    assert scheduler.check("m", 800, NEVER, 0, 0.0) == pytest.approx(4.0)
-    assert scheduler.check("m", 801, NEVER, 0, 0.0) == pytest.approx(4.08)
+    assert scheduler.check(Reservation("m", 800, 0, NEVER), 0.0) == pytest.approx(4.0)
+    assert scheduler.check(Reservation("m", 801, 0, NEVER), 0.0) == pytest.approx(4.08)
 
 
 def test_another_model_with_work_halves_what_can_be_promised():
     scheduler = make({"a": 100, "b": 100}, ladder={1: 0.1})
-    alone_s = scheduler.check("a", 10, NEVER, 0, 0.0)
+    alone_s = scheduler.check(Reservation("a", 10, 0, NEVER), 0.0)
     put(scheduler, 20, "b")
     dispatch(scheduler)
-    assert scheduler.check("a", 10, NEVER, 0, 0.0) > 1.8 * alone_s
+    assert scheduler.check(Reservation("a", 10, 0, NEVER), 0.0) > 1.8 * alone_s
 
 
 def test_what_a_slower_worker_taught_is_refused_at_the_door():
@@ -302,8 +302,8 @@ def test_what_a_slower_worker_taught_is_refused_at_the_door():
     put(scheduler, 1, now=now)
     dispatch(scheduler, now)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 1, now + 0.3, 0, now)
-    scheduler.check("m", 1, now + 9, 0, now)
+        scheduler.check(Reservation("m", 1, 0, now + 0.3), now)
+    scheduler.check(Reservation("m", 1, 0, now + 9), now)
 
 
 def test_the_time_of_a_failed_batch_teaches_nothing():
@@ -337,12 +337,12 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
     put(scheduler, 1, now=now)
     dispatch(scheduler, now)
     with pytest.raises(DeadlineUnreachableError) as refusal:
-        scheduler.check("m", 1, now + 0.06, 0, now)
+        scheduler.check(Reservation("m", 1, 0, now + 0.06), now)
     assert refusal.value.expected_s == pytest.approx(0.07, abs=0.005)
-    assert scheduler.check("m", 1, now + 0.08, 0, now) == pytest.approx(0.02, abs=0.001)
+    assert scheduler.check(Reservation("m", 1, 0, now + 0.08), now) == pytest.approx(0.02, abs=0.001)
     # Where images wait to be decoded, those of a higher priority overtake, and are not refused for the others' sake.
     urgent = reserve(scheduler, "m", 1, NEVER, 1, now)
-    assert scheduler.check("m", 1, now + 0.06, 1, now) == pytest.approx(0.03, abs=0.001)
+    assert scheduler.check(Reservation("m", 1, 1, now + 0.06), now) == pytest.approx(0.03, abs=0.001)
     for _ in range(200):
         enqueue(scheduler, urgent, None, now + 0.1)
         now += 0.11
@@ -350,7 +350,7 @@ def test_answers_later_than_the_queue_explains_make_admission_more_careful():
             scheduler.finish("w", batch.id, now)
         urgent = reserve(scheduler, "m", 1, NEVER, 1, now)
     with pytest.raises(DeadlineUnreachableError):
-        scheduler.check("m", 1, now + 0.06, 1, now)
+        scheduler.check(Reservation("m", 1, 1, now + 0.06), now)
 
 
 def test_what_waited_for_another_worker_teaches_no_lateness():
@@ -438,7 +438,7 @@ def test_an_estimate_far_too_high_does_not_refuse_for_ever():
     dispatch(scheduler, now)
     for _ in range(400):  # The margin heals as well, now that answers come as expected.
         scheduler.queues["m"].lateness.learn(0.0)
-    scheduler.check("m", 1, now + 0.25, 0, now)
+    scheduler.check(Reservation("m", 1, 0, now + 0.25), now)
 
 
 def test_without_a_worker_items_wait_for_the_one_on_its_way():
