@@ -36,9 +36,10 @@ from app.config import Settings
 from app.fleet.plans import worker_plans
 from app.http.routes.stats import snapshot
 from app.main import serve
+from app.processes.channel import reader, to_packet
 from app.serving.service import Service
 from app.worker.load import load_device
-from app.worker.messages import from_worker, to_server
+from app.worker.messages import FromWorker
 from benchmarks.overhead import noise_jpeg
 from models import Model, open_model, parse_spec
 
@@ -168,7 +169,7 @@ async def _start_and_metric(settings: Settings, models: list[Model]) -> tuple[Wa
             service.administration.served_on(MODEL)
         with start:
             loaded = load_device(plans[0][1].load)
-            from_worker(to_server(loaded.ready))
+            reader(FromWorker)(to_packet([loaded.ready]))
         loaded.close()
         with metric:
             service.fleet.models[MODEL].metrics.batch("cpu")[2].observe(0.01)

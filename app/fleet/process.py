@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from anychip_base.interpreter import module_path
-from app import clock, logs
+from app import logs
 from app.fleet.spawn import Spawned, spawn
-from app.pace import Pace
 from app.processes.arena import Arena
-from app.processes.channel import Channel, ChannelError
+from app.processes.channel import Channel, ChannelError, NotReadError
 from app.processes.packing import write_packed
 from app.processes.place import AttendedClock
+from app.processes.talk import Talk
 from app.worker.begin import Begin, to_process
 from app.worker.messages import (
     Beat,
@@ -48,8 +48,6 @@ from app.worker.messages import (
     Stats,
     Stop,
     ToWorker,
-    from_worker,
-    to_worker,
 )
 from app.worker.results import Arrays, map_overflow, read_results
 
@@ -62,12 +60,8 @@ STOP_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 10.0
 """Time after which a killed process that is still there is taken to be in a driver call that cannot be ended."""
 _WATCH_INTERVAL_S = 0.25
-_MOST_READS = 16
-"""Reads in one turn of the loop: more than a socket holds. A worker that never stops must not keep the loop here."""
-_UNASKED_BYTES_PER_S, _UNASKED_BURST_BYTES = 1 << 20, 4 << 20
-"""Limits of what a worker may say unasked, a thousand times the usual. The burst: what waited for this process."""
-_LEAST_BYTES = 256
-"""Least size that a message counts as: reading it costs as much."""
+_UNASKED_BYTES_PER_S = 2 << 20
+"""Limit of what a worker may say unasked, two thousand times the usual."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +139,7 @@ class WorkerProcess:
         self.exited: asyncio.Future[None] = loop.create_future()
         self._arena = arena
         self._computed, self._heard = computed, heard
-        self._channel: Channel | None = None
+        self._talk: Talk | None = None
         self._spawned: Spawned | None = None
         self._started: asyncio.Future[Ready] = loop.create_future()
         self._closed: asyncio.Future[str] = loop.create_future()
@@ -153,8 +147,6 @@ class WorkerProcess:
         self._clock = AttendedClock(_WATCH_INTERVAL_S)
         self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
         self._heard_s = self._answered_s = 0.0
-        self._writing = False
-        self._unasked = Pace(60 * _UNASKED_BYTES_PER_S, burst=_UNASKED_BURST_BYTES)
         self._task = asyncio.create_task(self._live(), name=f"worker {self.id}")
 
     @property
@@ -185,7 +177,8 @@ class WorkerProcess:
         """Send a message, now or when the worker reads. A worker that is just dying is reported through `ended`."""
         if isinstance(message, Run):
             self._sent.append((message, self._clock.now_s()))
-        self._write(to_worker(message))
+        if self._talk is not None:
+            self._talk.say(message)
 
     def kill(self, reason: str, *, end: str = "") -> None:
         """End the process now. `end`: the kind of end, if it is not the one known so far."""
@@ -214,12 +207,9 @@ class WorkerProcess:
             if not isinstance(error, OSError):  # The system's own refusal is told in the reason, once.
                 log.exception("%s: its process could not be begun", self.id)
             reason = f"its process could not be begun: {error}"
-        if self._channel is not None:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(self._channel.fileno())
-            loop.remove_writer(self._channel.fileno())
-            self._channel.close()
-            self._channel = None
+        if self._talk is not None:
+            self._talk.flush()
+            self._talk.end(reason)
         if self._spawned is not None:
             child = self._spawned.child
             if not await child.ends_within(0.0 if self._killed else STOP_TIMEOUT_S):
@@ -235,7 +225,6 @@ class WorkerProcess:
 
     async def _begin(self) -> None:
         """Start the process and tell it what to do. Raises OSError."""
-        loop = asyncio.get_running_loop()
         descriptor = await asyncio.to_thread(write_packed, self.plan.load, "anychip-load")
         if self._closed.done():
             os.close(descriptor)
@@ -262,7 +251,7 @@ class WorkerProcess:
         if self._closed.done():  # It was killed meanwhile.
             self._killed = True
             spawned.child.kill()
-        channel = self._channel = Channel(spawned.socket)
+        channel = Channel(spawned.socket)
         spawned.child.exited.add_done_callback(self._process_exited)
         plan, memory = self.plan, self.plan.memory
         environment = dict(plan.environment)
@@ -270,15 +259,23 @@ class WorkerProcess:
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         afresh = plan.bare and not spawned.bare
         begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
-        self._write(to_process(begin), (*self._arena.descriptors(memory), descriptor))
-        loop.add_reader(channel.fileno(), self._readable)
+        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+            channel.send(to_process(begin), (*self._arena.descriptors(memory), descriptor))
+        self._talk = Talk(
+            channel,
+            FromWorker,
+            self._handle,
+            name=self.id,
+            most_bytes_per_s=_UNASKED_BYTES_PER_S,
+            asked=(Done, Failed),
+        )
+        self._talk.ended.add_done_callback(self._talk_ended)
 
     async def _watched(self) -> str:
         """Watch the worker until it is over and return why. Kill it if it hangs."""
         while True:
             with contextlib.suppress(asyncio.TimeoutError):
                 return await asyncio.wait_for(asyncio.shield(self._closed), _WATCH_INTERVAL_S)
-            self._read_all()  # First the messages that came while this loop was busy.
             now_s = self._clock.look()
             if self.ready is None:
                 if now_s > self.plan.start_timeout_s:
@@ -292,77 +289,16 @@ class WorkerProcess:
                 self.kill(f"it hung: nothing was heard of it for {now_s - self._heard_s:.1f} s", end="hung")
 
     def _process_exited(self, _: asyncio.Future[int | None]) -> None:
-        self._read_all()  # Its last messages.
-        self._close("it ended")
+        # A process that it has started may hold its socket; else the last messages come before this.
+        asyncio.get_running_loop().call_later(_WATCH_INTERVAL_S, self._close, "it ended")
         self.exited.set_result(None)
 
-    def _write(self, message: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        if self._channel is None or self._closed.done():
-            for descriptor in descriptors:
-                os.close(descriptor)
-            return
-        try:
-            self._channel.send(message, descriptors)
-        except OSError as error:
-            log.debug("%s: cannot send: %s", self.id, error)
-        except ChannelError as error:
-            self.kill(f"it hung: {error}", end="hung")
-        self._wait_for_room()
-
-    def _wait_for_room(self) -> None:
-        """Have the loop call `_writable` while something waits."""
-        if self._channel is None or self._writing == self._channel.waiting:
-            return
-        self._writing = self._channel.waiting
-        loop = asyncio.get_running_loop()
-        if self._writing:
-            loop.add_writer(self._channel.fileno(), self._writable)
-        else:
-            loop.remove_writer(self._channel.fileno())
-
-    def _writable(self) -> None:
-        if self._channel is None:
-            return
-        try:
-            self._channel.flush()
-        except OSError as error:  # It is gone: its last messages are still to be read.
-            log.debug("%s: cannot send: %s", self.id, error)
-            asyncio.get_running_loop().remove_writer(self._channel.fileno())
-            return
-        self._wait_for_room()
-
-    def _readable(self) -> bool:
-        """Handle the messages that have arrived; the loop calls again for more. Return True if there were any."""
-        if self._channel is None or self._closed.done():
-            return False
-        try:
-            messages = self._channel.receive()
-            for data in messages:
-                message = from_worker(data)
-                if not isinstance(message, (Done, Failed)):
-                    self._count(len(data))
-                self._handle(message)
-        except (EOFError, ConnectionError):
-            self._close("it ended")
-            return False
-        except Exception as error:  # A worker with an unreadable message cannot be trusted.
-            log.exception("%s: unreadable message", self.id)
-            self.kill(f"unreadable message: {error}")
-            return False
-        return bool(messages)
-
-    def _read_all(self) -> None:
-        """Handle the messages that have arrived until now."""
-        for _ in range(_MOST_READS):
-            if not self._readable():
-                return
-
-    def _count(self, size: int) -> None:
-        """Count the size of an unasked message. Raises ChannelError for a flood."""
-        size = max(size, _LEAST_BYTES)
-        if self._unasked.wait_s(clock.monotonic(), size):
-            raise ChannelError(f"it said more than {_UNASKED_BYTES_PER_S} bytes a second that it was not asked for")
-        self._unasked.take(size)
+    def _talk_ended(self, ended: asyncio.Future[str]) -> None:
+        assert self._talk is not None
+        if self._talk.error is None:
+            self._close(ended.result())
+        else:  # A worker that breaks the rules cannot be trusted.
+            self.kill(ended.result(), end="hung" if isinstance(self._talk.error, NotReadError) else "")
 
     def _handle(self, message: FromWorker) -> None:
         self._heard_s = self._clock.now_s()
@@ -400,8 +336,8 @@ class WorkerProcess:
             return read_results(done.results, None, run.slots, done.small)
         overflow = None
         if done.overflow_bytes:
-            assert self._channel is not None
-            overflow = map_overflow(self._channel.take_descriptor(), done.overflow_bytes)
+            assert self._talk is not None
+            overflow = map_overflow(self._talk.take_descriptor(), done.overflow_bytes)
         return read_results(done.results, self._arena.results(run.model), run.slots, overflow)
 
     def _close(self, reason: str) -> None:

@@ -1,7 +1,7 @@
-"""One end of a socket pair between the server and a worker: whole messages, and neither end ever waits for the other.
+"""One end of a socket pair between the server and a child: whole packets, and neither end ever waits for the other.
 
-Owns: framing (four bytes of length, then the message), bytes that wait to be written, and descriptors that travel with
-a message. Must not know what a message says.
+Owns: framing (four bytes of length, then a packet: a MessagePack list of messages), bytes that wait to be written, and
+descriptors that travel with a packet. Must not know what a message says.
 
 Nothing here blocks. Bytes that the socket does not take at once wait here, up to a limit; an incomplete message waits
 for its rest. A frozen or broken other end therefore costs memory up to the limit, and never time.
@@ -16,7 +16,10 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
 
 MAX_MESSAGE_BYTES = 4 << 20
 """Longest message; both ends refuse longer ones: large data travels in shared memory."""
@@ -34,11 +37,33 @@ class ChannelError(Exception):
     """Breach of the rules by the other end; the message is one sentence without a full stop."""
 
 
+class NotReadError(ChannelError):
+    """Too much waits until the other end reads."""
+
+
 class DescriptorLostError(ChannelError):
     """Loss of a descriptor that came while this process may have no more of them: the system has closed it."""
 
 
 _LOST = -1
+
+
+def to_packet(messages: Sequence[Any]) -> bytes:
+    """Encode messages for `reader` at the other end."""
+    return _encode(messages)
+
+
+def reader(kind: Any) -> Callable[[bytes], list[Any]]:
+    """Return a function that decodes packets of messages of this type. It raises ValueError for any others."""
+    return msgspec.msgpack.Decoder(list[kind]).decode
+
+
+def _number(value: Any) -> Any:
+    """Convert a number of NumPy's to Python's."""
+    return value.item()
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_number).encode
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -75,8 +100,9 @@ class Channel:
         frame = memoryview(_HEADER.pack(len(message)) + message)
         if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) + _KEEPING_BYTES > MAX_WAITING_BYTES:
             _close_all(descriptors)
-            reason = "a message is too long" if len(message) > MAX_MESSAGE_BYTES else "the other end does not read"
-            raise ChannelError(f"{reason}: {len(message)} bytes, {self._waiting_bytes} wait")
+            if len(message) > MAX_MESSAGE_BYTES:
+                raise ChannelError(f"a message is too long: {len(message)} bytes")
+            raise NotReadError(f"the other end does not read: {self._waiting_bytes} bytes wait")
         if not self._waiting and not descriptors:  # The usual case.
             try:
                 sent = self._socket.send(frame)

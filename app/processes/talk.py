@@ -13,11 +13,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from app import clock
 from app.pace import Pace
-from app.processes.channel import Channel, ChannelError
+from app.processes.channel import Channel, ChannelError, reader, to_packet
 
 log = logging.getLogger("anychip.talk")
 
@@ -28,7 +26,9 @@ _LEAST_BYTES = 256
 
 
 class Talk:
-    """One end of a channel, inside a running event loop. `ended`: a future with the reason of the end."""
+    """One end of a channel, inside a running event loop. `ended`: a future with the reason of the end; `error`: the
+    breach of the rules that ended it, None if one of the two ends has just ended.
+    """
 
     def __init__(
         self,
@@ -37,23 +37,27 @@ class Talk:
         handle: Callable[[Any], None],
         early: Sequence[bytes] = (),
         *,
+        name: str = "",
         most_bytes_per_s: float = math.inf,
+        asked: tuple[type, ...] = (),
     ) -> None:
         """Begin to read. `heard`: type of the other end's messages; `handle` gets each, and its errors end the talk.
 
-        `early`: packets that have come already. `most_bytes_per_s`: limit of what it may say; twice that at once.
+        `early`: packets that have come already; `name`: of the other end, for the log. `most_bytes_per_s`: limit of
+        what it may say, except for answers to what it was `asked`; twice that at once.
         """
+        self._name, self._asked = name, asked
         self._most = most_bytes_per_s
         self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
         self._channel = channel
         self._handle = handle
-        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[heard])
-        self._encode = msgspec.msgpack.Encoder(enc_hook=_number).encode
+        self._decode = reader(heard)
         self._out: list[Any] = []
         self._out_bytes = 0
         self._writing = False
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.error: Exception | None = None
         self._loop.add_reader(self._channel.fileno(), self._readable)
         if early:
             self._loop.call_soon(self._take, early)
@@ -76,9 +80,10 @@ class Talk:
                 os.close(each)
         elif out:
             try:
-                self._channel.send(self._encode(out), descriptors)
-            except (ChannelError, OSError) as error:
-                self.end(str(error))
+                with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
+                    self._channel.send(to_packet(out), descriptors)
+            except ChannelError as error:
+                self.end(str(error), error)
             else:
                 self._wait_for_room()
 
@@ -86,9 +91,10 @@ class Talk:
         """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
         return self._channel.take_descriptor()
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, error: Exception | None = None) -> None:
         """End the talk: nothing is heard or said any more. Idempotent."""
         if not self.ended.done():
+            self.error = error
             self.ended.set_result(reason)
             self._loop.remove_reader(self._channel.fileno())
             if self._writing:
@@ -102,16 +108,20 @@ class Talk:
         """Handle these packets, or those that have arrived."""
         try:
             for packet in self._channel.receive() if packets is None else packets:
-                messages = self._decoder.decode(packet)
+                messages = self._decode(packet)
                 if self._pace is not None:
-                    self._count(max(len(packet), _LEAST_BYTES * len(messages)))
+                    unasked = [each for each in messages if not isinstance(each, self._asked)]
+                    if unasked or not messages:
+                        self._count(max(len(packet), _LEAST_BYTES * len(messages)))
                 for message in messages:
+                    if self.ended.done():
+                        return
                     self._handle(message)
         except (EOFError, ConnectionError):
             self.end("it ended")
         except Exception as error:  # Nothing that the other end says can be trusted any more.
-            log.exception("what came cannot be read")
-            self.end(f"it said what cannot be read: {error}")
+            log.exception("%s: what came cannot be read", self._name)
+            self.end(f"it said what cannot be read: {error}", error)
 
     def _count(self, size: int) -> None:
         """Count the size of what was heard. Raises ChannelError for a flood."""
@@ -133,8 +143,3 @@ class Talk:
         with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
             self._channel.flush()
         self._wait_for_room()
-
-
-def _number(value: Any) -> Any:
-    """Convert a number of NumPy's to Python's."""
-    return value.item()

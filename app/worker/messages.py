@@ -1,6 +1,6 @@
 """Messages between the server and its workers, over one channel each.
 
-Owns: the messages, their encoding, and the worker's end of the channel: the lock between its threads, and the thread
+Owns: the messages, and the worker's end of the channel: the lock between its threads, and the thread
 that sends beats while the process lives. Must not know what follows from a message. Messages are small: pixels and
 results lie in the arena, and what is to be loaded comes in memory of its own.
 
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from app.core import Count, Name, Seconds, ServedOn
 from app.precision.probes import Calibration
-from app.processes.channel import Channel
+from app.processes.channel import Channel, reader, to_packet
 from app.worker.guard import LeakLimits, Trigger
 from backends import Device
 from models import Model, Options, TensorOptions
@@ -262,31 +262,7 @@ FromWorker: TypeAlias = (
     Progress | Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
 )
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(FromWorker).decode
-_decode_in_worker = msgspec.msgpack.Decoder(ToWorker).decode
-
-
-def to_worker(message: ToWorker) -> bytes:
-    """Encode a message for `from_server` at the other end."""
-    return _encode(message)
-
-
-def from_server(data: bytes) -> ToWorker:
-    """Decode a message of the server. Raises ValueError for anything that is not one of these messages."""
-    message: ToWorker = _decode_in_worker(data)
-    return message
-
-
-def to_server(message: FromWorker) -> bytes:
-    """Encode a message for `from_worker` at the other end."""
-    return _encode(message)
-
-
-def from_worker(data: bytes) -> FromWorker:
-    """Decode a message of a worker. Raises ValueError for anything that is not one of these messages."""
-    message: FromWorker = _decode(data)
-    return message
+_read = reader(ToWorker)
 
 
 class ServerLink:
@@ -296,7 +272,7 @@ class ServerLink:
         self._channel = channel
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._received: deque[bytes] = deque()
+        self._received: deque[ToWorker] = deque()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> ServerLink:
@@ -310,7 +286,7 @@ class ServerLink:
     def send(self, message: FromWorker, descriptors: Sequence[int] = ()) -> None:
         """Send a message. Raises ConnectionError if the server is gone, ChannelError if it has not read for long."""
         with self._lock:
-            self._channel.send(to_server(message), descriptors)
+            self._channel.send(to_packet((message,)), descriptors)
 
     def receive(self, timeout_s: float) -> ToWorker | None:
         """Return the next message, None if none came in time. Raises EOFError, ConnectionError."""
@@ -319,7 +295,7 @@ class ServerLink:
             left_s = ends_s - time.monotonic()
             if not self._waited(left_s) and left_s <= 0:
                 return None
-        return from_server(self._received.popleft())
+        return self._received.popleft()
 
     def flush(self, timeout_s: float) -> None:
         """Send what still waits before the end, if the server reads. Raises EOFError, ConnectionError."""
@@ -334,7 +310,7 @@ class ServerLink:
             if writable:
                 self._channel.flush()
             if readable:
-                self._received.extend(self._channel.receive())
+                self._received.extend(message for packet in self._channel.receive() for message in _read(packet))
         return readable or writable
 
     def _beat(self) -> None:

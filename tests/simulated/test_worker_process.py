@@ -136,6 +136,7 @@ async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
         os.kill(worker.pid, signal.SIGSTOP)
         for number in range(MAX_WAITING_BYTES // 256):
             worker.send(Release(number))
+            worker._talk.flush()
             if number % 2000 == 0:
                 await asyncio.sleep(0)
         assert "does not read" in await until_gone(worker)
@@ -239,8 +240,8 @@ async def test_what_is_no_message_ends_the_worker():
         worker = watched.worker()
         await asyncio.wait_for(worker.start(), WAIT_S)
         # As if the worker had said it.
-        worker._channel.receive = lambda: [b"no message"]
-        assert "unreadable" in await until_gone(worker)
+        worker._talk._channel.receive = lambda: [b"no message"]
+        assert "cannot be read" in await until_gone(worker)
         assert not psutil.pid_exists(worker.pid)
 
 

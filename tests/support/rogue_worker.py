@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from app.processes import channel
-from app.worker.messages import Beat, FromWorker, Stats, to_server
+from app.worker.messages import Beat, FromWorker, Stats
 
 _ORDERS = Path("rogue")
 _REPORTS, _NAMES = 20, 1000
@@ -26,7 +26,7 @@ _rogue = threading.Event()
 
 
 def _frame(message: FromWorker) -> bytes:
-    data = to_server(message)
+    data = channel.to_packet((message,))
     return struct.pack("<I", len(data)) + data
 
 

@@ -29,7 +29,7 @@ from app.decoding import process as decoding_process
 from app.decoding.pool import CREDITS
 from app.fleet import process as fleet_process
 from app.fleet.spawn import Spawned
-from app.processes.channel import Channel, socket_pair
+from app.processes.channel import Channel, reader, socket_pair, to_packet
 from app.worker.begin import begin_of
 from app.worker.messages import (
     BEAT_INTERVAL_S,
@@ -38,14 +38,16 @@ from app.worker.messages import (
     Ready,
     Run,
     Stop,
-    from_server,
-    to_server,
+    ToWorker,
 )
 from app.worker.results import write_results
 from tests.support.doubles import loaded_as
 
 FIRST_PID = 1 << 30
 """First process id of the doubles; no process of this system has such a number."""
+
+
+_read = reader(ToWorker)
 
 
 class Child:
@@ -195,7 +197,7 @@ class Worker(Process):
 
     def _say(self, message: Any) -> None:
         with contextlib.suppress(OSError):
-            self._channel.send(to_server(message))
+            self._channel.send(to_packet((message,)))
 
     def _alive(self) -> None:
         self._say(Beat())
@@ -215,11 +217,12 @@ class Worker(Process):
                 self._say(Ready("null:0", "virtual", (loaded,) * len(begin.pools)))
                 self._alive()
                 continue
-            match from_server(data):
-                case Run() as run:
-                    self.add(run)
-                case Stop():
-                    self.end()
+            for message in _read(data):
+                match message:
+                    case Run():
+                        self.add(message)
+                    case Stop():
+                        self.end()
 
     def end(self) -> None:
         if self._beat is not None:

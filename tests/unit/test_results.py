@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.processes.channel import reader, to_packet
 from app.worker.messages import (
     Done,
+    FromWorker,
     Ready,
-    from_worker,
-    to_server,
 )
 from app.worker.results import SMALL_BYTES, ResultError, map_overflow, read_results, write_results
 from tests.support.doubles import loaded_as
@@ -26,11 +26,17 @@ PLACE_BYTES = 4096
 DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 
 
+def across(message):
+    """Return the message as the server reads it."""
+    [read] = reader(FromWorker)(to_packet((message,)))
+    return read
+
+
 def sent(results, place_bytes=PLACE_BYTES):
     """Through memory and a message, as they travel."""
     places, slots = np.zeros((len(results), place_bytes), np.uint8), range(len(results))[::-1]
     layouts, small, size, descriptor = write_results(results, [places[slot] for slot in slots])
-    done = from_worker(to_server(Done(1, layouts, 0.1, 0, size, small=small)))
+    done = across(Done(1, layouts, 0.1, 0, size, small=small))
     if done.small:
         return read_results(done.results, None, slots, done.small)
     overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
@@ -152,7 +158,7 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_a_value_error(data):
     with contextlib.suppress(ValueError):
-        from_worker(data)
+        reader(FromWorker)(data)
 
 
 def test_a_pickle_from_a_worker_runs_nothing():
@@ -161,7 +167,7 @@ def test_a_pickle_from_a_worker_runs_nothing():
             return os.abort, ()
 
     with pytest.raises(ValueError, match=r"\S"):
-        from_worker(pickle.dumps(Evil()))
+        reader(FromWorker)(pickle.dumps(Evil()))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -0.1])
@@ -172,13 +178,13 @@ def test_a_time_is_a_number_that_sums_and_estimates_bear(number):
         Ready("cpu:0", "a CPU", (loaded_as("eager", {1: number}),)),
     ):
         with pytest.raises(ValueError, match="float"):
-            from_worker(to_server(message))
+            across(message)
 
 
 def test_a_report_on_a_model_is_bounded():
     loaded = loaded_as("eager", {1: 0.1})
     loaded.served_on.errors = dict.fromkeys(map(str, range(65)), 0.0)
     with pytest.raises(ValueError, match="64"):
-        from_worker(to_server(Ready("cpu:0", "a CPU", (loaded,))))
+        across(Ready("cpu:0", "a CPU", (loaded,)))
     with pytest.raises(ValueError, match="200"):
-        from_worker(to_server(Ready("cpu:0", "a CPU", (loaded_as("e" * 201, {1: 0.1}),))))
+        across(Ready("cpu:0", "a CPU", (loaded_as("e" * 201, {1: 0.1}),)))

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torchvision.models import resnet18
 
 from app.processes.arena import Arena
-from app.processes.channel import Channel, socket_pair
+from app.processes.channel import Channel, reader, socket_pair, to_packet
 from app.worker.load import load_model
 from app.worker.loop import Worker
 from app.worker.main import run
@@ -25,6 +25,7 @@ from app.worker.messages import (
     Done,
     Ended,
     Failed,
+    FromWorker,
     Load,
     ModelPlan,
     Progress,
@@ -32,8 +33,6 @@ from app.worker.messages import (
     Run,
     Stats,
     Stop,
-    from_worker,
-    to_worker,
 )
 from app.worker.results import map_overflow, read_results
 from backends import Device, OutOfDeviceMemoryError
@@ -72,7 +71,7 @@ class Talk:
         self.arena.close()
 
     def send(self, message):
-        self.channel.send(to_worker(message))
+        self.channel.send(to_packet((message,)))
 
     def hear_any(self):
         """Return the next message."""
@@ -80,7 +79,8 @@ class Talk:
             if self.said:
                 break
             self.channel.wait(1)
-            self.said += map(from_worker, self.channel.receive())
+            for packet in self.channel.receive():
+                self.said += reader(FromWorker)(packet)
         assert self.said, "the worker says nothing"
         return self.said.pop(0)
 
