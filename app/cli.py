@@ -96,7 +96,6 @@ def _torch_works() -> bool:
 
 def _known_errors() -> tuple[type[Exception], ...]:
     from app.access.keys import KeysError
-    from app.fleet.process import WorkerStartError
     from app.images.header import ImageError
     from app.observability.tracing import TracingError
     from app.precision.probes import CalibrationError
@@ -104,7 +103,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
     from backends import BackendError
     from models import ModelError
 
-    ours = CommandError, CalibrationError, KeysError, OpeningError, TracingError, WorkerStartError
+    ours = CommandError, CalibrationError, KeysError, OpeningError, TracingError
     return (*ours, BackendError, ModelError, ImageError, OSError)
 
 

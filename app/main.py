@@ -69,7 +69,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. `on_ready` gets the address once every model answers.
 
     The port is open before the models are read: it says how far that is. Raises ModelError, BackendUnavailableError,
-    OpeningError if they cannot be read, WorkerStartError if a worker cannot start, OSError if the port is taken.
+    OpeningError if they cannot be read, ChildStartError if a worker cannot start, OSError if the port is taken.
     """
     room = make_room(settings.max_connections, _RPC_DESCRIPTORS if settings.grpc_port else 1)
     check_exposure(settings)

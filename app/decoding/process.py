@@ -139,16 +139,18 @@ class DecoderProcess(SupervisedChild):
         """Return how long it may be silent: for ever if it has no image."""
         return self._of.timeout_s() if self.sent else math.inf
 
+    def has_work(self) -> bool:
+        """Return True if it has an image."""
+        return bool(self.sent)
+
     def look(self) -> None:
-        """Retire if an earlier fork server has forked it, and all others take jobs; end without a job.
+        """Retire if an earlier fork server has forked it, and all others take jobs.
 
         Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
         """
         fork_server, all_ready = self._of.fork_server, len(self._of.ready) == self._of.count
         if all_ready and fork_server.ready and self.parent != fork_server.pid:
-            self.move(ChildStatus.RETIRING)
-        if self.status is ChildStatus.RETIRING and not self.sent:
-            self.end("it was replaced", Cause.REPLACED)
+            self.retire()
 
     def gone(self) -> None:
         """Report its images, and the one to blame."""
@@ -156,7 +158,7 @@ class DecoderProcess(SupervisedChild):
         self.inbox.close()
         if self.cause is Cause.STOPPED:
             self._of.left += had
-        elif self.cause in (Cause.DIED, Cause.HUNG):
+        elif self.cause in (Cause.DIED, Cause.HUNG, Cause.FROZEN):
             hung = self.cause is Cause.HUNG
             # Killed from outside, as by a person or for want of memory: its image may well be innocent.
             outside = not hung and self.exit_status in (None, -signal.SIGKILL, -signal.SIGTERM)

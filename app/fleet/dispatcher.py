@@ -25,6 +25,7 @@ from app.link import ComputedBy, Result, too_late
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
+from app.processes.place import ChildStatus
 from app.scheduling.queue import ALONE, ENDED, FILLING, Batch
 from app.scheduling.scheduler import Scheduler
 from app.worker.messages import Done, Failed
@@ -75,7 +76,7 @@ class BatchRecords:
         attributes = {
             "anychip.model": batch.model,
             "anychip.device": worker.device,
-            "anychip.worker": worker.id,
+            "anychip.worker": worker.name,
             "anychip.engine": loaded.served_on.engine,
             "anychip.precision": loaded.served_on.precision,
             "anychip.images": len(batch.items),
@@ -202,20 +203,20 @@ class Dispatcher:
         """Handle a worker's answer: `results` has one entry for each item of the batch."""
         now_s = clock.monotonic()
         learn, prepare_s = not (done.fitted or done.undecoded), done.prepare_s
-        batch = self._scheduler.finish(worker.id, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
+        batch = self._scheduler.finish(worker.name, done.batch_id, now_s, learn=learn, prepare_s=prepare_s)
         # From here on nothing may raise before the slots are given back: the batch is not recorded elsewhere.
         if len(results) != len(batch.items):
             self._lost(worker, batch, f"{len(results)} results came for {len(batch.items)} items")
             return
         pool = self._models[batch.model]
         if done.fitted:
-            self._scheduler.limit_batches(worker.id, batch.model, done.fitted, now_s)
+            self._scheduler.limit_batches(worker.name, batch.model, done.fitted, now_s)
         span = self._records.done(batch, pool, worker, done)
         again = self.files.refused(pool, batch, done, worker.device)
         for item in batch.items:
             if item not in again:
                 item.give_slot()
-        self._finished(worker)  # First the device, then the waiting clients.
+        self.dispatch_soon()  # First the device, then the waiting clients.
         model = worker.model(pool.index)
         computed_by = _computed_by(worker, pool)
         for item, arrays in zip(batch.items, results, strict=True):
@@ -229,31 +230,24 @@ class Dispatcher:
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """Handle a worker's answer that a batch failed."""
-        batch = self._scheduler.finish(worker.id, failed.batch_id, clock.monotonic(), learn=False)
+        batch = self._scheduler.finish(worker.name, failed.batch_id, clock.monotonic(), learn=False)
         self._lost(worker, batch, failed.reason)
 
     def _lost(self, worker: WorkerProcess, batch: Batch[Submission], reason: str) -> None:
         """Retry a failed batch whose worker lives on."""
-        about = {"request_id": ",".join(item.request_id for item in batch.items), "worker": worker.id}
+        about = {"request_id": ",".join(item.request_id for item in batch.items), "worker": worker.name}
         log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, reason, extra=about)
         self._again(batch.items, reason, suspects=True)
-        self._finished(worker)
-
-    def _finished(self, worker: WorkerProcess) -> None:
-        if worker.retiring and self._scheduler.idle(worker.id):
-            worker.drained.set()
         self.dispatch_soon()
 
     def retire(self, worker: WorkerProcess) -> None:
         """Send a worker nothing more."""
-        self._scheduler.retire_worker(worker.id)
-        if self._scheduler.idle(worker.id):
-            worker.drained.set()
+        self._scheduler.retire_worker(worker.name)
 
     def gone(self, worker: WorkerProcess, reason: str) -> None:
         """Retry all batches in flight on a worker that has ended."""
-        lost = self._scheduler.remove_worker(worker.id)
-        if worker.abandoned:
+        lost = self._scheduler.remove_worker(worker.name)
+        if worker.status is ChildStatus.QUARANTINED:
             for batch in (*lost.begun, *lost.waiting):
                 self._move_out(worker, batch)
         for batch in lost.begun:
@@ -264,13 +258,14 @@ class Dispatcher:
 
     def _move_out(self, worker: WorkerProcess, batch: Batch[Submission]) -> None:
         """Move items to other slots: their worker's process cannot be killed and may still write to the old ones."""
-        pool = self._models[batch.model]
+        pool, process = self._models[batch.model], worker.process
+        assert process is not None
         for item in batch.items:
             left, slot = item.slot, pool.slots.take()
             self._arena.slot(pool.index, slot)[:] = self._arena.slot(pool.index, left)
             item.slot = slot
-            worker.exited.add_done_callback(lambda _, left=left: pool.slots.give(left))  # type: ignore[misc]
-        log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.id)
+            process.exited.add_done_callback(lambda _, left=left: pool.slots.give(left))  # type: ignore[misc]
+        log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.name)
 
 
 def _computed_by(worker: WorkerProcess, pool: ModelPool) -> ComputedBy:

@@ -20,11 +20,11 @@ from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.dispatcher import BatchRecords, Dispatcher
 from app.fleet.handover import Handovers
 from app.fleet.plans import has_own_workers, how_served, memories, worker_devices, worker_plans
-from app.fleet.process import Message, WorkerProcess, WorkerStartError
+from app.fleet.process import Events, Message, WorkerProcess
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
 from app.fleet.releases import Releases
-from app.fleet.replica import Events, Replica
+from app.fleet.replica import Replica
 from app.fleet.residents import Residents
 from app.fleet.spawn import BARE_FORK_SERVER
 from app.fleet.submission import ModelPool, Submission
@@ -33,6 +33,7 @@ from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
 from app.processes.fork_server import discard_prepared
+from app.processes.place import ChildStartError
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
 from app.worker.messages import Failed, HandOver, Loaded, ModelLoaded, ModelUnloaded, Released, Stats
@@ -114,7 +115,7 @@ class Fleet:
         pool.metrics.slots_taken.set_function(lambda: pool.slots_taken)
 
     async def start(self) -> None:
-        """Start a worker for every replica and wait until all are ready. Raises WorkerStartError."""
+        """Start a worker for every replica and wait until all are ready. Raises ChildStartError."""
         events = Events(
             ready=self._worker_ready,
             computed=self.dispatcher.computed,
@@ -136,7 +137,7 @@ class Fleet:
             await self._begin_residents()
 
     async def _begin_residents(self) -> None:
-        """Give models on demand their memory budget. Raises WorkerStartError."""
+        """Give models on demand their memory budget. Raises ChildStartError."""
         models = [pool.model for name, pool in self.models.items() if name in self.residents.names]
         known = await asyncio.to_thread(footprints.stored, self._settings, self._choice, models)
         workers, each = self.residents.workers(), self._settings.workers_per_device
@@ -150,7 +151,7 @@ class Fleet:
             budgets.append(free // each if given is None else given // each - pinned)
             self._metrics.model_memory_budget_bytes.labels(worker.device).set((budgets[-1] + pinned) * each)
         if reason := await self.residents.begin(min(budgets), known):
-            raise WorkerStartError(reason, workers[0])
+            raise ChildStartError(reason)
 
     def _residents_changed(self, worker: WorkerProcess) -> None:
         self._membership_changed()
@@ -203,7 +204,7 @@ class Fleet:
         """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one to
         unload. Items that wait for an unloaded model are refused. A hand-over goes on when its caller is cancelled.
 
-        Raises WorkerStartError if a new worker cannot start: nothing has changed then.
+        Raises ChildStartError if a new worker cannot start: nothing has changed then.
         """
         await self._handovers.run(self._hand_over(tuple(models), reason))
 
@@ -224,16 +225,16 @@ class Fleet:
 
     def _worker_ready(self, worker: WorkerProcess) -> None:
         assert worker.ready is not None
-        self._workers[worker.id] = worker
+        self._workers[worker.name] = worker
         loaded = {name: each for name, each in zip(self.models, worker.ready.loaded, strict=True) if each}
         self.scheduler.add_worker(
-            worker.id,
+            worker.name,
             {name: each.latency_s for name, each in loaded.items()},
             {name: each.depth for name, each in loaded.items()},
         )
         self._device_metrics[worker.device].ready()
         self._membership_changed()
-        log.info("%s is ready: %s", worker.id, worker.ready.device_name)
+        log.info("%s is ready: %s", worker.name, worker.ready.device_name)
         self.dispatcher.dispatch_soon()
         self._keep_in_background(worker, {index: each for index, each in enumerate(worker.ready.loaded) if each})
         self.residents.worker_ready()
@@ -252,7 +253,7 @@ class Fleet:
             case Failed():
                 self.dispatcher.failed(worker, message)
             case Stats():
-                self._device_metrics[worker.device].report(worker.id, message)
+                self._device_metrics[worker.device].report(worker.name, message)
             case Released():
                 self._device_metrics[worker.device].released(message)
                 self._releases.released(worker, message)
@@ -264,18 +265,18 @@ class Fleet:
                 self._handovers.relieve(worker, message.trigger)
 
     def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
-        self._workers.pop(worker.id, None)
+        self._workers.pop(worker.name, None)
         self._releases.worker_gone(worker)
         last = not any(other.device == worker.device for other in self._workers.values())
-        self._device_metrics[worker.device].gone(worker.id, last=last)
+        self._device_metrics[worker.device].gone(worker.name, last=last)
         self._membership_changed()
         self.dispatcher.gone(worker, reason)
         self.residents.worker_gone(worker)
 
-    def _worker_died(self, replica: Replica, kind: str) -> None:
-        self._metrics.worker_restarts.labels(replica.device, kind).inc()
+    def _worker_died(self, device: str, kind: str) -> None:
+        self._metrics.worker_restarts.labels(device, kind).inc()
 
-    def _replica_broken(self, _replica: Replica, _reason: str) -> None:
+    def _replica_broken(self) -> None:
         for name in self.models:
             if not self.readiness.state(name).accepts_requests:
                 self.dispatcher.refuse_waiting(name, f"no worker is left for {name}")

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from app import clock
 from app.config import Settings
 from app.errors import ServiceError
-from app.fleet.process import WorkerPlan, WorkerProcess, WorkerStartError
+from app.fleet.process import WorkerPlan, WorkerProcess
 from app.fleet.replica import Replica
 from app.observability.metrics import Metrics
+from app.processes.place import ChildStartError, PlaceStatus
 from app.worker.guard import HAND_OVER
 from models import Model
 
@@ -82,7 +83,7 @@ class Handovers:
     async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment.
 
-        Each new worker starts beside the old one; the device needs memory for both. Raises WorkerStartError if one of
+        Each new worker starts beside the old one; the device needs memory for both. Raises ChildStartError if one of
         them cannot start: then none of them takes over.
         """
         for task in list(self._compiling.values()):
@@ -92,47 +93,42 @@ class Handovers:
             await self._to(models, reason)
         finally:
             for each in self._replicas:
-                if each.current is not None and each.current.ready is not None and each.current.ready.staged:
-                    self.compile(each.current)
+                if each.child.ready is not None and each.child.ready.staged:
+                    self.compile(each.child)
 
     async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:
         async with self._lock:
             plans = {each: each.plan.with_models(models) for each in self._replicas}
             # A replica whose workers keep dying would stop every hand-over; it follows the new plan when it is back.
-            in_order = [each for each in plans if each.state not in ("broken", "quarantined")]
+            in_order = [each for each in plans if each.status not in (PlaceStatus.BROKEN, PlaceStatus.QUARANTINED)]
             served = {each.plan.serves for each in in_order}
             needed = [
                 each
                 for each, plan in plans.items()
                 if each in in_order or (plan.serves not in served and plan.load.models != each.plan.load.models)
             ] or list(plans)
+            workers = {each: each.worker(plan) if each in needed else None for each, plan in plans.items()}
             starts = {
-                each: self._task(each.prepare(plan, start=each in needed), f"prepare {each.device}")
-                for each, plan in plans.items()
+                each: self._task(each.prepare(worker), f"prepare {each.device}") for each, worker in workers.items()
             }
             try:
                 await asyncio.gather(*starts.values())
-                workers = {each: start.result() for each, start in starts.items()}
                 for worker in workers.values():
-                    if worker is not None and worker.ended.done():
-                        raise WorkerStartError(worker.ended.result(), worker)
+                    if worker is not None and worker.over.done():
+                        raise ChildStartError(worker.reason)
             except BaseException:
-                await self._discard(starts)
+                for start in starts.values():
+                    start.cancel()
+                await asyncio.wait(starts.values())
+                prepared = [each for each, start in starts.items() if not start.cancelled() and not start.exception()]
+                await asyncio.gather(*(each.discard(workers[each]) for each in prepared))
                 raise
             # In one turn of the event loop: no request gets new weights before another gets old ones.
-            drains = [each.take_over(worker, plans[each], self._settings.drain_s) for each, worker in workers.items()]
+            drains = [each.take_over(worker, self._settings.drain_s) for each, worker in workers.items()]
             for each in workers:
+                each.plan = plans[each]
                 self._metrics.handovers.labels(each.device, reason).inc()
             await asyncio.gather(*map(asyncio.shield, drains))
-
-    @staticmethod
-    async def _discard(starts: Mapping[Replica, asyncio.Task[WorkerProcess | None]]) -> None:
-        """End the workers that were started, or are being started."""
-        for start in starts.values():
-            start.cancel()
-        await asyncio.wait(starts.values())
-        started = {each: start for each, start in starts.items() if not start.cancelled() and not start.exception()}
-        await asyncio.gather(*(each.discard(start.result()) for each, start in started.items()))
 
     def relieve(self, worker: WorkerProcess, trigger: str) -> None:
         """Replace a worker that leaks, as soon as that is allowed."""
@@ -149,10 +145,10 @@ class Handovers:
         work: Callable[[Replica], Coroutine[Any, Any, None]],
     ) -> None:
         """Begin work for the replica of a worker, unless one of `tasks` does it already."""
-        replica = next((each for each in self._replicas if each.current is worker), None)
+        replica = next((each for each in self._replicas if each.child is worker and worker.is_ready), None)
         if self._stopped or replica is None or replica in tasks:
             return
-        task = tasks[replica] = self._task(work(replica), f"hand-over from {worker.id}")
+        task = tasks[replica] = self._task(work(replica), f"hand-over from {worker.name}")
         task.add_done_callback(lambda done: tasks.pop(replica) if tasks.get(replica) is done else None)
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -169,50 +165,52 @@ class Handovers:
 
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
         """Replace a leaking worker once no other worker is missing."""
-        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.id, trigger)
-        while replica.current is worker:
+        log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.name, trigger)
+        while worker.is_ready:
             async with self._lock:
                 ago_s = clock.monotonic() - self._relieved_s.get(replica.device, -math.inf)
                 allowed = ago_s >= _HANDOVER_INTERVAL_S
                 others = [each for each in self._replicas if each.plan.serves == replica.plan.serves]
-                if allowed and replica.current is worker and all(each.state == "ready" for each in others):
+                if allowed and worker.is_ready and all(each.child.is_ready for each in others):
                     try:
                         # Like this worker: with compiled engines, if it has them.
                         load = worker.plan.load.with_models(replica.plan.load.models)
-                        successor = await replica.prepare(self._with_sizes(replace(worker.plan, load=load)))
-                        drain = replica.take_over(successor, replica.plan, self._settings.drain_s)
-                        await asyncio.shield(drain)
+                        successor = replica.worker(self._with_sizes(replace(worker.plan, load=load)))
+                        await replica.prepare(successor)
+                        await asyncio.shield(replica.take_over(successor, self._settings.drain_s))
                         self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
                         self._metrics.handovers.labels(replica.device, "memory").inc()
-                    except WorkerStartError as error:
+                    except ChildStartError as error:
                         log.error("%s: no worker could take over from one that leaks: %s", replica.device, error)
                     finally:
                         self._relieved_s[replica.device] = clock.monotonic()
             await asyncio.sleep(_RELIEVE_INTERVAL_S)
 
     async def _compile(self, replica: Replica, worker: WorkerProcess) -> None:
-        """Compile until a compiled worker has taken over, or the replica's current worker is no longer `worker`.
+        """Compile until a compiled worker has taken over, or `worker` serves no more.
 
         The replica's own plan stays quick: after a crash it serves again in seconds, and compiles anew.
         """
-        while replica.current is worker:
+        while worker.is_ready:
             tries, begun_s = self._compilations.get(replica, (0, -math.inf))
             if clock.monotonic() - begun_s > _COMPILE_PAUSES_S[-1] + _COMPILE_TIMEOUT_S:
                 tries = 0
             await asyncio.sleep(_COMPILE_PAUSES_S[min(tries, len(_COMPILE_PAUSES_S) - 1)])
             async with self._lock:
-                if replica.current is not worker:
+                if not worker.is_ready:
                     return
                 self._compilations[replica] = tries + 1, clock.monotonic()
                 quick = self._with_sizes(replica.plan)
                 load = replace(quick.load, quick=False)
                 plan = replace(quick, load=load, start_timeout_s=_COMPILE_TIMEOUT_S)
-                log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.id)
+                log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.name)
                 try:
-                    compiled = await replica.prepare(plan)
+                    compiled = replica.worker(plan)
+                    await replica.prepare(compiled)
                     found = self._found_sizes(compiled)
-                    drain = replica.take_over(compiled, self._with_sizes(quick), self._settings.drain_s)
-                except WorkerStartError as error:
+                    drain = replica.take_over(compiled, self._settings.drain_s)
+                    replica.plan = self._with_sizes(quick)
+                except ChildStartError as error:
                     again_s = _COMPILE_PAUSES_S[min(tries + 1, len(_COMPILE_PAUSES_S) - 1)]
                     log.error(
                         "%s: nothing faster can be had, what serves stays; it is tried again in %g s: %s",
@@ -227,10 +225,9 @@ class Handovers:
                 self._metrics.handovers.labels(replica.device, "compiled").inc()
                 return
 
-    def _found_sizes(self, worker: WorkerProcess | None) -> Mapping[int, tuple[int, ...]]:
+    def _found_sizes(self, worker: WorkerProcess) -> Mapping[int, tuple[int, ...]]:
         """Return and keep the batch sizes that a worker has found, by the model's number; it serves with them."""
-        if worker is None or worker.ready is None:
-            return {}
+        assert worker.ready is not None
         load = worker.plan.load
         loaded = {index: worker.ready.loaded[index] for index, plan in enumerate(load.plans) if plan.grows}
         found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}

@@ -1,18 +1,15 @@
 """One worker process as the event loop sees it, from spawn to death.
 
-Owns: its channel, the messages it has not answered, its limits, and its end. Must not know what a batch is for, nor
-what follows on a death (replica). Nothing here waits for a worker but `await`: the channel never blocks.
-
-Limits count only the time in which this process could hear its workers. Time in which this process was itself stopped,
-as by `docker pause`, or stood still counts against no worker.
+Owns: its channel, the batches it has not answered, and its limits. Must not know what a batch is for, nor what follows
+on its end (app.processes.place).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +20,11 @@ import msgspec
 
 from anychip_base.interpreter import module_path
 from app import logs
-from app.fleet.spawn import Spawned, spawn
+from app.fleet.spawn import SpawnedChild, spawn_with
 from app.processes.arena import Arena
-from app.processes.channel import Channel, ChannelError, NotReadError
-from app.processes.packing import write_packed
-from app.processes.place import AttendedClock
-from app.processes.talk import Talk
-from app.worker.begin import Begin, to_process
+from app.processes.channel import ChannelError
+from app.processes.place import Cause, ChildStatus
+from app.worker.begin import Begin
 from app.worker.messages import (
     Beat,
     Done,
@@ -56,10 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anychip.workers")
 
-STOP_TIMEOUT_S = 10.0
-KILL_TIMEOUT_S = 10.0
-"""Time after which a killed process that is still there is taken to be in a driver call that cannot be ended."""
-_WATCH_INTERVAL_S = 0.25
 _UNASKED_BYTES_PER_S = 2 << 20
 """Limit of what a worker may say unasked, two thousand times the usual."""
 
@@ -96,63 +87,44 @@ class WorkerPlan:
 
 Message: TypeAlias = Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
 """Messages of a serving worker that are passed on to its owner."""
-Computed: TypeAlias = "Callable[[WorkerProcess, Done, Sequence[Arrays]], None]"
-"""Callback for a batch that is done, with the results of its items."""
 
 
-class WorkerStartError(Exception):
-    """Failure of a worker to start; the message is the worker's own sentence."""
+@dataclass(frozen=True)
+class Events:
+    """Callbacks for the owner of workers.
 
-    def __init__(self, reason: str, worker: WorkerProcess) -> None:
-        super().__init__(reason)
-        self.worker = worker
-
-
-class WorkerProcess:
-    """One worker from spawn to death. `loaded`: the numbers of the models that it has loaded so far. `ended` has the
-    reason once it is given up. `abandoned`: its process could not be killed, and is left behind with whatever it holds,
-    until `exited`.
+    `ready`: it serves from now on; `computed`: a batch is done, with the results of its items; `retiring`: it is to get
+    nothing more; `gone`: once for each that was prepared, with the reason. `died`: the place on a device has lost its
+    worker: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready); `broken`: none starts there
+    for a while.
     """
 
+    ready: Callable[[WorkerProcess], None]
+    computed: Callable[[WorkerProcess, Done, Sequence[Arrays]], None]
+    message: Callable[[WorkerProcess, Message], None]
+    retiring: Callable[[WorkerProcess], None]
+    gone: Callable[[WorkerProcess, str], None]
+    died: Callable[[str, str], None]
+    broken: Callable[[], None]
+
+
+class WorkerProcess(SpawnedChild):
+    """One worker process. `ready`: what it has reported of its models; `loaded`: the numbers of those that it has
+    loaded so far.
+    """
+
+    look_s, end_s, kill_s = 0.25, 10.0, 10.0
     _numbers = itertools.count(1)
 
-    def __init__(
-        self,
-        device: str,
-        plan: WorkerPlan,
-        arena: Arena,
-        computed: Computed,
-        heard: Callable[[WorkerProcess, Message], None],
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.device = device
-        self.id = f"{device}#{next(self._numbers)}"
-        self.plan = plan
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
+        super().__init__(f"{device}#{next(self._numbers)}")
+        self.start_s = plan.start_timeout_s
+        self.device, self.plan = device, plan
         self.ready: Ready | None = None
         self.loaded: set[int] = set()
-        self.answered = False
-        self.end = "died"
-        self.retiring = False
-        self.abandoned = False
-        self.drained = asyncio.Event()
-        self.ended: asyncio.Future[str] = loop.create_future()
-        self.exited: asyncio.Future[None] = loop.create_future()
-        self._arena = arena
-        self._computed, self._heard = computed, heard
-        self._talk: Talk | None = None
-        self._spawned: Spawned | None = None
-        self._started: asyncio.Future[Ready] = loop.create_future()
-        self._closed: asyncio.Future[str] = loop.create_future()
-        self._killed = False
-        self._clock = AttendedClock(_WATCH_INTERVAL_S)
+        self._arena, self._events = arena, events
         self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
-        self._heard_s = self._answered_s = 0.0
-        self._task = asyncio.create_task(self._live(), name=f"worker {self.id}")
-
-    @property
-    def pid(self) -> int | None:
-        """The process's id, None before its start."""
-        return self._spawned.child.pid if self._spawned else None
+        self._answered_s = 0.0
 
     def model(self, index: int) -> Model:
         """Return a model as this worker serves it; after a hand-over another may serve other weights and labels."""
@@ -166,168 +138,109 @@ class WorkerProcess:
         held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
         self.ready = msgspec.structs.replace(self.ready, loaded=held)
 
-    async def start(self) -> Ready:
-        """Wait until the worker is ready. Raises WorkerStartError; the process is then gone."""
-        done, _ = await asyncio.wait((self._started, self._task), return_when=asyncio.FIRST_COMPLETED)
-        if self._started not in done:
-            raise WorkerStartError(self.ended.result(), self)
-        return self._started.result()
-
     def send(self, message: ToWorker) -> None:
-        """Send a message, now or when the worker reads. A worker that is just dying is reported through `ended`."""
+        """Send a message at the end of this turn of the loop."""
         if isinstance(message, Run):
             self._sent.append((message, self._clock.now_s()))
-        if self._talk is not None:
-            self._talk.say(message)
+        self.talk.say(message)
 
-    def kill(self, reason: str, *, end: str = "") -> None:
-        """End the process now. `end`: the kind of end, if it is not the one known so far."""
-        self.end = end or self.end
-        if self._spawned is not None:
-            self._killed = True
-            self._spawned.child.kill()
-        self._close(reason)
-
-    async def stop(self) -> None:
-        """Stop the worker and wait; kill a process that does not stop. Idempotent."""
-        if self.ready is not None:
-            self.send(Stop())
-            await asyncio.wait([self._task], timeout=STOP_TIMEOUT_S)
-        if not self._task.done():
-            # A loading worker does not read its channel and has nothing to lose.
-            self.kill("it was stopped")
-        await self._task
-
-    async def _live(self) -> None:
-        """Run the process from spawn to death."""
-        try:
-            await self._begin()
-            reason = await self._watched()
-        except Exception as error:
-            if not isinstance(error, OSError):  # The system's own refusal is told in the reason, once.
-                log.exception("%s: its process could not be begun", self.id)
-            reason = f"its process could not be begun: {error}"
-        if self._talk is not None:
-            self._talk.flush()
-            self._talk.end(reason)
-        if self._spawned is not None:
-            child = self._spawned.child
-            if not await child.ends_within(0.0 if self._killed else STOP_TIMEOUT_S):
-                child.kill()
-            if await child.ends_within(KILL_TIMEOUT_S):
-                code = child.exited.result()
-                reason += f", exit code {code}" if code else ""
-            else:
-                self.abandoned = True
-                reason += f"; its process {child.pid} cannot be killed and is left behind, with what it holds"
-                log.critical("%s: %s", self.id, reason)
-        self.ended.set_result(reason)
-
-    async def _begin(self) -> None:
-        """Start the process and tell it what to do. Raises OSError."""
-        descriptor = await asyncio.to_thread(write_packed, self.plan.load, "anychip-load")
-        if self._closed.done():
-            os.close(descriptor)
-            return
-        spawning = asyncio.create_task(
-            spawn(self.id, forks=self.plan.forks, bare=self.plan.bare), name=f"spawn {self.id}"
-        )
-        try:
-            await asyncio.wait(
-                (spawning, self._closed),
-                timeout=self.plan.start_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not spawning.done():
-                spawning.cancel()  # If a process begins after all, it finds its socket closed, and ends.
-                self._close(f"it had no process within {self.plan.start_timeout_s:g} s")
-                os.close(descriptor)
-                return
-            spawned = self._spawned = spawning.result()
-        except BaseException:
-            spawning.cancel()
-            os.close(descriptor)
-            raise
-        if self._closed.done():  # It was killed meanwhile.
-            self._killed = True
-            spawned.child.kill()
-        channel = Channel(spawned.socket)
-        spawned.child.exited.add_done_callback(self._process_exited)
+    async def begin(self) -> None:
+        """Start the process and tell it what to load. Raises OSError."""
         plan, memory = self.plan, self.plan.memory
+        try:
+            spawning = spawn_with(plan.load, "anychip-load", self.name, forks=plan.forks, bare=plan.bare)
+            spawned, load = await asyncio.wait_for(spawning, plan.start_timeout_s)
+        except asyncio.TimeoutError:
+            raise OSError(f"it had no process within {plan.start_timeout_s:g} s") from None
         environment = dict(plan.environment)
         if not plan.bare:  # It has the service's other variables, except those set since its start.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
         afresh = plan.bare and not spawned.bare
-        begin = Begin(self.id, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
-        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
-            channel.send(to_process(begin), (*self._arena.descriptors(memory), descriptor))
-        self._talk = Talk(
-            channel,
+        begin = Begin(self.name, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
+        self.connect(
+            spawned,
+            begin,
+            (*self._arena.descriptors(memory), load),
             FromWorker,
-            self._handle,
-            name=self.id,
+            self._heard,
             most_bytes_per_s=_UNASKED_BYTES_PER_S,
             asked=(Done, Failed),
         )
-        self._talk.ended.add_done_callback(self._talk_ended)
 
-    async def _watched(self) -> str:
-        """Watch the worker until it is over and return why. Kill it if it hangs."""
-        while True:
-            with contextlib.suppress(asyncio.TimeoutError):
-                return await asyncio.wait_for(asyncio.shield(self._closed), _WATCH_INTERVAL_S)
-            now_s = self._clock.look()
-            if self.ready is None:
-                if now_s > self.plan.start_timeout_s:
-                    self.kill(f"it was not ready within {self.plan.start_timeout_s:g} s")
-                continue
-            if self._sent:
-                running_s = now_s - max(self._sent[0][1], self._answered_s)
-                if running_s > self.plan.batch_timeout_s:
-                    self.kill(f"it hung: a batch was not done after {running_s:.1f} s", end="hung")
-            if now_s - self._heard_s > self.plan.heartbeat_timeout_s:
-                self.kill(f"it hung: nothing was heard of it for {now_s - self._heard_s:.1f} s", end="hung")
+    def disconnect(self) -> None:
+        """Tell it to stop, and close the channel. Idempotent."""
+        if self.process is not None:
+            self.talk.say(Stop())
+            self.talk.flush()
+        super().disconnect()
 
-    def _process_exited(self, _: asyncio.Future[int | None]) -> None:
-        # A process that it has started may hold its socket; else the last messages come before this.
-        asyncio.get_running_loop().call_later(_WATCH_INTERVAL_S, self._close, "it ended")
-        self.exited.set_result(None)
+    def stop(self) -> None:
+        """Let it finish; one that loads does not read its channel, and has nothing to lose."""
+        if self.status is ChildStatus.STARTING:
+            super().stop()
+        else:
+            self.end("it was stopped", Cause.STOPPED)
 
-    def _talk_ended(self, ended: asyncio.Future[str]) -> None:
-        assert self._talk is not None
-        if self._talk.error is None:
-            self._close(ended.result())
-        else:  # A worker that breaks the rules cannot be trusted.
-            self.kill(ended.result(), end="hung" if isinstance(self._talk.error, NotReadError) else "")
+    def answer_s(self) -> float:
+        """Return how long it may be silent: it sends beats once it has loaded."""
+        return math.inf if self.ready is None else self.plan.heartbeat_timeout_s
 
-    def _handle(self, message: FromWorker) -> None:
-        self._heard_s = self._clock.now_s()
+    def has_work(self) -> bool:
+        """Return True while a batch has no answer."""
+        return bool(self._sent)
+
+    def look(self) -> None:
+        """Kill it if a batch takes too long."""
+        if self._sent:
+            running_s = self._clock.now_s() - max(self._sent[0][1], self._answered_s)
+            if running_s > self.plan.batch_timeout_s:
+                self.kill(f"it hung: a batch was not done after {running_s:.1f} s", Cause.HUNG)
+
+    def move(self, status: ChildStatus) -> None:
+        """Change the status, and tell the owner whether it takes work. Raises ValueError."""
+        super().move(status)
+        if status is ChildStatus.READY:
+            self._events.ready(self)
+        elif status is ChildStatus.RETIRING:
+            self._events.retiring(self)
+
+    def gone(self) -> None:
+        """Tell the owner that its batches are lost."""
+        if self.ready is not None:
+            self._events.gone(self, self.reason)
+
+    def _heard(self, message: FromWorker) -> None:
+        """Handle a message. Raises for a false one; then its process is killed."""
+        if self.ready is not None:  # The limit of a start is for all of it.
+            self.hear()
         match message:
             case Beat():
                 pass
             case Done():
                 run = self._answered(message.batch_id)
-                self.answered = True
-                self._computed(self, message, self._results(run, message))
+                self.has_served = True
+                self._events.computed(self, message, self._results(run, message))
+                self.leave()
             case Failed():
                 self._answered(message.batch_id)
-                self._heard(self, message)
+                self._events.message(self, message)
+                self.leave()
             case Progress():
                 self.loaded.add(message.model)
             case Ready():
                 self.ready = message
-                self._started.set_result(message)
+                self.hear()
+                self.move(ChildStatus.PREPARED)
             case Ended():
-                self.end = message.kind
-                self._close(message.reason)
+                self.end(message.reason, Cause(message.kind))
             case Stats() | Released() | HandOver() | ModelLoaded() | ModelUnloaded():
-                self._heard(self, message)
+                self._events.message(self, message)
 
     def _answered(self, batch_id: int) -> Run:
         """Return the batch that is answered, always the oldest. Raises ChannelError."""
         if not self._sent or self._sent[0][0].batch_id != batch_id:
             raise ChannelError(f"it answered batch {batch_id}, which is not its next one")
-        self._answered_s = self._heard_s
+        self._answered_s = self._clock.now_s()
         return self._sent.popleft()[0]
 
     def _results(self, run: Run, done: Done) -> list[Arrays]:
@@ -336,10 +249,5 @@ class WorkerProcess:
             return read_results(done.results, None, run.slots, done.small)
         overflow = None
         if done.overflow_bytes:
-            assert self._talk is not None
-            overflow = map_overflow(self._talk.take_descriptor(), done.overflow_bytes)
+            overflow = map_overflow(self.talk.take_descriptor(), done.overflow_bytes)
         return read_results(done.results, self._arena.results(run.model), run.slots, overflow)
-
-    def _close(self, reason: str) -> None:
-        if not self._closed.done():
-            self._closed.set_result(reason)

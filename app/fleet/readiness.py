@@ -12,7 +12,11 @@ from typing import Any
 from app.fleet.replica import Replica
 from app.fleet.submission import ModelPool
 from app.link import ModelState
+from app.processes.place import PlaceStatus
 from app.scheduling.scheduler import Scheduler
+
+_WITHOUT = (PlaceStatus.BROKEN, PlaceStatus.QUARANTINED, PlaceStatus.STOPPED)
+"""Replicas without a worker and without one that starts soon."""
 
 
 class Readiness:
@@ -34,10 +38,9 @@ class Readiness:
             return ModelState.READY
         if self._loaded_with[name].unloaded:
             return ModelState.UNLOADED
-        if name in self.on_demand and any(each.current is not None for each in self._replicas_of(name)):
+        if name in self.on_demand and any(each.child.is_ready for each in self._replicas_of(name)):
             return ModelState.ON_DEMAND
-        # Between a worker's death and the next start a replica's state is still "ready".
-        starting = any(each.state not in ("broken", "quarantined", "stopped") for each in self._replicas_of(name))
+        starting = any(each.status not in _WITHOUT for each in self._replicas_of(name))
         return ModelState.STARTING if starting else ModelState.UNAVAILABLE
 
     def is_served(self, name: str) -> bool:
@@ -72,4 +75,4 @@ class Readiness:
 
 
 def _reasons(replicas: Sequence[Replica]) -> str:
-    return "; ".join(f"{each.device} is {each.state}: {each.reason}" for each in replicas if each.reason)
+    return "; ".join(f"{each.device} is {each.status.value}: {each.reason}" for each in replicas if each.reason)

@@ -29,7 +29,7 @@ class Releases:
         """
         answers = [asyncio.shield(self._ask(worker)) for worker in workers]  # Others may wait for the same answer.
         returned = await asyncio.gather(*answers)
-        return {worker.id: each for worker, each in zip(workers, returned, strict=True)}
+        return {worker.name: each for worker, each in zip(workers, returned, strict=True)}
 
     def released(self, worker: WorkerProcess, message: Released) -> None:
         """Pass on a worker's answer to a request; ignore a release that its memory guard wanted."""

@@ -83,7 +83,7 @@ class Residents:
 
     def workers(self) -> list[WorkerProcess]:
         """Return the workers that may have such models and are not about to end."""
-        return [each for each in self._workers.values() if self._takes(each) and not each.retiring]
+        return [each for each in self._workers.values() if self._takes(each) and each.is_ready]
 
     def _takes(self, worker: WorkerProcess) -> bool:
         return all(worker.plan.has(index) for index in self._by_index)
@@ -170,7 +170,7 @@ class Residents:
         """Handle a worker's end. The model it was loading may be to blame: after two ends it is not loaded at once."""
         self._leaving.pop(worker, None)
         asked = self._asked.pop(worker, [])
-        if asked and not worker.retiring:
+        if asked and worker.has_failed:
             pool = self._by_index[asked[0]]
             self._deaths[pool.model.name] += 1
             self._patience[pool.model.name] += 1
@@ -194,7 +194,9 @@ class Residents:
             else:
                 form = next(form for form in pool.forms if form.index == index)
                 worker.hold(index, message.loaded)
-                self._scheduler.serve_model(worker.id, form.model.name, message.loaded.latency_s, message.loaded.depth)
+                self._scheduler.serve_model(
+                    worker.name, form.model.name, message.loaded.latency_s, message.loaded.depth
+                )
         self._settle()
         self._changed(worker)
         self._stirred.set()
@@ -218,7 +220,7 @@ class Residents:
         for worker in self.workers():
             for form in self._pools[name].forms:
                 if worker.ready is not None and worker.ready.loaded[form.index] is not None:
-                    self._scheduler.serve_model(worker.id, form.model.name, None)
+                    self._scheduler.serve_model(worker.name, form.model.name, None)
         if any(self._scheduler.queues[form].in_flight for form in self._pools[name].names):
             self._draining.add(name)
             return

@@ -10,7 +10,6 @@ record that names a room, token or connection that its ingress does not have end
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from app import clock, logs
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
-from app.fleet.spawn import spawn
+from app.fleet.spawn import SpawnedChild, spawn_with
 from app.fleet.submission import ModelPool
 from app.link import Reply, Result, Room, Terms
 from app.link_messages import (
@@ -61,10 +60,9 @@ from app.observability.gained import add
 from app.observability.metrics import Metrics
 from app.processes import blocks
 from app.processes.arena import sealed_memory
-from app.processes.channel import Channel, DescriptorLostError
+from app.processes.channel import DescriptorLostError
 from app.processes.packing import write_packed
-from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
-from app.processes.talk import Talk
+from app.processes.place import Cause, ChildStatus, Supervisor
 from app.scheduling.queue import DeadlineUnreachableError, QueueFullError, Reservation
 from app.serving.administration import ServiceAdministration
 from app.serving.submissions import Submissions
@@ -138,7 +136,7 @@ class _Connection:
             self._give()
 
 
-class _Far(SupervisedChild):
+class _Far(SpawnedChild):
     """One ingress process. `connections`: by number, at most `room`."""
 
     end_s = 0.0
@@ -162,31 +160,20 @@ class _Far(SupervisedChild):
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
         self._unsaid = -1  # The models that it is told of, once it has begun.
-        self.talk: Talk
 
     async def begin(self) -> None:
         """Start the process. Raises OSError."""
-        models = await asyncio.to_thread(write_packed, [form.model for form in self._of.forms], "anychip-models")
-        try:
-            spawned = await spawn(self.name, forks=True)
-        except BaseException:
-            os.close(models)
-            raise
-        channel, settings = Channel(spawned.socket), self._of.begin.settings
+        forms, settings = [form.model for form in self._of.forms], self._of.begin.settings
+        spawned, self._unsaid = await spawn_with(forms, "anychip-models", self.name, forks=True)
         style = settings["log_level"], settings["log_format"]
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
         environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
         first = worker.Begin(self.name, environment, style, (), module_path(), bare=True, program=_PROGRAM)
-        self.process, self._unsaid = spawned.child, models
-        self.talk = Talk(channel, ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
-        self.talk.ended.add_done_callback(lambda ended: self.end(ended.result()))
-        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
-            channel.send(worker.to_process(first))
+        self.connect(spawned, first, (), ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
 
     def disconnect(self) -> None:
         """End its rooms and connections. Idempotent."""
-        if self.process is not None:
-            self.talk.end(self.over.result())
+        super().disconnect()
         self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
         if self._unsaid >= 0:
             os.close(self._unsaid)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +25,7 @@ from anychip_base.interpreter import module_path
 from app.config import Settings
 from app.fleet.spawn import spawn
 from app.precision.described import described
-from app.processes.channel import Channel, ChannelError
+from app.processes.channel import Channel, ChannelError, reader, to_packet
 from app.processes.forking import name_process
 from app.processes.packing import read_packed, write_packed
 from app.worker.begin import Begin, to_process
@@ -89,6 +90,7 @@ class Opening:
         """Do what `apart` does; raise what its parts raise, too."""
         loop = asyncio.get_running_loop()
         content: tuple[list[Model], Choice | None] = [], None
+        read = reader(Opened | Refused | str)
         heard: asyncio.Future[Opened | Refused] = loop.create_future()
         ended = Refused("", "the process that reads models has ended")
         spawned = await spawn("opening", forks=True)
@@ -96,8 +98,7 @@ class Opening:
 
         def readable() -> None:
             try:
-                for message in channel.receive():
-                    answer = msgspec.msgpack.decode(message, type=Opened | Refused | str)
+                for answer in chain.from_iterable(map(read, channel.receive())):
                     if isinstance(answer, str):
                         self.said = answer
                     elif not heard.done():
@@ -114,7 +115,7 @@ class Opening:
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
             with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
                 channel.send(to_process(begin))
-                channel.send(msgspec.msgpack.encode(Wanted(given, model)))
+                channel.send(to_packet((Wanted(given, model),)))
             answer = await heard
             if answer is ended and await spawned.child.ends_within(_END_S):
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {spawned.child.exited.result()}")
@@ -186,11 +187,11 @@ def main(channel: Channel, messages: list[bytes]) -> None:
     while not messages:
         channel.wait(None)
         messages = channel.receive()
-    question = msgspec.msgpack.decode(messages[0], type=Wanted)
+    [question] = reader(Wanted)(messages[0])
 
     def say(answer: Opened | Refused | str, *descriptors: int) -> None:
         with contextlib.suppress(OSError):  # The server is gone, and this process will be.
-            channel.send(msgspec.msgpack.encode(answer), descriptors)
+            channel.send(to_packet((answer,)), descriptors)
 
     try:
         say(*_found(question, say))

@@ -22,9 +22,9 @@ from app import clock
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
-from app.fleet.process import WorkerStartError
 from app.fleet.submission import ModelPool
 from app.precision.described import Described
+from app.processes.place import ChildStartError
 from app.serving.opening import Opening, OpeningError
 from models import Model, ModelError, NormalisedModel, PixelModel
 
@@ -130,6 +130,6 @@ class Repository:
             models.append(None if self._models[name].unloaded and name not in new else shown)
         try:
             await self._fleet.hand_over(models, reason)
-        except WorkerStartError as error:
+        except ChildStartError as error:
             log.error("%s: no worker could take over: %s", reason, error)
             raise ServiceError("INTERNAL", "the model could not be replaced; quote the request id") from None

@@ -127,7 +127,7 @@ class Service:
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; return when all are ready.
 
-        Raises ChildStartError, WorkerStartError.
+        Raises ChildStartError.
         """
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:
@@ -205,7 +205,7 @@ class Service:
     def kill(self) -> None:
         """End every worker now, whatever it does: there is no time left to stop."""
         for replica in self.fleet.replicas:
-            replica.kill()
+            replica.kill("the service has no time left")
 
     async def drained(self) -> None:
         """Wait until every accepted image has its answer."""

@@ -6,7 +6,6 @@ The null device is as real ones are, and at the end of every test it is asserted
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import os
@@ -20,15 +19,16 @@ import psutil
 import pytest
 import uvloop
 
-from app.fleet import process as worker_process
-from app.fleet.process import WorkerPlan, WorkerProcess, WorkerStartError
-from app.fleet.replica import Events, Replica
+from app.fleet.process import WorkerPlan, WorkerProcess
+from app.fleet.replica import Replica
 from app.processes.arena import Arena
 from app.processes.channel import MAX_WAITING_BYTES
-from app.processes.place import Child
+from app.processes.place import Cause, Child, ChildStartError, ChildStatus, PlaceStatus
 from app.worker.messages import Failed, Load, ModelPlan, Release, Released, Run, Stats
 from backends import Device
 from models import Options, open_model, parse_spec
+from tests.support.doubles import events
+from tests.support.load import until
 from tests.support.loop_guard import CallbackGuard, Held, Witness, guarded_loop, told
 
 WAIT_S = 240
@@ -44,14 +44,14 @@ class Watched:
         self.arena.slot(0, 0)[:] = 128
         self.messages = asyncio.Queue()
         self.said = []
-        self.events = Events(
+        self.events = events(
             ready=lambda worker: self.said.append("ready"),
             computed=lambda worker, done, results: self.messages.put_nowait((done, results)),
             message=lambda worker, message: self.messages.put_nowait(message),
             retiring=lambda worker: self.said.append("retiring"),
             gone=lambda worker, reason: self.said.append("gone"),
-            died=lambda replica, kind: self.said.append(kind),
-            broken=lambda replica, reason: self.said.append("broken"),
+            died=lambda device, kind: self.said.append(kind),
+            broken=lambda: self.said.append("broken"),
         )
         model = ModelPlan(MODEL, "auto", "auto", (1, 2))
         load = Load((model,), Device("null:0", "none", 1 << 30, "fp32"), ballast=bytes(11 << 20))
@@ -62,10 +62,14 @@ class Watched:
         return self
 
     async def __aexit__(self, *raised):
+        await self.replica.stop()
         self.arena.close()
 
-    def worker(self):
-        return WorkerProcess("null:0", self.plan, self.arena, self.events.computed, self.events.message)
+    async def worker(self, **plan):
+        """Start a worker and wait until it is ready; return it. Raises ChildStartError."""
+        self.replica = Replica("null:0", replace(self.plan, **plan), self.arena, self.events)
+        await asyncio.wait_for(self.replica.wait_ready(), WAIT_S)
+        return self.replica.child
 
     async def hear(self, kind):
         """Wait for the next message of a kind."""
@@ -84,8 +88,10 @@ def stopped(seconds):
     time.sleep(seconds)
 
 
-def until_gone(worker):
-    return asyncio.wait_for(asyncio.shield(worker.ended), WAIT_S)
+async def until_gone(worker):
+    """Wait until its process has ended, or is given up; return why."""
+    await until(lambda: worker.status in (ChildStatus.ENDED, ChildStatus.QUARANTINED), blocks=False)
+    return worker.reason
 
 
 def on_uvloop(test):
@@ -112,31 +118,27 @@ def on_uvloop(test):
 @on_uvloop
 async def test_a_slow_import_and_megabytes_of_probes_hold_nobody_up():
     async with Watched("import_ms=3000,depth=2,output_mb=2") as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         worker.send(run(1, (0, 1)))
         _, results = await watched.hear(tuple)
         assert [result[0].nbytes for result in results] == [2 << 20, 2 << 20]
-        await worker.stop()
 
 
 @on_uvloop
 async def test_an_import_that_hangs_is_ended_by_the_start_limit():
     async with Watched("import_ms=3000000", start_timeout_s=2.0) as watched:
-        worker = watched.worker()
-        with pytest.raises(WorkerStartError, match="not ready within 2 s"):
-            await asyncio.wait_for(worker.start(), WAIT_S)  # The import would take 50 minutes.
+        with pytest.raises(ChildStartError, match="not ready within 2 s"):
+            await watched.worker()  # The import would take 50 minutes.
 
 
 @on_uvloop
 async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
     async with Watched() as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         os.kill(worker.pid, signal.SIGSTOP)
         for number in range(MAX_WAITING_BYTES // 256):
             worker.send(Release(number))
-            worker._talk.flush()
+            worker.talk.flush()
             if number % 2000 == 0:
                 await asyncio.sleep(0)
         assert "does not read" in await until_gone(worker)
@@ -147,42 +149,38 @@ async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
 @on_uvloop
 async def test_a_flood_of_releases_is_answered():
     async with Watched() as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         for number in range(1, 3001):
             worker.send(Release(number))
         for number in range(1, 3001):
             assert (await watched.hear(Released)).request == number
-        await worker.stop()
 
 
 @on_uvloop
 async def test_a_crash_with_an_unread_message_is_heard_of_at_once():
     with pytest.MonkeyPatch.context() as patch:
         # No watch looks: the socket says it.
-        patch.setattr(worker_process, "_WATCH_INTERVAL_S", 2 * WAIT_S)
+        patch.setattr(WorkerProcess, "look_s", 2 * WAIT_S)
         await _crashed_with_an_unread_message()
 
 
 async def _crashed_with_an_unread_message():
     async with Watched("crash=*1") as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         process = psutil.Process(worker.pid)
         worker.send(run(1))
         worker.send(run(2))  # Nobody will read this one.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await until_gone(worker)
-        assert worker.end == "died"
+        assert worker.cause is Cause.DIED
 
 
 @on_uvloop
 async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
     limits = {"heartbeat_timeout_s": 1.5, "batch_timeout_s": 1.5}
     async with Watched("delay_ms=500", **limits) as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         worker.send(run(1))
         # As docker pause: everybody stands still, and goes on.
         os.kill(worker.pid, signal.SIGSTOP)
@@ -190,57 +188,47 @@ async def test_time_in_which_the_server_was_stopped_counts_against_nobody():
         os.kill(worker.pid, signal.SIGCONT)
         assert isinstance(await watched.hear((tuple, Failed)), tuple)
         await asyncio.sleep(1)
-        assert not worker.ended.done()
+        assert not worker.over.done()
         # A worker that is stopped alone does hang.
         os.kill(worker.pid, signal.SIGSTOP)
-        assert "it hung" in await until_gone(worker)
+        assert "stopped from outside" in await until_gone(worker)
 
 
 @on_uvloop
 async def test_a_process_that_cannot_be_killed_is_given_up_and_its_device_left_alone():
     async with Watched() as watched:
         # A driver call in state D takes no signal; here the signal is not sent.
-        original, limit_s = Child.kill, worker_process.KILL_TIMEOUT_S
-        Child.kill = lambda child: None
-        worker_process.KILL_TIMEOUT_S = 0.5
-        try:
-            plan = replace(watched.plan, heartbeat_timeout_s=1.0)
-            replica = Replica("null:0", plan, watched.arena, watched.events)
-            await asyncio.wait_for(replica.wait_ready(), WAIT_S)
-            worker = replica.current
-            os.kill(worker.pid, signal.SIGSTOP)
-            assert "cannot be killed" in await until_gone(worker)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Child, "kill", lambda child: None)
+            patch.setattr(WorkerProcess, "kill_s", 0.5)
+            patch.setattr(WorkerProcess, "end_s", 0.5)
+            stuck = await watched.worker(heartbeat_timeout_s=1.0)
+            replica = watched.replica
+            os.kill(stuck.pid, signal.SIGSTOP)
+            assert "cannot be killed" in await until_gone(stuck)
             await asyncio.sleep(0.01)
-            assert worker.abandoned
-            assert replica.state == "quarantined"
-            assert str(worker.pid) in replica.reason
+            assert replica.status is PlaceStatus.QUARANTINED
+            assert str(stuck.pid) in replica.reason
             assert watched.said == ["ready", "gone", "hung", "broken"]
             # When it is gone at last, the device is used again.
-            os.kill(worker.pid, signal.SIGKILL)
-            await asyncio.wait_for(worker.exited, WAIT_S)
-            while replica.state != "ready":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            os.kill(stuck.pid, signal.SIGKILL)
+            await until(lambda: replica.status is PlaceStatus.READY, blocks=False)
+            assert stuck.status is ChildStatus.ENDED
             # And another one like it does not hold up the end.
-            worker = replica.current
+            worker = replica.child
             os.kill(worker.pid, signal.SIGSTOP)
-            worker_process.STOP_TIMEOUT_S, stop_s = 0.5, worker_process.STOP_TIMEOUT_S
             await asyncio.wait_for(replica.stop(), WAIT_S)
-            worker_process.STOP_TIMEOUT_S = stop_s
-            assert worker.abandoned
-        finally:
-            Child.kill, worker_process.KILL_TIMEOUT_S = original, limit_s
-            with contextlib.suppress(OSError):
-                os.kill(worker.pid, signal.SIGKILL)
-        await asyncio.wait_for(worker.exited, WAIT_S)
+            assert worker.status is ChildStatus.QUARANTINED
+        os.kill(worker.pid, signal.SIGKILL)
+        await until(lambda: worker.status is ChildStatus.ENDED, blocks=False)
 
 
 @on_uvloop
 async def test_what_is_no_message_ends_the_worker():
     async with Watched() as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         # As if the worker had said it.
-        worker._talk._channel.receive = lambda: [b"no message"]
+        worker.talk._channel.receive = lambda: [b"no message"]
         assert "cannot be read" in await until_gone(worker)
         assert not psutil.pid_exists(worker.pid)
 
@@ -248,21 +236,18 @@ async def test_what_is_no_message_ends_the_worker():
 @on_uvloop
 async def test_an_answer_out_of_turn_ends_the_worker():
     async with Watched() as watched:
-        worker = watched.worker()
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        worker = await watched.worker()
         worker.send(run(1))
-        worker._sent[0] = (run(2), 0.0)
+        worker._sent[0] = (run(2), worker._sent[0][1])
         assert "not its next one" in await until_gone(worker)
 
 
 @on_uvloop
 async def test_statistics_come_though_the_vendor_does_not_answer():
     async with Watched() as watched:
-        plan = replace(watched.plan, load=replace(watched.plan.load, plugins=("tests.support.silent_vendor",)))
-        worker = WorkerProcess("null:0", plan, watched.arena, watched.events.computed, watched.events.message)
-        await asyncio.wait_for(worker.start(), WAIT_S)
+        load = replace(watched.plan.load, plugins=("tests.support.silent_vendor",))
+        worker = await watched.worker(load=load)
         stats = [await watched.hear(Stats) for _ in range(2)]
         assert all(each.resident > 10_000_000 for each in stats)
         worker.send(run(1))
         await watched.hear(tuple)
-        await worker.stop()

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from app import clock
@@ -24,13 +27,14 @@ from app.decoder.messages import DecodePlan, jobs_in
 from app.decoding.process import DecoderProcess
 from app.decoding.waiting import Outcome, PendingImage
 from app.fleet.fleet import Fleet
-from app.fleet.process import WorkerStartError
+from app.fleet.process import Events, WorkerPlan, WorkerProcess
 from app.ingress.items import Replies
 from app.link import Content, Frame, Result, Tables, Terms
 from app.observability.metrics import Metrics
-from app.processes.place import ChildStatus
+from app.processes.place import ChildStatus, PlaceStatus
 from app.serving.submissions import Submissions
-from app.worker.messages import Done, Loaded, Ready, Run
+from app.worker.messages import Done, Load, Loaded, ModelPlan, Ready, Run
+from backends import Device
 from models import Options
 
 
@@ -72,8 +76,45 @@ async def turns(number: int = 10) -> None:
         await asyncio.sleep(0)
 
 
-class Worker:
-    """Double that keeps the messages it is sent; it is ready at once, or with `starts` when the test says so."""
+class Process:
+    """Double of a process that ends when it is killed, unless it cannot be."""
+
+    pid = 1 << 30
+
+    def __init__(self, *, mortal: bool = True) -> None:
+        self.mortal, self.killed = mortal, 0
+        self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        self.killed += not self.exited.done()
+        if self.mortal:
+            self.exit(-signal.SIGKILL)
+
+    def exit(self, status: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(status)
+
+    async def ends_within(self, limit_s: float) -> bool:
+        await asyncio.wait((self.exited,), timeout=limit_s)
+        return self.exited.done()
+
+
+def plan_of(*models: Any, **more: Any) -> WorkerPlan:
+    """Return a worker's plan for these models."""
+    device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
+    return WorkerPlan(Load(tuple(ModelPlan(model, "null", "fp32", (1,)) for model in models), device), **more)
+
+
+def events(**handled: Callable[..., None]) -> Events:
+    """Return callbacks for the owner of workers; those that are not given do nothing."""
+    names = [each.name for each in fields(Events)]
+    return Events(**{name: handled.get(name, lambda *_: None) for name in names})
+
+
+class Worker(WorkerProcess):
+    """Double that keeps the messages it is sent and starts no process. It serves at once, or with `starts` when the
+    test says so; it has work until `drain`.
+    """
 
     def __init__(
         self,
@@ -84,34 +125,27 @@ class Worker:
         decodes: bool = False,
         latency_s: Mapping[int, float] = MappingProxyType({1: 0.001, 8: 0.002}),
         starts: bool = False,
-        plan: Any = None,
+        plan: WorkerPlan | None = None,
+        owner: Events | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.id, self.device = name, name.partition("#")[0]
-        self.plan = plan or SimpleNamespace(load=SimpleNamespace(models=models))
+        device = name.partition("#")[0]
+        super().__init__(device, plan or plan_of(*models), None, owner or events())  # type: ignore[arg-type]
+        self.name = name
         loaded = loaded_as("null", dict(latency_s), depth, decoded_by="device" if decodes else "host")
-        self._ready = Ready(self.device, "null", tuple(loaded if model else None for model in models))
-        self.ready: Any = None if starts else self._ready
-        self.pid, self.end, self.answered = None, "died", True
-        self.retiring = self.abandoned = self.stopped = False
-        self.drained = asyncio.Event()
-        self.ended: asyncio.Future[str] = loop.create_future()
-        self.exited: asyncio.Future[None] = loop.create_future()
+        self._report = Ready(device, "null", tuple(loaded if model else None for model in models))
         self.sent: list[Any] = []
-        self._started: asyncio.Future[None] = loop.create_future()
+        self.talk: Any = SimpleNamespace(say=self.sent.append, flush=lambda: None, end=self._ended)
+        self.works = True
         self._models: dict[int, SmallModel] = {
             index: replace(model, weights=name) for index, model in enumerate(models) if model
         }
+        if not starts:
+            self.has_served = True
+            self.succeed()
+            self.move(ChildStatus.READY)
 
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def model(self, index: int) -> SmallModel:
+    def model(self, index: int) -> Any:
         return self._models[index]
-
-    def hold(self, index: int, loaded: Any) -> None:
-        held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
-        self.ready = Ready(self.device, "null", held)
 
     @property
     def runs(self) -> list[Run]:
@@ -120,33 +154,45 @@ class Worker:
 
     def succeed(self, *, staged: bool = False, loaded: Sequence[Any] | None = None) -> None:
         """Become ready."""
-        self.ready = SimpleNamespace(staged=staged, loaded=self._ready.loaded if loaded is None else loaded)
-        self._started.set_result(None)
+        self.ready = msgspec.structs.replace(self._report, staged=staged)
+        if loaded is not None:
+            self.ready = SimpleNamespace(staged=staged, loaded=loaded)  # type: ignore[assignment]
+        self.move(ChildStatus.PREPARED)
 
     def fail(self) -> None:
         """Fail to start."""
-        self.ended.set_result("it could not start")
-        self._started.set_exception(WorkerStartError("it could not start", self))  # type: ignore[arg-type]
+        self.end("it could not start")
 
-    async def start(self) -> None:
-        await asyncio.shield(self._started)
+    def drain(self) -> None:
+        """Finish what it has."""
+        self.works = False
+        self.leave()
 
-    def kill(self, reason: str, *, end: str = "") -> None:
-        self.end = end or self.end
-        if not self.ended.done():
-            self.ended.set_result(reason)
+    def lose(self) -> None:
+        """Become a process that cannot be killed."""
+        self.kill("it cannot be killed")
+        self.move(ChildStatus.QUARANTINED)
 
-    async def stop(self) -> None:
-        self.stopped = True
-        self.kill("it was stopped")
+    async def begin(self) -> None:
+        self.process = Process()  # type: ignore[assignment]
+
+    def answer_s(self) -> float:
+        return math.inf
+
+    def has_work(self) -> bool:
+        return self.works
+
+    def _ended(self, _: str) -> None:
+        if isinstance(self.process, Process) and self.process.mortal:
+            self.process.exit(0)
 
 
 class StartedWorkers(list[Worker]):
     """Double of the class `WorkerProcess`, for a replica: each worker waits for the test to make it ready."""
 
-    def __call__(self, device: str, plan: Any, *_: object) -> Worker:
+    def __call__(self, device: str, plan: WorkerPlan, arena: object, owner: Events) -> Worker:
         """Make a worker."""
-        self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan))
+        self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan, owner=owner))
         return self[-1]
 
 
@@ -202,7 +248,10 @@ class Decoder(DecoderProcess):
         self.out.clear()
 
 
-PLAN = SimpleNamespace(has=lambda index: True)
+def _replica(status: str) -> Any:
+    return SimpleNamespace(
+        device="null:0", status=PlaceStatus(status), reason="", plan=SimpleNamespace(has=lambda _: True)
+    )
 
 
 def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
@@ -210,7 +259,7 @@ def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
     choice = SimpleNamespace(devices=("null:0",), vendor="null")
     given = {"models": "m", "batch_sizes": "1,8", "queue_size": SLOTS - 32, **settings}
     fleet = Fleet(Settings(**given), choice, models, Metrics(), None)  # type: ignore[arg-type]
-    fleet.replicas += [SimpleNamespace(device="null:0", state="ready", reason="", plan=PLAN)]  # type: ignore[list-item]
+    fleet.replicas += [_replica("ready")]
     fleet._keep_in_background = lambda *_: None  # type: ignore[method-assign]  # Nothing was measured.
     return fleet
 
@@ -229,7 +278,7 @@ async def dispatching(
 ) -> AsyncIterator[Any]:
     """Run a fleet with these workers, its `link` and `replies`; at the end nothing is in flight. `replicas`: states."""
     fleet: Any = fleet_of(models)
-    fleet.replicas[:] = [SimpleNamespace(device="null:0", state=state, reason="", plan=PLAN) for state in replicas]
+    fleet.replicas[:] = map(_replica, replicas)
     for worker in workers:
         fleet._worker_ready(worker)
     fleet.link = Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None)  # type: ignore[arg-type]

@@ -190,15 +190,15 @@ MUTATIONS = (
     Mutation(
         "the restart of a worker counts twice",
         "app/fleet/fleet.py",
-        "labels(replica.device, kind).inc()",
-        "labels(replica.device, kind).inc(2)",
+        "labels(device, kind).inc()",
+        "labels(device, kind).inc(2)",
         "test_replica.py::test_a_death_is_counted_once_by_its_kind_and_the_worker_is_gone_once",
     ),
     Mutation(
         "a worker that ends to give memory back counts as one that died",
-        "app/fleet/replica.py",
-        'if kind != "leaked" or not worker.answered:',
-        "if True:",
+        "app/processes/place.py",
+        "return not self.has_served",
+        "return True",
         "test_replica.py::test_a_worker_that_ends_to_give_memory_back_is_followed_at_once_however_often",
     ),
     Mutation(

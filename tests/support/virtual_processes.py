@@ -4,7 +4,7 @@
     Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker
 
 Owns: the other ends of these socket pairs, which read and write the real messages. The rest of the server is unchanged:
-only the two names that make processes are replaced, `app.fleet.process.spawn` and
+only the two names that make processes are replaced, `app.fleet.spawn.spawn` and
 `app.decoding.process.ForkServer`. As parameters they would pass through five constructors that have no other use for
 them.
 """
@@ -27,7 +27,7 @@ import pytest
 from app.decoder.messages import PACKET_BYTES, Decoded, Inbox, Job, Status, jobs_in, pack_answer
 from app.decoding import process as decoding_process
 from app.decoding.pool import CREDITS
-from app.fleet import process as fleet_process
+from app.fleet import spawn as fleet_spawn
 from app.fleet.spawn import Spawned
 from app.processes.channel import Channel, reader, socket_pair, to_packet
 from app.worker.begin import begin_of
@@ -298,6 +298,6 @@ class _ForkServer:
 def in_place_of_processes(processes: Processes) -> Iterator[None]:
     """Use these doubles in services that start in this context."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(fleet_process, "spawn", processes.spawn)
+        patched.setattr(fleet_spawn, "spawn", processes.spawn)
         patched.setattr(decoding_process, "ForkServer", processes.fork_server)
         yield

@@ -308,7 +308,7 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
             # Portions of half of what a request may hold, two at a time.
             assert [(image.model, image.wanted) for image in decoders.given] == [(1, 2), (1, 1), (1, 1)]
         if stage == "queue":
-            fleet.scheduler.retire_worker(worker.id)
+            fleet.scheduler.retire_worker(worker.name)
         if stage in ("queue", "infer"):
             decoders.end(Placement(100, 100))
             await turns()

@@ -252,8 +252,7 @@ class OnDemand:
         self.scheduler = Scheduler({"a": 9, "b": 9})
         self.workers = {f"null:0#{number}": Worker(f"null:0#{number}", models=(None, None)) for number in (1, 2)}
         for worker in self.workers.values():
-            worker.plan.has = lambda index: True
-            self.scheduler.add_worker(worker.id, {})
+            self.scheduler.add_worker(worker.name, {})
         self.told, self.refused = [], []
         self.residents = Residents(
             self.pools,
@@ -281,15 +280,14 @@ class OnDemand:
         self.lose(worker)
 
     def lose(self, worker):
-        self.workers.pop(worker.id, None)
-        self.scheduler.remove_worker(worker.id)
+        self.workers.pop(worker.name, None)
+        self.scheduler.remove_worker(worker.name)
         self.residents.worker_gone(worker)
 
     def come(self, name):
         """Add a ready worker that may have every model."""
         worker = self.workers[name] = Worker(name, models=(None, None))
-        worker.plan.has = lambda index: True
-        self.scheduler.add_worker(worker.id, {})
+        self.scheduler.add_worker(worker.name, {})
         self.residents.worker_ready()
         return worker
 
@@ -412,19 +410,64 @@ async def test_a_load_that_hangs_costs_what_it_is_known_to_take_and_then_twice_t
     demand = OnDemand()
     await demand.begin()
     _, worker = demand.workers.popitem()
-    demand.scheduler.remove_worker(worker.id)
+    demand.scheduler.remove_worker(worker.name)
     demand.ask("a")
     for number, limit_s in enumerate((30, 60), 3):
         [worker] = demand.workers.values()
         await asyncio.sleep(limit_s - 2)
-        assert not worker.ended.done()
+        assert not worker.over.done()
         await asyncio.sleep(4)
-        assert worker.ended.result() == f"a was not loaded within {limit_s} s"
+        assert worker.over.result() == f"a was not loaded within {limit_s} s"
         demand.workers.clear()
-        demand.scheduler.remove_worker(worker.id)
+        demand.scheduler.remove_worker(worker.name)
         demand.residents.worker_gone(worker)
         new = demand.workers[f"null:0#{number}"] = Worker(f"null:0#{number}", models=(None, None))
-        new.plan.has = lambda index: True
-        demand.scheduler.add_worker(new.id, {})
+        demand.scheduler.add_worker(new.name, {})
         demand.residents.worker_ready()
+    demand.residents.stop()
+
+
+async def test_each_load_after_a_crash_has_its_own_time(virtual_time):
+    demand = OnDemand()
+    await demand.with_both()
+    [old] = demand.workers.values()
+    demand.lose(old)
+    new = demand.come("null:0#3")
+    for _ in range(2):  # Each takes longer than known, and less than what is given up; together they take more.
+        await asyncio.sleep(20)
+        assert not new.over.done()
+        first = next(each for each in new.sent if isinstance(each, LoadModel))
+        new.sent.remove(first)
+        demand.residents.heard(new, ModelLoaded(first.model, LOADED))
+    await asyncio.sleep(1)
+    assert not new.over.done()
+    assert demand.scheduler.serves("a")
+    assert demand.scheduler.serves("b")
+    demand.residents.stop()
+
+
+async def test_after_a_crash_a_model_is_loaded_before_those_that_nobody_waits_for(virtual_time):
+    demand = OnDemand()
+    await demand.with_both()
+    [old] = demand.workers.values()
+    demand.lose(old)
+    loop = asyncio.get_running_loop()
+    enqueue(demand.scheduler, reserve(demand.scheduler, "a", 1, FAR, 0, loop.time()), None, loop.time())
+    new = demand.come("null:0#3")  # b was used later.
+    assert [each.model for each in new.sent if isinstance(each, LoadModel)] == [0]
+    with pytest.raises(ServiceError, match="b is not loaded"):
+        demand.ask("b", loop.time() + 1.5)  # After a: two seconds.
+    demand.ask("b", loop.time() + 2.5)
+    demand.answer(LoadModel, loaded=LOADED)
+    await turns()
+    assert [each.model for each in new.sent if isinstance(each, LoadModel)] == [1]
+    demand.residents.stop()
+
+
+async def test_what_another_worker_serves_is_refused_to_nobody_while_a_new_one_loads_it(virtual_time):
+    demand, loop = OnDemand(), asyncio.get_running_loop()
+    await demand.with_both()
+    demand.come("null:0#3")
+    for name in "ab":
+        demand.ask(name, loop.time() + 0.1)
     demand.residents.stop()

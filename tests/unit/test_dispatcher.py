@@ -10,7 +10,7 @@ from app.errors import ServiceError
 from app.fleet import device_files
 from app.link import ModelState, ReturnedBytes, Terms
 from app.worker.messages import Failed, Release, Released
-from tests.support.doubles import Worker, ask, dispatching, done, free_slots, hear, submit, turns
+from tests.support.doubles import Process, Worker, ask, dispatching, done, free_slots, hear, submit, turns
 
 
 async def test_what_comes_in_one_turn_of_the_loop_goes_in_one_batch():
@@ -68,7 +68,7 @@ async def test_what_cannot_be_recorded_costs_no_answer(monkeypatch):
         [task] = ask(fleet)
         await turns()
         hear(fleet, worker, done(worker.runs[0]))
-        assert (await task).computed_by.weights == worker.id
+        assert (await task).computed_by.weights == worker.name
         assert free_slots(fleet) == before
 
 
@@ -178,14 +178,14 @@ async def test_between_a_workers_death_and_the_next_start_requests_wait():
     async with dispatching(worker) as fleet:
         assert fleet.readiness.state("m") is ModelState.READY
         fleet._worker_gone(worker, "it died")
-        # The replica hears of it a few turns of the loop later: its state is still "ready".
+        # The replica hears of it later: its status is still "ready".
         assert fleet.readiness.state("m") is ModelState.STARTING
         [task] = ask(fleet)
         following = Worker("null:0#2")
         fleet._worker_ready(following)
         await turns()
         hear(fleet, following, done(following.runs[0]))
-        assert (await task).computed_by.weights == following.id
+        assert (await task).computed_by.weights == following.name
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_many_callers_share_one_release():
         tasks.pop().cancel()
         await turns()
         hear(fleet, worker, Released("request", {2: 7}, release.request, {2: 5}))
-        assert await asyncio.gather(*tasks) == [{worker.id: ReturnedBytes({2: 7}, {2: 5})}] * 999
+        assert await asyncio.gather(*tasks) == [{worker.name: ReturnedBytes({2: 7}, {2: 5})}] * 999
 
 
 async def test_a_release_ends_with_its_worker():
@@ -226,12 +226,11 @@ async def test_a_release_ends_with_its_worker():
         task = asyncio.create_task(fleet.release("null:0"))
         await turns()
         fleet._worker_gone(worker, "it died")
-        assert await task == {worker.id: ReturnedBytes({}, {})}
+        assert await task == {worker.name: ReturnedBytes({}, {})}
 
 
 async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slots():
     stuck, other = Worker(), Worker("null:0#2")
-    stuck.abandoned = True
     async with dispatching(stuck) as fleet:
         before = free_slots(fleet)
         tasks = ask(fleet, 3)
@@ -239,7 +238,9 @@ async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slot
         [run] = stuck.runs
         for slot in run.slots:
             fleet.arena.slot(0, slot)[:] = slot + 1
-        fleet._worker_gone(stuck, "it cannot be killed")
+        stuck.process = Process(mortal=False)
+        stuck.lose()
+        fleet._worker_gone(stuck, stuck.reason)
         fleet._worker_ready(other)
         seen = set()
         for _ in range(3):
@@ -252,7 +253,7 @@ async def test_the_images_of_a_process_that_cannot_be_killed_go_on_in_other_slot
         assert seen == set(run.slots)
         # It may still write to these, until it is gone.
         assert free_slots(fleet) == before - 3
-        stuck.exited.set_result(None)
+        stuck.process.exit(0)
         await turns()
         assert free_slots(fleet) == before
 
@@ -383,7 +384,7 @@ async def of_device(fleet, worker, undecoded=()):
     hear(fleet, worker, undone(worker.runs[-1], tuple(undecoded)))
     while not all(task.done() for task in tasks):
         await turns()
-        if worker.runs[-1].files == () and not fleet.scheduler.idle(worker.id):
+        if worker.runs[-1].files == () and not fleet.scheduler.idle(worker.name):
             hear(fleet, worker, done(worker.runs[-1]))
     await asyncio.gather(*tasks)
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet import replica as replica_module
 from app.fleet.handover import Handovers
-from app.fleet.process import WorkerPlan, WorkerStartError
-from app.fleet.replica import Events, Replica
+from app.fleet.replica import Replica
 from app.observability.metrics import Metrics
-from app.worker.messages import Load, ModelPlan
-from backends import Device
-from tests.support.doubles import StartedWorkers, counting, turns
+from app.processes.place import ChildStartError, ChildStatus, PlaceStatus
+from app.worker.messages import ModelPlan
+from tests.support.doubles import StartedWorkers, counting, events, plan_of, turns
 
 
 @pytest.fixture
@@ -25,30 +25,26 @@ def made(monkeypatch):
     return made
 
 
+def broken(replica):
+    """Let the replica's worker die as the last of many."""
+    replica.breaker.reason = "10 workers died within 60 s"
+    replica.child.kill("it died")
+
+
 class Serving:
     """Two replicas that serve "old", and the hand-overs between their workers."""
 
     def __init__(self, made):
         self.made, self.gone = made, []
-        events = Events(
-            ready=lambda worker: None,
-            computed=lambda worker, done, results: None,
-            message=lambda worker, message: None,
-            retiring=lambda worker: None,
-            gone=lambda worker, reason: self.gone.append(worker),
-            died=lambda replica, kind: None,
-            broken=lambda replica, reason: None,
-        )
-        device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
-        plan = WorkerPlan(Load((ModelPlan("old", "null", "fp32", (1,)),), device))
-        self.replicas = [Replica(f"null:{index}", plan, None, events) for index in range(2)]
+        owner = events(gone=lambda worker, reason: self.gone.append(worker))
+        self.replicas = [Replica(f"null:{index}", plan_of("old"), None, owner) for index in range(2)]
         metrics = Metrics()
         self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), metrics)
         self.moved = counting(metrics)
 
     @property
     def served(self):
-        return [each.current and each.current.plan.load.models[0] for each in self.replicas]
+        return [each.child.is_ready and each.child.plan.load.models[0] for each in self.replicas]
 
     async def __aenter__(self):
         await turns()
@@ -61,7 +57,8 @@ class Serving:
     async def __aexit__(self, *_):
         await self.handovers.stop()
         await asyncio.gather(*(each.stop() for each in self.replicas))
-        assert all(worker.ended.done() for worker in self.made), "a worker is left behind"
+        left = [worker.name for worker in self.made if worker.process and worker.status is not ChildStatus.ENDED]
+        assert not left, "a worker is left behind"
 
 
 async def test_all_replicas_take_over_in_the_same_moment(made):
@@ -77,9 +74,9 @@ async def test_all_replicas_take_over_in_the_same_moment(made):
         assert serving.served == ["new", "new"]
         assert not task.done(), "it is over when the old ones are gone"
         for old in made[:2]:
-            old.drained.set()
+            old.drain()
         await task
-        assert [worker.stopped for worker in made] == [True, True, False, False]
+        assert [worker.over.done() for worker in made] == [True, True, False, False]
         assert serving.moved() == {"handovers null:0 load": 1, "handovers null:1 load": 1}
 
 
@@ -93,13 +90,13 @@ async def test_where_one_worker_cannot_start_none_takes_over(made, when):
             first.succeed()
             await turns()
         second.fail()
-        with pytest.raises(WorkerStartError):
+        with pytest.raises(ChildStartError):
             await task
-        assert first.stopped
+        assert first.over.done()
         assert serving.moved() == {}
         assert serving.served == ["old", "old"]
         assert [each.plan.load.models for each in serving.replicas] == [("old",), ("old",)]
-        assert not any(worker.stopped for worker in made[:2])
+        assert not any(worker.over.done() for worker in made[:2])
 
 
 async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
@@ -111,9 +108,9 @@ async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
         await turns()
         first.kill("it died")
         second.succeed()
-        with pytest.raises(WorkerStartError):
+        with pytest.raises(ChildStartError):
             await task
-        assert second.stopped
+        assert second.over.done()
         assert serving.served == ["old", "old"]
 
 
@@ -127,19 +124,41 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
         await turns()
         assert serving.served == ["new", "new"]
         for old in made[:2]:
-            old.drained.set()
+            old.drain()
         await turns()
-        assert [worker.stopped for worker in made] == [True, True, False, False]
+        assert [worker.over.done() for worker in made] == [True, True, False, False]
+
+
+async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
+    async with Serving(made) as serving:
+        replica = serving.replicas[0]
+
+        async def hand_over():
+            worker = replica.worker(replica.plan)
+            await replica.prepare(worker)
+            await asyncio.shield(replica.take_over(worker, 60.0))
+
+        task = asyncio.create_task(hand_over())
+        await turns()
+        made[2].succeed()
+        await turns()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not made[0].over.done()
+        made[0].drain()
+        await turns()
+        assert made[0].over.done()
+        assert serving.gone == [made[0]]
 
 
 async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
     async with Serving(made) as serving:
-        serving.replicas[1].state = "broken"
+        broken(serving.replicas[1])
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         assert len(made) == 3
         made[2].succeed()
-        made[0].drained.set()
+        made[0].drain()
         await task
         assert [each.plan.load.models for each in serving.replicas] == [("new",), ("new",)]
 
@@ -151,14 +170,14 @@ async def test_stopping_ends_a_hand_over_that_is_under_way(made):
         made[2].succeed()
         await turns()
     await asyncio.gather(task, return_exceptions=True)
-    assert all(worker.stopped for worker in made)
+    assert all(worker.over.done() for worker in made)
 
 
 async def staged(serving, made):
     """Let the first worker serve a quick plan and start a compiled one; return its replica and the new worker."""
     replica = serving.replicas[0]
     replica.plan = replace(replica.plan, load=replace(replica.plan.load, quick=True))
-    serving.handovers.compile(replica.current)
+    serving.handovers.compile(replica.child)
     await turns()
     return replica, made[-1]
 
@@ -167,36 +186,36 @@ async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_qui
     async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
         assert (compiling.plan.load.quick, compiling.plan.start_timeout_s) == (False, 3600)
-        old = replica.current
+        old = replica.child
         compiling.succeed()
         await turns()
-        old.drained.set()
+        old.drain()
         await turns()
-        assert replica.current is compiling
+        assert replica.child is compiling
         compiling.kill("it crashed")
         await turns(30)
         assert made[-1] is not compiling
         assert (made[-1].plan.load.quick, made[-1].plan.start_timeout_s) == (True, 600)
         made[-1].succeed()
         await turns()
-        assert replica.state == "ready"
+        assert replica.status is PlaceStatus.READY
 
 
 async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
     monkeypatch.setattr("app.fleet.handover._COMPILE_PAUSES_S", (0.0, 0.0))
     async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
-        serving_meanwhile = replica.current
+        serving_meanwhile = replica.child
         compiling.fail()
         await turns(30)
         again = made[-1]
         assert again is not compiling
-        assert (replica.current, again.plan.load.quick) == (serving_meanwhile, False)
+        assert (replica.child, again.plan.load.quick) == (serving_meanwhile, False)
         again.succeed()
         await turns()
-        serving_meanwhile.drained.set()
+        serving_meanwhile.drain()
         await turns()
-        assert replica.current is again
+        assert replica.child is again
         assert serving.moved() == {"handovers null:0 compiled": 1}
 
 
@@ -205,17 +224,17 @@ async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
         replica, compiling = await staged(serving, made)
         compiling.succeed()
         await turns()
-        next(worker for worker in made if worker.device == replica.device).drained.set()
+        next(worker for worker in made if worker.device == replica.device).drain()
         await turns()
-        serving.handovers.relieve(replica.current, "slope")
+        serving.handovers.relieve(replica.child, "slope")
         await turns(30)
         assert made[-1] is not compiling
         assert not made[-1].plan.load.quick
         made[-1].succeed()
         await turns()
-        compiling.drained.set()
+        compiling.drain()
         await turns()
-        assert replica.current is made[-1]
+        assert replica.child is made[-1]
         assert replica.plan.load.quick
         assert serving.moved() == {
             "handovers null:0 compiled": 1,
@@ -229,12 +248,12 @@ async def test_new_models_do_not_wait_for_a_compiler(made):
         _, compiling = await staged(serving, made)
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns(30)
-        assert compiling.ended.done()
+        assert compiling.over.done()
         for worker in made[-2:]:
             worker.succeed()
         await turns()
         for worker in made:
-            worker.drained.set()
+            worker.drain()
         await task
         assert serving.served == ["new", "new"]
 
@@ -247,19 +266,19 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
             load = replace(replica.plan.load, quick=True, plans=(ModelPlan("old", "null", "fp32", (1, 2), grows=True),))
             replica.plan = replace(replica.plan, load=load)
         first, second = serving.replicas
-        serving.handovers.compile(first.current)
+        serving.handovers.compile(first.child)
         [compiling] = serving.handovers._tasks
         await turns()
         searching = made[-1]
         assert searching.plan.load.plans[0].grows
         searching.succeed(loaded=(SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),))
         await turns()
-        next(worker for worker in made if worker.device == first.device).drained.set()
+        next(worker for worker in made if worker.device == first.device).drain()
         await asyncio.wait_for(compiling, 10)
         found = ModelPlan("old", "null", "fp32", (1, 2, 4))
         assert kept == {"null": {0: (1, 2, 4)}}
         assert first.plan.load.plans == (found,), "a start after a crash has them, too"
-        serving.handovers.compile(second.current)
+        serving.handovers.compile(second.child)
         await turns(30)
         assert made[-1].device == second.device
         assert made[-1].plan.load.plans == (found,)
@@ -272,29 +291,29 @@ async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_other
             each.plan = replace(each.plan, load=replace(each.plan.load, plans=2 * each.plan.load.plans))
         ours.plan = replace(ours.plan, serves=(0,)).with_models(("old", "evil"))
         theirs.plan = replace(theirs.plan, serves=(1,)).with_models(("old", "evil"))
-        theirs.state = "broken"
+        broken(theirs)
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "evil"), "load")))
         await turns()
         assert [worker.plan.load.models for worker in made[2:]] == [("new", None)]
         made[2].succeed()
         await turns()
-        assert ours.current is made[2]
-        made[0].drained.set()
+        assert ours.child is made[2]
+        made[0].drain()
         await task
         # What is to mend it is tried before anything changes.
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "good"), "load")))
         await turns()
         assert [worker.plan.load.models for worker in made[3:]] == [("new", None), (None, "good")]
         made[4].fail()
-        with pytest.raises(WorkerStartError):
+        with pytest.raises(ChildStartError):
             await task
-        assert ours.current is made[2]
+        assert ours.child is made[2]
 
 
 async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
     async with Serving(made) as serving:
         replica = serving.replicas[0]
-        replica.current.ready.staged = True
+        replica.child.ready = replace_struct(replica.child.ready, staged=True)
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         stopping = asyncio.create_task(serving.handovers.stop())
@@ -304,7 +323,7 @@ async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
         await stopping
         await turns()
         assert not serving.handovers._tasks, "what serves meanwhile would be compiled"
-        serving.handovers.relieve(replica.current, "soft")
+        serving.handovers.relieve(replica.child, "soft")
         assert not serving.handovers._relieved
         with pytest.raises(ServiceError):
             await serving.handovers.run(serving.handovers.to(("new",), "load"))

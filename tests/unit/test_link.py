@@ -23,6 +23,7 @@ import pytest
 from app import logs
 from app.decoding.waiting import DecodeFailedError
 from app.errors import ServiceError
+from app.fleet import spawn as fleet_spawn
 from app.ingress.items import Replies
 from app.ingress.remote import RemoteLink
 from app.link import Frame, Regions, ServedModel, Terms
@@ -57,7 +58,7 @@ from app.observability.triton_statistics import STAGES, Duration, ModelStatistic
 from app.processes.blocks import ROOM, Blocks
 from app.processes.channel import Channel, socket_pair
 from app.processes.packing import read_packed
-from app.processes.place import SupervisedChild
+from app.processes.place import PlaceStatus, SupervisedChild
 from app.processes.talk import Talk
 from app.serving import ingresses as ingresses_module
 from app.serving.ingresses import Ingresses
@@ -189,7 +190,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
     async with dispatching(*workers, models=models, decoders=decoders) as fleet:
         ends, made = [], []
 
-        async def spawn(name, *, forks):
+        async def spawn(name, *, forks, bare):
             ours, theirs = socket_pair()
             ends.append(Ingress(theirs))
             return SimpleNamespace(child=Child(), socket=ours)
@@ -211,7 +212,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
             carry=lambda *carried: fleet.carried.append(carried),
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(ingresses_module, "spawn", spawn)
+            patched.setattr(fleet_spawn, "spawn", spawn)
             # Neither looks nor tells by itself: tests do.
             patched.setattr(SupervisedChild, "look_s", 3600)
             patched.setattr(ingresses_module, "_TICK_S", 3600)
@@ -259,8 +260,8 @@ async def test_what_a_worker_computes_arrives_as_it_was_by_the_model_that_comput
         for given, found in zip(arrays, result.arrays, strict=True):
             np.testing.assert_array_equal(given, found)
             assert given.dtype == found.dtype
-        assert result.model.weights == result.computed_by.weights == worker.id
-        assert result.computed_by == (worker.id, "null:0", "null", "fp32")
+        assert result.model.weights == result.computed_by.weights == worker.name
+        assert result.computed_by == (worker.name, "null:0", "null", "fp32")
         assert (result.placement.width, result.placement.height) == (2, 2)
         assert result.infer_s == 0.001
         assert result.begun_s <= result.queued_s
@@ -351,7 +352,7 @@ async def test_a_refusal_of_the_owner_arrives_with_its_code_and_is_counted_there
         if why == "draining":
             fleet.links[0].refusing = True
         if why == "not served":
-            fleet.replicas[0].state = "broken"
+            fleet.replicas[0].status = PlaceStatus.BROKEN
         held = fleet.link.reserve(fleet.models["m"], 32, Terms(FAR)) if why == "full" else None
         moved = counting(fleet._metrics)
         lasts_s, count = 2000.0 if why == "deadline" else 60.0, 1 if asks else 2
@@ -477,7 +478,7 @@ async def test_after_a_load_new_requests_are_of_the_new_model_and_results_of_the
             assert [form.model.weights for form in ingress.forms] == ["loaded anew", "random"]
             await computed(fleet, worker)
         [(_, result)] = ingress.replies
-        assert result.model.weights == worker.id
+        assert result.model.weights == worker.name
         assert ingress.forms[0].model.weights == "loaded anew"
         # Of any number of loads, only the last ones are kept.
         for number in range(5):
@@ -500,7 +501,7 @@ async def test_little_waits_where_half_of_the_queue_is_free_and_a_worker_is_fast
                 assert not calm(pool)
         assert calm(pool)
         fleet._worker_gone(worker, "it died")
-        fleet.replicas[0].state = "broken"
+        fleet.replicas[0].status = PlaceStatus.BROKEN
         assert not calm(pool)
         fleet._worker_ready(Worker("null:0#2", latency_s={1: 0.25, 8: 0.25}))
         assert not calm(pool), "an answer is not expected soon"
@@ -626,13 +627,13 @@ async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, mon
     async with linked(clean=False) as fleet:
         born = []
 
-        async def stillborn(name, *, forks):
+        async def stillborn(name, *, forks, bare):
             ours, theirs = socket_pair()
             theirs.close()
             born.append(SimpleNamespace(child=Child(), socket=ours))
             return born[-1]
 
-        monkeypatch.setattr(ingresses_module, "spawn", stillborn)
+        monkeypatch.setattr(fleet_spawn, "spawn", stillborn)
         fleet.ingress.talk.end("it died")
         await asyncio.sleep(61)
         before, descriptors = len(born), len(os.listdir("/proc/self/fd"))

@@ -10,14 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.spawn import Spawned
 from app.precision.described import described
-from app.processes.channel import Channel, socket_pair
+from app.processes.channel import Channel, socket_pair, to_packet
 from app.serving import opening
 from app.serving.opening import Opened, Opening, OpeningError, Refused
 from app.serving.repository import Repository
@@ -43,15 +42,15 @@ def with_(*messages: bytes) -> Dies:
 DEATHS: dict[str, tuple[Dies, str]] = {
     "before it is asked": (at_once, "the process that reads models has ended, exit code -9"),
     "while it reads": (
-        with_(msgspec.msgpack.encode("1 of 2")),
+        with_(to_packet(["1 of 2"])),
         "the process that reads models has ended, exit code -9",
     ),
     "with what is no answer": (with_(b"\xc1"), "the process that reads models has ended, exit code -9"),
     "with an answer and no models": (
-        with_(msgspec.msgpack.encode(Opened({}, []))),
+        with_(to_packet([Opened({}, [])])),
         "the process that reads models cannot be begun or heard: a descriptor is missing",
     ),
-    "with an error of its own": (with_(msgspec.msgpack.encode(Refused("", "no space left"))), "no space left"),
+    "with an error of its own": (with_(to_packet([Refused("", "no space left")])), "no space left"),
 }
 
 

@@ -13,6 +13,7 @@ from app.fleet.plans import CONFINED, memories, sharing_workers, worker_plans
 from app.fleet.process import WorkerPlan
 from app.fleet.readiness import Readiness
 from app.link import ModelState
+from app.processes.place import PlaceStatus
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models import Model
@@ -127,8 +128,8 @@ def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() ->
     }
     plans = [WorkerPlan(SimpleNamespace(), serves=(index,)) for index in range(2)]  # type: ignore[arg-type]
     replicas: Any = [
-        SimpleNamespace(device="cpu:0", state="starting", reason="it is loading", plan=plans[0]),
-        SimpleNamespace(device="cpu:0", state="broken", reason="it died", plan=plans[1]),
+        SimpleNamespace(device="cpu:0", status=PlaceStatus.STARTING, reason="it is loading", plan=plans[0]),
+        SimpleNamespace(device="cpu:0", status=PlaceStatus.BROKEN, reason="it died", plan=plans[1]),
     ]
     readiness = Readiness(served, SimpleNamespace(serves=lambda name: False), replicas)  # type: ignore[arg-type]
     assert (readiness.state("ours"), readiness.state("evil")) == (ModelState.STARTING, ModelState.UNAVAILABLE)

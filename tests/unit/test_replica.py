@@ -8,10 +8,10 @@ import pytest
 
 from app.fleet import replica as replica_module
 from app.fleet.device_metrics import RESTARTS
-from app.fleet.process import WorkerStartError
-from app.fleet.replica import Events, Replica
+from app.fleet.replica import Replica
 from app.processes.breaker import BROKEN_S, IN_A_ROW
-from tests.support.doubles import StartedWorkers, counting, fleet_of, turns
+from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus
+from tests.support.doubles import MODEL, StartedWorkers, counting, events, fleet_of, plan_of, turns
 from tests.support.load import until
 
 
@@ -21,27 +21,25 @@ class Place:
     def __init__(self, made):
         self.made, self.told, self.fleet = made, [], fleet_of()
         self.moved = counting(self.fleet._metrics)
-        events = Events(
-            ready=lambda worker: self.told.append(("ready", worker.id)),
-            computed=lambda *_: None,
-            message=lambda *_: None,
-            retiring=lambda worker: self.told.append(("retiring", worker.id)),
-            gone=lambda worker, reason: self.told.append(("gone", worker.id)),
+        owner = events(
+            ready=lambda worker: self.told.append(("ready", worker.name)),
+            retiring=lambda worker: self.told.append(("retiring", worker.name)),
+            gone=lambda worker, reason: self.told.append(("gone", worker.name)),
             died=self.fleet._worker_died,
-            broken=lambda replica, reason: self.told.append(("broken", reason)),
+            broken=lambda: self.told.append(("broken", "null:0")),
         )
-        self.replica = Replica("null:0", None, None, events)
+        self.replica = Replica("null:0", plan_of(MODEL), None, owner)
 
     async def begun(self):
         """Wait for the next worker and make it ready; return it, and after how many seconds it was started."""
-        loop, count = asyncio.get_running_loop(), len([each for each in self.made if each.ready is not None])
+        loop = asyncio.get_running_loop()
         began_s = loop.time()
-        await until(lambda: len(self.made) > count)
+        await until(lambda: self.made and self.made[-1].status is ChildStatus.STARTING)
         worker = self.made[-1]
-        worker.answered = False
         worker.succeed()
         await turns()
-        assert self.replica.current is worker
+        assert self.replica.child is worker
+        assert worker.is_ready
         return worker, round(loop.time() - began_s, 2)
 
 
@@ -63,16 +61,16 @@ async def test_a_death_is_counted_once_by_its_kind_and_the_worker_is_gone_once(p
         await turns()
         place.made[-1].fail()
     else:
-        worker.answered = True
-        worker.kill("it is so", end=kind)
+        worker.has_served = True
+        worker.kill("it is so", Cause(kind))
     await turns()
     expected = {f"worker_restarts null:0 {kind}": 1}
     assert place.moved() == ({**expected, "worker_restarts null:0 died": 1} if kind == "start" else expected)
     assert place.replica.restarts == sum(place.moved().values())
-    assert place.told == [("ready", worker.id), ("gone", worker.id)]
-    assert place.replica.state in ("restarting", "starting")
+    assert place.told == [("ready", worker.name), ("gone", worker.name)]
+    assert place.replica.status is PlaceStatus.RESTARTING
     _, after_s = await place.begun()
-    assert (place.replica.state, place.replica.reason) == ("ready", "")
+    assert (place.replica.status, place.replica.reason) == (PlaceStatus.READY, "")
     assert after_s < 3
 
 
@@ -80,8 +78,8 @@ async def test_a_worker_that_ends_to_give_memory_back_is_followed_at_once_howeve
     for number in range(30):
         worker, after_s = await place.begun()
         assert after_s < 0.01
-        worker.answered = True
-        worker.kill("it leaks", end="leaked")
+        worker.has_served = True
+        worker.kill("it leaks", Cause.LEAKED)
         await turns()
         assert place.moved() == {"worker_restarts null:0 leaked": number + 1}
     assert not [each for each in place.told if each[0] == "broken"]
@@ -92,42 +90,59 @@ async def test_a_worker_that_leaks_before_it_has_answered_anything_breaks_the_re
     for _ in range(IN_A_ROW + 1):
         worker, after_s = await place.begun()
         pauses.append(after_s)
-        worker.kill("it leaks", end="leaked")
+        worker.kill("it leaks", Cause.LEAKED)
         await turns()
     assert pauses[-1] >= BROKEN_S > pauses[-2]
-    assert place.replica.state == "broken"
+    assert place.replica.status is PlaceStatus.BROKEN
     assert [each[0] for each in place.told].count("broken") == 2
+
+
+async def test_one_that_has_served_for_a_minute_ends_the_time_of_a_broken_replica(place):
+    for _ in range(IN_A_ROW):
+        worker, _ = await place.begun()
+        worker.kill("it died")
+        await turns()
+    worker, after_s = await place.begun()
+    assert after_s >= BROKEN_S
+    worker.has_served = True
+    await asyncio.sleep(60)
+    worker.kill("it died")
+    _, after_s = await place.begun()
+    assert after_s < 1
 
 
 async def test_the_first_worker_that_cannot_start_is_an_error_of_the_service_and_no_restart(place):
     await turns()
     place.made[0].fail()
-    with pytest.raises(WorkerStartError):
+    with pytest.raises(ChildStartError, match=r"^it could not start$"):
         await place.replica.wait_ready()
+    await turns()
     assert place.moved() == {}
-    assert place.replica.state == "broken"
+    assert (place.replica.status, len(place.made)) == (PlaceStatus.STOPPED, 1)
 
 
 async def test_while_a_process_that_cannot_be_killed_holds_the_device_nothing_is_started(place):
     worker, _ = await place.begun()
-    worker.abandoned = worker.answered = True
-    worker.kill("it hangs", end="hung")
+    worker.process.mortal, worker.has_served = False, True
+    worker.kill("it hangs", Cause.HUNG)
     await asyncio.sleep(600)
-    assert (place.replica.state, len(place.made)) == ("quarantined", 1)
+    assert (place.replica.status, len(place.made)) == (PlaceStatus.QUARANTINED, 1)
     assert place.moved() == {"worker_restarts null:0 hung": 1}
-    worker.exited.set_result(None)
+    worker.process.exit(0)
     await place.begun()
-    assert place.replica.state == "ready"
+    assert place.replica.status is PlaceStatus.READY
 
 
 async def test_whom_a_hand_over_replaces_has_not_died(place):
     old, _ = await place.begun()
-    preparing = asyncio.ensure_future(place.replica.prepare(None))
+    new = place.replica.worker(place.replica.plan)
+    preparing = asyncio.ensure_future(place.replica.prepare(new))
     await turns()
-    new = place.made[-1]
     new.succeed()
-    drained = place.replica.take_over(await preparing, None, 60.0)
-    old.drained.set()
-    await drained
-    assert place.told == [("ready", old.id), ("ready", new.id), ("retiring", old.id), ("gone", old.id)]
+    await preparing
+    gone = place.replica.take_over(new, 60.0)
+    assert [old.status, new.status] == [ChildStatus.RETIRING, ChildStatus.READY]
+    old.drain()
+    await gone
+    assert place.told == [("ready", old.name), ("ready", new.name), ("retiring", old.name), ("gone", old.name)]
     assert (place.moved(), place.replica.restarts) == ({}, 0)
