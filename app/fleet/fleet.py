@@ -23,7 +23,6 @@ from app.fleet.plans import has_own_workers, how_served, memories, worker_device
 from app.fleet.process import Events, Message, WorkerProcess
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
-from app.fleet.releases import Releases
 from app.fleet.replica import Replica
 from app.fleet.residents import Residents
 from app.fleet.spawn import BARE_FORK_SERVER
@@ -79,7 +78,6 @@ class Fleet:
         self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
         self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
-        self._releases = Releases()
         self.dispatcher = Dispatcher(
             self.scheduler,
             self.models,
@@ -221,7 +219,9 @@ class Fleet:
 
         A worker does it after the batches it has. One that ends meanwhile has returned nothing.
         """
-        return await self._releases.release([each for each in self.workers() if device in (None, each.device)])
+        asked = [each for each in self.workers() if device in (None, each.device)]
+        returned = await asyncio.gather(*(asyncio.shield(each.release()) for each in asked))
+        return {worker.name: each for worker, each in zip(asked, returned, strict=True)}
 
     def _worker_ready(self, worker: WorkerProcess) -> None:
         assert worker.ready is not None
@@ -256,7 +256,8 @@ class Fleet:
                 self._device_metrics[worker.device].report(worker.name, message)
             case Released():
                 self._device_metrics[worker.device].released(message)
-                self._releases.released(worker, message)
+                if message.trigger == "request":
+                    worker.released(message.returned, message.host)
             case ModelLoaded() | ModelUnloaded():
                 self.residents.heard(worker, message)
                 if isinstance(message, ModelLoaded) and message.loaded is not None:
@@ -266,7 +267,7 @@ class Fleet:
 
     def _worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         self._workers.pop(worker.name, None)
-        self._releases.worker_gone(worker)
+        worker.released({}, {})  # It has returned nothing.
         last = not any(other.device == worker.device for other in self._workers.values())
         self._device_metrics[worker.device].gone(worker.name, last=last)
         self._membership_changed()

@@ -21,6 +21,7 @@ import msgspec
 from anychip_base.interpreter import module_path
 from app import logs
 from app.fleet.spawn import SpawnedChild, spawn_with
+from app.link import ReturnedBytes
 from app.processes.arena import Arena
 from app.processes.channel import ChannelError
 from app.processes.place import Cause, ChildStatus
@@ -38,6 +39,7 @@ from app.worker.messages import (
     ModelUnloaded,
     Progress,
     Ready,
+    Release,
     Released,
     Run,
     Stats,
@@ -125,6 +127,7 @@ class WorkerProcess(SpawnedChild):
         self._arena, self._events = arena, events
         self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
         self._answered_s = 0.0
+        self._releasing: asyncio.Future[ReturnedBytes] | None = None
 
     def model(self, index: int) -> Model:
         """Return a model as this worker serves it; after a hand-over another may serve other weights and labels."""
@@ -143,6 +146,21 @@ class WorkerProcess(SpawnedChild):
         if isinstance(message, Run):
             self._sent.append((message, self._clock.now_s()))
         self.talk.say(message)
+
+    def release(self) -> asyncio.Future[ReturnedBytes]:
+        """Have it release cached memory after the batches it has. Callers that ask meanwhile share the answer, so that
+        they cannot fill the channel.
+        """
+        if self._releasing is None:
+            self._releasing = asyncio.get_running_loop().create_future()
+            self.send(Release())
+        return self._releasing
+
+    def released(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
+        """Answer those that wait for a release: bytes by rung."""
+        asked, self._releasing = self._releasing, None
+        if asked is not None:
+            asked.set_result(ReturnedBytes(device, host))
 
     async def begin(self) -> None:
         """Start the process and tell it what to load. Raises OSError."""

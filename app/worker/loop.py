@@ -92,7 +92,7 @@ class Worker:
                 case Run() if following is None:
                     self._answer(self._run(message))
                 case Release():
-                    self._link.send(self._memory.release(message))
+                    self._link.send(self._memory.release())
                 case LoadModel():
                     self._loader.load(message.model)
                 case UnloadModel():

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeVar
 import psutil
 
 from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step, Trigger
-from app.worker.messages import FromWorker, HandOver, Release, Released, Stats
+from app.worker.messages import FromWorker, HandOver, Released, Stats
 from backends import (
     Backend,
     BackendError,
@@ -40,11 +40,9 @@ class _Returned(NamedTuple):
     host: int
 
 
-def _released(
-    trigger: Trigger | Literal["request", "out_of_memory"], by_rung: dict[int, _Returned], request: int = 0
-) -> Released:
+def _released(trigger: Trigger | Literal["request", "out_of_memory"], by_rung: dict[int, _Returned]) -> Released:
     device = {rung: returned.device for rung, returned in by_rung.items()}
-    return Released(trigger, device, request, {rung: returned.host for rung, returned in by_rung.items()})
+    return Released(trigger, device, {rung: returned.host for rung, returned in by_rung.items()})
 
 
 def _resident() -> int:
@@ -96,13 +94,13 @@ class MemoryWatch:
         """Tell the guard of a model that was loaded and takes so much; negative: unloaded."""
         self._guard.held(more_bytes)
 
-    def release(self, request: Release) -> Released:
+    def release(self) -> Released:
         """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
         returned: dict[int, _Returned] = {}
         level = self._level()
         for rung in (COLLECT, CACHE):
             returned[rung], level = self._climb(Step(rung, "batches"), level)
-        return _released("request", returned, request.request)
+        return _released("request", returned)
 
     def make_room(self) -> bool:
         """Release the cache when memory is out. Return True if another try may do better. Raises BackendError."""

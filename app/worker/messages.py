@@ -112,9 +112,7 @@ class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Order to release cached memory now; answered with a Released of the same `request`, after what came before it."""
-
-    request: int
+    """Order to release cached memory now; answered with a Released of trigger "request", after what came before it."""
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -226,12 +224,11 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Report of released memory, by rung (see guard). `returned`: the device's bytes; `host`: what the worker's
-    resident set lost meanwhile; `request`: of the Release, 0: of the guard.
+    resident set lost meanwhile.
     """
 
     trigger: Literal[Trigger, "request", "out_of_memory"]
     returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
-    request: int = 0
     host: Annotated[dict[int, int], msgspec.Meta(max_length=8)] = {}
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.worker import memory
 from app.worker.guard import LeakLimits
 from app.worker.memory import MemoryWatch
-from app.worker.messages import Release, Released
+from app.worker.messages import Released
 from backends import Memory, Telemetry
 
 
@@ -49,8 +49,8 @@ def test_a_release_on_demand_tells_device_and_host_apart(card: Card, monkeypatch
 
     monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=collect))
     backend: Any = card
-    assert MemoryWatch(backend, "card:0", LeakLimits("off")).release(Release(3)) == Released(
-        "request", {1: 20, 2: 300}, 3, {1: 7, 2: 40}
+    assert MemoryWatch(backend, "card:0", LeakLimits("off")).release() == Released(
+        "request", {1: 20, 2: 300}, {1: 7, 2: 40}
     )
 
 
@@ -62,4 +62,4 @@ def test_releases_that_a_batch_forced_are_told_after_it(card: Card) -> None:
     told: list[Any] = []
     watch.after_batch(told.append)
     watch.after_batch(told.append)
-    assert told == [Released("out_of_memory", {2: 600}, 0, {2: 80})]
+    assert told == [Released("out_of_memory", {2: 600}, {2: 80})]

@@ -106,7 +106,7 @@ def test_a_device_that_does_not_know_its_energy_has_no_counter_of_it():
 
 def test_releases_count_rungs_and_their_bytes():
     metrics = Metrics()
-    DeviceMetrics(metrics, "npu:0", "ascend").released(Released("cache", {1: 10, 2: 500}, 0, {1: 0, 2: 70}))
+    DeviceMetrics(metrics, "npu:0", "ascend").released(Released("cache", {1: 10, 2: 500}, {1: 0, 2: 70}))
     assert value(metrics, "anychip_cache_releases_total", device="npu:0", rung="2", trigger="cache") == 1
     assert value(metrics, "anychip_cache_released_bytes_total", device="npu:0", rung="2") == 500
     assert value(metrics, "anychip_cache_released_host_bytes_total", device="npu:0", rung="1") == 0
