@@ -194,9 +194,8 @@ def _parser(first: str) -> argparse.ArgumentParser:
 
 def _serve(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed)
-    for entry in settings.model_specs:
-        if said := absent(entry):
-            raise CommandError(said)
+    if missing := list(filter(None, map(absent, settings.model_specs))):
+        raise CommandError("\n".join(missing))
 
     def announce(address: str) -> None:
         print(f"anychip serves {settings.shown_models} at {address}", flush=True)

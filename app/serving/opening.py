@@ -138,9 +138,10 @@ class Opening:
     def models(
         self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
     ) -> list[Model]:
-        """Read all models of `--models`; download missing files. `said`: hears the progress. Raises ModelError.
+        """Read all models of `--models`; download missing files. `said`: hears the progress.
 
-        `only`: the one model to read again, for a service that runs: it downloads nothing.
+        `only`: the one model to read again, for a service that runs: it downloads nothing. Raises ModelError, which has
+        a line for each of several models that cannot be read.
         """
         from models import fetched, open_model, parse_spec
 
@@ -158,15 +159,18 @@ class Opening:
                 say(f"{spec.name} is fetched; {len(specs)} models are still to be read")
             return found
 
-        def opened(spec: ModelSpec) -> Model:
+        def opened(spec: ModelSpec) -> Model | ModelError:
             began_s = time.monotonic()
-            model = open_model(
-                spec,
-                settings.weights_dir,
-                allow_download=not only,
-                mirror=settings.weights_mirror or None,
-                trust_exported=settings.trust_exported,
-            )
+            try:
+                model = open_model(
+                    spec,
+                    settings.weights_dir,
+                    allow_download=not only,
+                    mirror=settings.weights_mirror or None,
+                    trust_exported=settings.trust_exported,
+                )
+            except ModelError as error:  # The others are read all the same: whoever mends one file hears of the next.
+                return error
             read.append(spec.name)
             log.info("%s is read, %.1f s; %d of %d", *(spec.name, time.monotonic() - began_s, len(read), len(specs)))
             missing = ", ".join(each.name for each in specs if each.name not in read)
@@ -176,7 +180,14 @@ class Opening:
         # First all that is elsewhere: a library that builds a network ends every download in its process.
         specs = [here(spec) for spec in specs]
         with ThreadPoolExecutor(2) as pool:  # Files with a graph of their own are tried by child processes.
-            models = list(pool.map(opened, specs))
+            found = list(pool.map(opened, specs))
+        models = [each for each in found if not isinstance(each, ModelError)]
+        failed = [(spec.name, each) for spec, each in zip(specs, found, strict=True) if isinstance(each, ModelError)]
+        if len(failed) > 1:
+            lines = (f"{name}: {error}" for name, error in failed)
+            raise ModelError("\n".join([f"{len(failed)} of {len(specs)} models cannot be read.", *lines]))
+        for _, error in failed:
+            raise error
         say("all models are read, devices are being looked for")
         return models
 

@@ -36,6 +36,15 @@ def test_what_cannot_be_done_is_said_in_one_sentence(tmp_path, monkeypatch, caps
     assert sentence in line
 
 
+def test_every_file_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "--models", "a=one.onnx,resnet50,b=two.pt"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "anychip: There is no file 'one.onnx' for a.",
+        "There is no file 'two.pt' for b.",
+    ]
+
+
 def test_a_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path, capsys):
     file = tmp_path / "keys.txt"
     assert main(["keys", "add", "ops", "--role", "admin", "--file", str(file)]) == 0

@@ -20,7 +20,7 @@ from app.processes.channel import Channel, socket_pair, to_packet
 from app.serving import opening
 from app.serving.opening import Opened, Opening, OpeningError, Refused
 from app.serving.repository import Repository
-from models import open_model, parse_spec
+from models import ModelError, open_model, parse_spec
 
 Dies = Callable[[Channel], None]
 GIVEN: dict[str, Any] = {"models": "resnet50", "weights": "sample"}
@@ -123,3 +123,18 @@ async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
         await Opening().apart(Settings(**GIVEN))
     assert str(failed.value) == reason
     assert isinstance(failed.value, _known_errors())
+
+
+def test_every_model_that_cannot_be_read_is_named_in_one_message(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.onnx").write_bytes(b"no network")
+    good = "good=resnet50:sample"
+    given = {"models": f"a={tmp_path}/one.onnx,{good},b={tmp_path}/two.onnx", "cache_dir": tmp_path / "cache"}
+    with pytest.raises(ModelError) as failed:
+        Opening().models(Settings(**given))
+    head, *lines = str(failed.value).splitlines()
+    assert head == "2 of 3 models cannot be read."
+    assert [line[: len("a: one.onnx")] for line in lines] == ["a: one.onnx", "b: two.onnx"]
+    with pytest.raises(ModelError) as failed:
+        Opening().models(Settings(**{**given, "models": f"{good},a={tmp_path}/one.onnx"}))
+    assert str(failed.value) == lines[0].removeprefix("a: "), "one alone is said as before"
