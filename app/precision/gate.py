@@ -4,9 +4,12 @@
     probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
     int8: images it was not calibrated on ─► loss of accuracy against float32 ─► within the limit, or refused
 
-Owns: running the reference and the executable, keeping the reference's outputs from start to start, and the limit of
-int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's outputs. It knows
-only that `eager` in float32 is the last engine.
+Owns: running the reference and the executable, keeping the reference's outputs and the verdicts from start to start,
+and the limit of int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's
+outputs. It knows only that `eager` in float32 is the last engine.
+
+What was refused is not made ready again for the same network, device and software (`refused`). What was accepted is
+compared again, with one batch of each size in place of all probes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,8 @@ import torch
 
 from app.precision.described import weights_key
 from app.precision.probes import Calibration
-from backends import DEFAULTS, CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
+from app.precision.verdicts import Verdict, Verdicts, today
+from backends import CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
 from models import Model, PixelModel, TensorModel
 
 log = logging.getLogger(__name__)
@@ -37,33 +42,88 @@ class Gate:
     """Gate that checks executables of one model against the float32 reference."""
 
     def __init__(
-        self, model: Model, probes: Pixels, calibration: Calibration | None = None, cache: EngineCache | None = None
+        self,
+        model: Model,
+        probes: Pixels,
+        calibration: Calibration | None = None,
+        cache: EngineCache | None = None,
+        verdicts: Verdicts | None = None,
     ) -> None:
         """Prepare a gate. `probes`: uint8 [n, *model.input_shape]. `calibration`: has the held-out images for int8.
 
-        `cache`: keeps the reference's outputs and int8's accuracies from start to start.
+        `cache`: keeps the reference's outputs and int8's accuracies from start to start; `verdicts`: the verdicts.
         """
         self._model, self._probes, self._calibration = model, probes, calibration
-        self._cache = cache
+        self._cache, self._verdicts = cache, verdicts
         self._network: Any = None
+
+    def refused(self, engine: str, precision: str, sizes: Sequence[int]) -> str:
+        """Return the reason for which an engine was refused before; "" if it was not, or if nobody knows."""
+        kept = self._verdicts.get(engine, precision, sizes) if self._verdicts else None
+        return f"{kept.reason} (found on {kept.date})" if kept is not None and kept.reason else ""
 
     def check(self, executable: Executable, report: LoadReport) -> Mapping[str, float]:
         """Return the largest error of each measure over all batch sizes.
 
         Raises WrongAnswersError if an error is over its limit, and BackendError of the executable itself.
         """
+        verdicts, asked = self._verdicts, (report.engine, report.precision, executable.batch_sizes)
+        kept = verdicts.get(*asked) if verdicts else None
+        # A finished file is compared with itself, of which one batch says nothing.
+        again = kept is not None and not kept.reason and self._model.has_reference
+        try:
+            worst, excuse = self._compared(executable, report, one_batch=again)
+            if report.precision == "int8" and self._calibration is not None:
+                worst.update(self._checked_loss(executable, report, self._calibration))
+        except WrongAnswersError as error:
+            if verdicts:
+                verdicts.put(*asked, Verdict(today(), str(error)))
+            raise
+        if again:
+            assert kept is not None
+            worst = {name: max(error, kept.measures.get(name, 0.0)) for name, error in worst.items()}
+            excuse = excuse or kept.excuse
+            log.info(
+                "%s: what %s answers in %s was compared on %s, and is now compared with one batch of each size",
+                *(self._model.name, report.engine, report.precision, kept.date),
+            )
+        elif verdicts:
+            verdicts.put(*asked, Verdict(today(), measures=worst, excuse=excuse))
+        if excuse:
+            log.warning(
+                "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
+                "compare its answers on your own images. All errors: %s",
+                *(
+                    self._model.weights,
+                    report.engine,
+                    excuse,
+                    {name: float(f"{error:.3g}") for name, error in worst.items()},
+                ),
+            )
+        return worst
+
+    def _compared(
+        self, executable: Executable, report: LoadReport, *, one_batch: bool
+    ) -> tuple[dict[str, float], str]:
+        """Return the largest errors, and what is over a limit although it serves. `one_batch`: compare one batch of
+        each size, not all probes.
+
+        Raises the errors of `check`.
+        """
         limits = self._model.limits.get(report.precision)
         if limits is None:
             raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
-        worst, refusal = dict.fromkeys(limits, 0.0), ""
+        worst, excuse = dict.fromkeys(limits, 0.0), ""
         alone: tuple[Array, ...] = ()
         for size in executable.batch_sizes:
-            outputs = outputs_of(executable.run, self._probes, size)
+            probes = self._probes[:size] if one_batch else self._probes
+            outputs = outputs_of(executable.run, probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
             if not self._model.has_reference and size == executable.batch_sizes[0]:
                 alone = outputs  # A finished file is compared with itself: every size has to answer alike.
-            measured = self._model.errors(self._expected if self._model.has_reference else alone, outputs)
+            expected = self._expected if self._model.has_reference else alone
+            measured = self._model.errors(tuple(each[: len(probes)] for each in expected), outputs)
             what = f"its answers to batches of {size} are not the network's"
             worst = {name: max(error, measured[name]) for name, error in worst.items()}
             try:
@@ -71,21 +131,8 @@ class Gate:
             except WrongAnswersError as error:
                 if not self._is_last(executable, report, measured):
                     raise
-                refusal = str(error)
-        if refusal:
-            log.warning(
-                "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
-                "compare its answers on your own images. All errors: %s",
-                *(
-                    self._model.weights,
-                    report.engine,
-                    refusal,
-                    {name: float(f"{error:.3g}") for name, error in worst.items()},
-                ),
-            )
-        if report.precision == "int8" and self._calibration is not None:
-            worst.update(self._checked_loss(executable, report, self._calibration))
-        return worst
+                excuse = str(error)
+        return worst, excuse
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
         """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference, or OpenVINO
@@ -236,14 +283,25 @@ def compile_options(
     cache_dir: Path | None,
     *,
     quick: bool = False,
+    device: Sequence[object] = (),
 ) -> CompileOptions:
-    """Return the options for an engine: the gate (if there are probes), images for int8, a cache folder."""
+    """Return the options for an engine: the gate (if there are probes), images for int8, a cache folder.
+
+    `device`: what identifies the kind of device, its driver and what else its answers depend on; with it verdicts are
+    kept.
+    """
     cache = EngineCache(cache_dir / "engines") if cache_dir else None
-    return CompileOptions(
-        gate=DEFAULTS.gate if probes is None else Gate(model, probes, calibration, cache).check,
-        calibration=calibration,
-        cache_dir=cache_dir,
-        key=weights_key(model) if cache_dir else "",
-        calibration_key=calibration.key if calibration else "",
-        quick=quick,
+    key = weights_key(model) if cache_dir else ""
+    calibration_key = calibration.key if calibration else ""
+    options = CompileOptions(
+        calibration=calibration, cache_dir=cache_dir, key=key, calibration_key=calibration_key, quick=quick
     )
+    if probes is None:
+        return options
+    verdicts = None
+    if cache is not None and key and device:
+        seen = hashlib.sha256(probes.tobytes()).hexdigest()
+        of = {"key": key, "device": tuple(device), "probes": seen, "images": calibration_key}
+        verdicts = Verdicts(cache, of)
+    gate = Gate(model, probes, calibration, cache, verdicts)
+    return replace(options, gate=gate.check, refused=gate.refused)

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from app.core import DecodedBy, ServedOn
 from app.precision.gate import compile_options
 from app.precision.probes import probes
+from app.precision.verdicts import what_computes
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
 from app.worker.messages import (
@@ -55,6 +56,7 @@ from backends import (
     register_operator_libraries,
 )
 from backends.contract.image_decoder import ImageDecoder
+from backends.vendors.drivers import driver_version
 from models import Model, ModelError, PixelModel
 from models.confinement import confine_program, python_files, what_there_is
 from models.exports.library_files import builder, library_of
@@ -131,6 +133,7 @@ def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) 
     """
     load_plugins(load.plugins)
     backend = open_backend(load.device)
+    what_computes()
     if load.confined:  # Before any computation, as that starts threads.
         _confine(load)
     decoder = image_decoder(backend, load.device.id, load.decode)
@@ -206,7 +209,11 @@ def _import_libraries(load: Load) -> None:
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
     began_s = time.monotonic()
-    options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick)
+    device = load.device
+    kind = (type(backend).__qualname__, device.name, sorted(device.details.items()))
+    software = [driver_version(each) for each in (backend.facts.vendor, "cann", "rocm", "dtk")]
+    about = (*kind, software, load.plugins)
+    options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick, device=about)
     model.check_weights()
     sizes = model.batch_sizes(plan.batch_sizes)
 

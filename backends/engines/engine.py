@@ -189,7 +189,7 @@ def compile_first(
         )
     refusals: dict[str, str] = {}
     rejected: list[tuple[str, str]] = []
-    staged, form = False, form_of(network)
+    staged, known, form = False, False, form_of(network)
     for precision in precisions:
         # A file's network may not compute in a precision that the file does not have: then a finer one is tried. The
         # same holds for an engine that stands in meanwhile.
@@ -202,6 +202,12 @@ def compile_first(
                 continue
             if engine not in able:
                 refusals[name] = f"it offers {' and '.join(engine.precisions)} here, not {precision}"
+                continue
+            if reason := options.refused(engine.name, precision, sizes):
+                wrong = known = True
+                rejected.append((engine.name, precision))
+                refusals[name] = reason
+                log.info("%s is not used on %s in %s: %s", engine.name, device, precision, reason)
                 continue
             if options.quick and not engine.is_quick(network, precision, options):
                 refusals[name] = f"{precision} takes long to make ready: it is made meanwhile, and takes over"
@@ -230,6 +236,9 @@ def compile_first(
             log.warning("no engine serves the network in %s on %s: %s", precision, device, refusals)
     if staged:  # Nothing can stand in meanwhile.
         options, again = replace(options, quick=False), tuple(precisions)
+        return compile_first(engines, network, device, again, sizes, options=options, completed=completed)
+    if known:  # No earlier verdict alone keeps a network from being served.
+        options, again = replace(options, refused=DEFAULTS.refused), tuple(precisions)
         return compile_first(engines, network, device, again, sizes, options=options, completed=completed)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")

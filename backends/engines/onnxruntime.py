@@ -24,7 +24,7 @@ from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line
-from backends.engines.compiled import imported, without_prints
+from backends.engines.compiled import imported, version_of, without_prints
 from backends.engines.engine import (
     DTYPES,
     Engine,
@@ -84,8 +84,7 @@ class OnnxRuntimeEngine(Engine):
         elif precision == "int8":
             exported = self._int8(network, batch_sizes[-1], options)
         else:
-            network.cast(DTYPES[precision])
-            exported = _exported(network, batch_sizes[-1])
+            exported = self._export(network, precision, batch_sizes[-1], options)
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads = self._threads
         settings.inter_op_num_threads = 1
@@ -106,6 +105,19 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
 
+    def _export(self, network: Network, precision: str, size: int, options: CompileOptions) -> bytes:
+        """Return the network as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
+
+        def make() -> bytes:
+            network.cast(DTYPES[precision])
+            return _exported(network, size)
+
+        def save(made: bytes, folder: Path) -> None:
+            (folder / "network.onnx").write_bytes(made)
+
+        parts = self.parts(network, precision, options, precision)
+        return kept_or_made(options, parts, make, save, lambda folder: (folder / "network.onnx").read_bytes())
+
     def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
         """Return the network in int8 as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
         calibration, reduced = calibration_of(options), host.sums_overflow()
@@ -123,7 +135,8 @@ class OnnxRuntimeEngine(Engine):
         return str(_runtime(self._facts).__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
-        return super().parts(network, precision, options, torch.__version__, *more)
+        exporters = [version_of(each, how_to_install("onnx")) for each in _PACKAGES[1:]]
+        return super().parts(network, precision, options, torch.__version__, *exporters, *more)
 
 
 class _OnnxRuntimeExecutable(Executable):
