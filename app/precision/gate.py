@@ -102,9 +102,7 @@ class Gate:
             )
         return worst
 
-    def _compared(
-        self, executable: Executable, report: LoadReport, *, one_batch: bool
-    ) -> tuple[dict[str, float], str]:
+    def _compared(self, executable: Executable, report: LoadReport, *, one_batch: bool) -> tuple[dict[str, float], str]:
         """Return the largest errors, and what is over a limit although it serves. `one_batch`: compare one batch of
         each size, not all probes.
 

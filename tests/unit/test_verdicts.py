@@ -1,0 +1,266 @@
+"""What the gate has found is kept from start to start, for as long as nothing of what it depends on has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from app.precision import verdicts
+from app.precision.gate import Gate, compile_options
+from app.precision.verdicts import Verdict, Verdicts, what_computes
+from app.worker import load as loading
+from app.worker.messages import Load, ModelPlan
+from backends import CompileOptions, Device, EngineCache, EngineRefusedError, Executable, LoadReport, WrongAnswersError
+from backends.engines import Engine, compile_first
+from models.contract.pixel_model import PixelModel
+from models.contract.resize import Whole
+from models.contract.task_adapter import AdaptedFile
+
+SHAPE, SIZES = (1, 1, 3), (1, 2, 4)
+PROBES = np.arange(18, dtype=np.uint8).reshape(6, *SHAPE)
+DATE = "2026-11-27"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("app.precision.gate.weights_key", lambda model: model.key)
+    monkeypatch.setattr("app.precision.gate.today", lambda: DATE)
+    what_computes.cache_clear()
+    yield
+    what_computes.cache_clear()
+
+
+def sums(pixels: Any) -> Any:
+    """Compute the only network here: the sum of an image's bytes, float32 [n, 1]."""
+    return np.asarray(pixels, np.float32).sum(axis=(1, 2, 3))[:, None]
+
+
+class Sums(PixelModel):
+    """Its measure is the largest difference."""
+
+    def __init__(self, weights: str = "official", key: str = "a", *, reference: bool = True) -> None:
+        file = AdaptedFile(Whole((1, 1), "stretch"), ())
+        super().__init__("sums", "sums", (), weights, None, SHAPE, "regress", file)
+        vars(self).update(key=key, has_own=reference)
+
+    has_reference = property(lambda self: self.has_own)
+    limits = property(lambda self: {"fp32": {"off": 0.0}, "bf16": {"off": 0.5}})
+
+    def network(self) -> Any:
+        return lambda pixels: (torch.from_numpy(sums(pixels)),)
+
+    def measures(self, expected: Any, outputs: Any) -> dict[str, float]:
+        return {"off": round(float(np.nanmax(np.abs(expected[0] - outputs[0]))), 3)}
+
+
+class Answering(Executable):
+    """Answers as the network, but for `errors`, by batch size; it counts the images that it is given."""
+
+    def __init__(self, errors: dict[int, float]) -> None:
+        super().__init__("cpu:0", SIZES, SHAPE)
+        self.errors, self.images = errors, 0
+
+    def _execute(self, pixels: Any) -> tuple[Any, ...]:
+        self.images += len(pixels)
+        return (sums(pixels) + np.float32(self.errors.get(len(pixels), 0)),)
+
+    def _release(self) -> None:
+        pass
+
+
+class Compiler(Engine):
+    """Makes executables with these errors, by precision; it counts how often it compiles."""
+
+    def __init__(self, name: str, errors: dict[str, float]) -> None:
+        self.name, self.errors, self.precisions, self.compiled = name, errors, tuple(errors), 0
+
+    def compile(self, network: Any, device: str, precision: str, batch_sizes: Any, options: Any) -> Executable:
+        self.compiled += 1
+        return Answering(dict.fromkeys(batch_sizes, self.errors[precision]))
+
+
+class Slow(Compiler):
+    takes = "minutes"
+
+    def is_quick(self, network: Any, precision: str, options: Any) -> bool:
+        return False
+
+
+def options(folder: Path, model: Any = None, probes: Any = PROBES, device: Sequence[object] = ("one",)) -> Any:
+    return compile_options(model or Sums(), probes, None, folder, device=device)
+
+
+def judged(folder: Path, errors: dict[int, float], precision: str = "bf16", model: Any = None) -> Any:
+    """Return the gate's measures, and how many images it took; each call is a start of its own."""
+    executable = Answering(errors)
+    measures = options(folder, model).gate(executable, LoadReport("one", precision))
+    return measures, executable.images
+
+
+def started(folder: Path, *engines: Engine, quick: bool = False) -> Any:
+    network: Any = type("Network", (), {"input_shape": SHAPE})()
+    given = options(folder)
+    asked = CompileOptions(gate=given.gate, refused=given.refused, quick=quick)
+    return compile_first(engines, network, "cpu:0", ("bf16", "fp32"), SIZES, options=asked).report
+
+
+def test_what_was_refused_is_not_compiled_again_and_is_named_with_its_reason_and_the_date(tmp_path: Path) -> None:
+    wrong, right = Compiler("wrong", {"bf16": 3.0}), Compiler("right", {"bf16": 0.25})
+    first = started(tmp_path, wrong, right)
+    second = started(tmp_path, wrong, right)
+    assert (wrong.compiled, right.compiled) == (1, 2)
+    assert first.engine == second.engine == "right"
+    assert first.measures == second.measures == {"off": 0.25}
+    assert first.rejected == second.rejected == (("wrong", "bf16"),)
+    assert second.refusals == {"wrong": f"{first.refusals['wrong']} (found on {DATE})"}
+
+
+def test_a_precision_in_which_all_were_refused_is_passed_over(tmp_path: Path) -> None:
+    engine = Compiler("one", {"bf16": 3.0, "fp32": 0.0})
+    first, second = started(tmp_path, engine), started(tmp_path, engine)
+    assert engine.compiled == 3
+    assert first.precision == second.precision == "fp32"
+
+
+def test_what_takes_minutes_and_was_refused_is_not_left_for_later(tmp_path: Path) -> None:
+    slow, right = Slow("slow", {"bf16": 3.0}), Compiler("right", {"bf16": 0.0})
+    assert started(tmp_path, slow, right, quick=True).staged
+    assert not started(tmp_path, slow, right).staged
+    assert not started(tmp_path, slow, right, quick=True).staged
+    assert slow.compiled == 1
+
+
+def test_no_earlier_verdict_alone_keeps_a_network_from_being_served(tmp_path: Path) -> None:
+    engine = Compiler("one", {"bf16": 3.0})
+    with pytest.raises(EngineRefusedError, match="the error off is 3"):
+        started(tmp_path, engine)
+    engine.errors["bf16"] = 0.0  # It was wrong by an accident that nothing of the verdict names.
+    assert started(tmp_path, engine).engine == "one"
+    assert started(tmp_path, engine).rejected == ()
+    assert engine.compiled == 3, "the newer verdict holds"
+
+
+def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_path: Path) -> None:
+    assert judged(tmp_path, {4: 0.25}) == ({"off": 0.25}, 6 + 6 + 8)
+    assert judged(tmp_path, {}) == ({"off": 0.25}, 1 + 2 + 4), "the largest errors that were ever found"
+    with pytest.raises(WrongAnswersError, match="batches of 2 are not the network's"):
+        judged(tmp_path, {2: 3.0})
+    assert options(tmp_path).refused("one", "bf16", SIZES).endswith(f"is allowed in bf16 (found on {DATE})")
+
+
+def test_a_finished_file_is_compared_with_itself_as_at_its_first_start(tmp_path: Path) -> None:
+    model = Sums(reference=False)
+    assert judged(tmp_path, {}, model=model)[1] == judged(tmp_path, {}, model=model)[1] == 6 + 6 + 8
+
+
+def test_what_serves_though_it_is_over_a_limit_is_said_at_every_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+    for errors in ({4: 0.75}, {}):  # What went wrong may lie in the probes that are left out.
+        caplog.clear()
+        executable = Answering(errors)
+        options(tmp_path, Sums("best.onnx")).gate(executable, LoadReport("eager", "fp32"))
+        said.append([each.getMessage() for each in caplog.records if each.levelname == "WARNING"])
+    assert said[0] == said[1]
+    assert "best.onnx is served by eager in float32 though its answers to batches of 4" in said[0][0]
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "files": {"model": Sums(key="b")},
+    "files without a key": {"model": Sums(key="")},
+    "probes": {"probes": PROBES + 1},
+    "device": {"device": ("other",)},
+}
+
+
+@pytest.mark.parametrize("changed", [*OTHERS, "engine", "precision", "sizes", "a package", "our code", "the folder"])
+def test_a_verdict_is_that_of_the_same_network_device_and_software(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(WrongAnswersError):
+        judged(tmp_path / "one", {1: 3.0})
+    asked = {"engine": "one", "precision": "bf16", "sizes": SIZES}
+    asked |= {"engine": {"engine": "two"}, "precision": {"precision": "fp32"}, "sizes": {"sizes": (1,)}}.get(
+        changed, {}
+    )
+    if changed == "a package":
+        (tmp_path / "lib" / "openvino-9999.dist-info").mkdir(parents=True)
+        monkeypatch.syspath_prepend(tmp_path / "lib")
+    elif changed == "our code":
+        monkeypatch.setattr(verdicts, "digest_of_sources", lambda package: "other")
+    what_computes.cache_clear()
+    folder = tmp_path / ("two" if changed == "the folder" else "one")
+    found = options(folder, **OTHERS.get(changed, {})).refused(*asked.values())
+    assert bool(found) == (changed == "nothing")
+
+
+@pytest.mark.parametrize("how", ["cut short", "another's", "older", "forged"])
+def test_a_verdict_that_cannot_be_read_is_found_again_and_written_anew(how: str, tmp_path: Path) -> None:
+    engine = Compiler("wrong", {"bf16": 3.0})
+    right = Compiler("right", {"bf16": 0.0})
+    started(tmp_path, engine, right)
+    kept = Verdicts(EngineCache(tmp_path / "engines"), {})
+    for entry in [each for each in (tmp_path / "engines").iterdir() if (each / "verdict.msgpack").exists()]:
+        file = entry / "verdict.msgpack"
+        if how == "cut short":
+            file.write_bytes(file.read_bytes()[:9])
+        elif how == "another's":
+            (tmp_path / "engines" / ".key").unlink(missing_ok=True)
+        elif how == "forged":
+            file.write_bytes(msgspec.msgpack.encode(Verdict(DATE, "no engine is ever right")))
+        else:  # Signed, and of a form that is no longer read.
+            (entry / "manifest.json").rename(tmp_path / "manifest.json")
+            file.write_bytes(msgspec.msgpack.encode({"verdict": 1}))
+            names = {"verdict.msgpack": hashlib.sha256(file.read_bytes()).hexdigest()}
+            text = msgspec.json.encode({"files": names, "signature": kept.cache._signature(entry.name, names)})
+            (entry / "manifest.json").write_bytes(text)
+    for compiled in (2, 2):
+        assert started(tmp_path, engine, right).rejected == (("wrong", "bf16"),)
+        assert engine.compiled == compiled
+
+
+def test_two_services_may_keep_the_same_verdict_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Verdicts(EngineCache(tmp_path), {"key": "a"})
+    rename = Path.rename
+
+    def beaten(own: Path, entry: Any) -> Any:
+        monkeypatch.setattr(Path, "rename", rename)
+        shutil.copytree(own, entry)  # The other one is quicker.
+        return rename(own, entry)
+
+    monkeypatch.setattr(Path, "rename", beaten)
+    kept.put("one", "bf16", SIZES, Verdict(DATE, "wrong"))
+    assert kept.get("one", "bf16", SIZES) == Verdict(DATE, "wrong")
+    assert not list(tmp_path.glob(".new-*"))
+
+
+def test_a_gate_without_a_folder_keeps_nothing() -> None:
+    gate = Gate(Sums(), PROBES)
+    with pytest.raises(WrongAnswersError):
+        gate.check(Answering({1: 3.0}), LoadReport("one", "bf16"))
+    assert gate.refused("one", "bf16", SIZES) == ""
+
+
+def test_a_confined_process_has_looked_at_all_packages_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def confine(load: Load) -> None:
+        order.append("confined")
+        raise RuntimeError
+
+    monkeypatch.setattr(loading, "what_computes", lambda: order.append("looked"))
+    monkeypatch.setattr(loading, "_confine", confine)
+    plans = (ModelPlan(None, "eager", "fp32", (1,)),)
+    with pytest.raises(RuntimeError):
+        loading.load_device(Load(plans, Device("cpu:0", "a CPU", 1 << 30, "fp32"), confined=True))
+    assert order == ["looked", "confined"]
