@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,7 @@ def choose(device: str = "auto") -> Choice:
     if any(choice.backend is not backend for choice in chosen):
         raise BackendUnavailableError(f"The devices of {device!r} are of several backends; one process serves one.")
     ids = tuple(dict.fromkeys(name for choice in chosen for name in choice.devices))
-    return Choice(backend, ids, found=chosen[0].found)
+    return replace(chosen[0], devices=ids)
 
 
 def open_backend(device: Device) -> Backend:
@@ -82,7 +82,7 @@ def open_backend(device: Device) -> Backend:
     backend = next((each for each in BACKENDS if each.name == name), None)
     if backend is None:
         raise BackendUnavailableError(f"There is no backend for the device {device.id!r} in this process.")
-    backend._take((device,))
+    backend.take((device,))
     return backend
 
 
@@ -103,11 +103,11 @@ def _named(device: str) -> Choice:
     ids = tuple(each.id for each in found)
     if colon:
         if device not in ids:
-            if reason := named[name]._sick().get(device):
+            if reason := named[name].probe().silent.get(device):
                 raise BackendUnavailableError(f"{device} does not answer: {reason.rstrip('.')}.")
             raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(ids)}.")
         ids = (device,)
-    return Choice(named[name], ids, found=found)
+    return Choice(named[name], ids, found=found, left_out=named[name].probe().silent)
 
 
 def report() -> list[Row]:
@@ -120,7 +120,7 @@ def report() -> list[Row]:
             rows.append(Row(backend.name, False, str(error), _title(backend), backend.probe().here))
             continue
         rows += (_checked(backend, device) for device in devices)
-        rows += (Row(name, False, reason, _title(backend)) for name, reason in backend._sick().items())
+        rows += (Row(name, False, reason, _title(backend)) for name, reason in backend.probe().silent.items())
     return rows
 
 
@@ -137,7 +137,8 @@ def _first_available() -> Choice:
         except BackendUnavailableError as error:
             refusals[backend.name] = str(error)
             continue
-        return Choice(backend, tuple(device.id for device in found), refusals, found)
+        ids = tuple(device.id for device in found)
+        return Choice(backend, ids, refusals, found, backend.probe().silent)
     raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
 
 

@@ -16,6 +16,7 @@ from anychip_tools.facts import rows
 from anychip_tools.report import markdown_table
 from backends import BACKENDS
 from backends.vendors.drivers import CANN_OF_TORCH_NPU
+from backends.vendors.table import NVIDIA
 
 PAGES = [Path(__file__).parents[1] / "docs" / f"troubleshooting{language}.md" for language in ("", ".zh-CN")]
 _BEGIN = "<!-- Made of the commands' own tables by python -m benchmarks.troubleshooting; change those. -->"
@@ -39,7 +40,9 @@ def _versions() -> str:
         *((f"torch_npu {npu}", f"CANN {cann}") for npu, cann in CANN_OF_TORCH_NPU.items()),
         *(
             (f"torch for CUDA {cuda}", f"driver {driver} or newer")
-            for cuda, driver in compatibility.DRIVER_OF_CUDA.items()
+            for pair in NVIDIA.machine.pairs
+            if pair.software == "cuda"
+            for cuda, driver in pair.versions.items()
         ),
         *(
             (f"torch_tensorrt {bridge}", f"TensorRT {engine}")
@@ -53,7 +56,7 @@ def _versions() -> str:
         ("torch_npu, torch_musa, torch_tensorrt 2.N", "torch 2.N"),
         ("torch_mlu …+torch2.N", "torch 2.N"),
     ]
-    files = "`plugins/tools/anychip_tools/compatibility.py` and `backends/vendors/drivers.py`"
+    files = "`plugins/tools/anychip_tools/compatibility.py`, and `table.py` and `drivers.py` in `backends/vendors/`"
     said = f"Sources are in {files}. The check `compatibility` of the doctor applies it.\n"
     return "## Versions that belong together\n\n" + said + "\n" + markdown_table(("this", "wants"), rows)
 
@@ -66,7 +69,9 @@ def _vendors() -> str:
         for sign, remedy in row.remedies.items()
     ]
     libraries = [
-        (row.title or row.vendor, ", ".join(f"`{name}`" for name in row.libraries)) for row in known if row.libraries
+        (row.title or row.vendor, ", ".join(f"`{name}`" for name in row.machine.libraries))
+        for row in known
+        if row.machine.libraries
     ]
     return (
         "## A device fails while it loads or computes\n\n"

@@ -126,7 +126,7 @@ def look(root: Path = Path("/")) -> Signals:
         nvidia=(root / "proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         amd=(root / "dev/kfd").exists() and (root / "sys/module/amdgpu").exists(),
         ascend=any((root / "dev").glob("davinci*")) or shutil.which("npu-smi") is not None,
-        cann=DRIVERS.driver_version("cann", root),
+        cann=DRIVERS.toolkit_version("cann", root),
         present=_present(),
     )
 
@@ -159,7 +159,7 @@ def choose_torch(signals: Signals, kind: str, pinned: Mapping[str, str]) -> Torc
         return TorchChoice(kind, saw, kept, constraints=_beside(kept))
     if kind == "ascend":
         torch, plugin = _ascend_pair(signals.cann)
-        named, constraints = {"torch": torch, "torch-npu": plugin}, VENDORS.ASCEND.constraints
+        named, constraints = {"torch": torch, "torch-npu": plugin}, VENDORS.ASCEND.machine.constraints
         if sys.version_info >= NO_NUMPY_1:
             if signals.cann.startswith("8."):
                 raise InstallError(

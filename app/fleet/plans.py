@@ -120,14 +120,14 @@ def worker_plans(
             plugins=split(settings.plugins),
             cache_dir=kept,
             quick=True,
-            ballast=bytes(facts.ballast_bytes),
+            ballast=bytes(facts.pretence.ballast_bytes if facts.pretence else 0),
             decode=settings.decode,
             confined=confined,
         )
         return WorkerPlan(
             load,
             variables,
-            forks=facts.late_environment,
+            forks=facts.forks,
             serves=serves,
             memory=memory,
             bare=confined,

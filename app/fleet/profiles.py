@@ -68,7 +68,7 @@ def surroundings(settings: Settings, choice: Choice, model: Model) -> dict[str, 
     return {
         "device": f"{choice.vendor} {device.name}",
         "count": str(len(choice.devices)),
-        "driver": driver_version(choice.backend.facts.vendor),
+        "driver": driver_version(choice.backend.facts.machine.driver),
         "torch": _torch_version(),
         "cores": str(host.core_count()),
         "null": settings.null,

@@ -47,7 +47,7 @@ def image_decoder(backend: Backend, device: str, where: Where) -> ImageDecoder |
     """Return the device's decoder, if one is wanted. Raises BackendUnavailableError if it must decode and cannot."""
     if where == "host":
         return None
-    decoder = backend._image_decoder(device)
+    decoder = backend.image_decoder(device)
     if decoder is None and where == "device":
         raise BackendUnavailableError(f"{device} decodes no images: choose --decode host, or auto.")
     return decoder

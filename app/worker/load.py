@@ -257,7 +257,8 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
         if released:
             gc.collect()
             backend.release_cache(device)
-        return backend._held_bytes(device)
+        memory = backend.memory(device)
+        return memory.allocated if backend.facts.host_memory else memory.used
     except DeviceLostError:
         raise
     except Exception as error:  # Vendors raise any error, and an unknown figure ends no start.
@@ -361,7 +362,7 @@ class Loader:
         # A CPU's engines start threads here that compute for all models, and would keep this priority.
         if not self._loaded.backend.facts.host_memory:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LESS_URGENT)
-        with self._loaded.backend._beside(self._loaded.device):
+        with self._loaded.backend.beside(self._loaded.device):
             self._work_off()
 
     def _work_off(self) -> None:

@@ -43,11 +43,13 @@ class Probe:
     """Result of a backend's probe. `reason` is empty if it can be used, else one sentence with the remedy.
 
     `here`: True if there is any trace of the vendor, a card's driver or its software; without one nothing is broken.
+    `silent`: devices that do not answer, by id, with the reason; they are not among `Backend.devices`.
     """
 
     available: bool
     reason: str = ""
     here: bool = True
+    silent: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -352,8 +354,26 @@ def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(steps))
 
 
+def wanted(
+    backend: Backend, device: str, precision: str, options: CompileOptions
+) -> tuple[tuple[str, ...], CompileOptions]:
+    """Return the precisions to try on a device, the wanted one first, and the options with what `auto` means.
+
+    Raises BackendUnavailableError, which names the device, if it is not there.
+    """
+    known = {each.id: each for each in backend.devices()}
+    if device not in known:
+        raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
+    preferred = known[device].auto_precision
+    precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
+    return precisions, replace(options, automatic=precision == "auto")
+
+
 class Backend(ABC):
-    """Backend of one vendor. It keeps at most eight public members; a new need first becomes a private method."""
+    """Backend of one vendor: eight members that each has, and three with a default.
+
+    For a device type of PyTorch, TorchBackend has them all: its vendor brings a row and DeviceHooks.
+    """
 
     name: str
     facts: Facts
@@ -366,6 +386,7 @@ class Backend(ABC):
     def devices(self) -> list[Device]:
         """Return the devices this process may use. Raises BackendUnavailableError."""
 
+    @abstractmethod
     def load(
         self,
         network: Network,
@@ -380,29 +401,10 @@ class Backend(ABC):
 
         `engine` may be `auto`: the first of `facts.engines` that does not refuse. `precision` may be `auto`: the
         device's `auto_precision`. If the gate finds an engine's answers wrong, the next engine is tried, and after the
-        last one a finer precision: the report has the result. Raises BackendUnavailableError (no such device),
-        EngineRefusedError (naming every refusal), OutOfDeviceMemoryError, ValueError (batch sizes).
+        last one a finer precision: the report has the result (`wanted` and `compile_first` do this). Raises
+        BackendUnavailableError (no such device), EngineRefusedError (naming every refusal), OutOfDeviceMemoryError,
+        ValueError (batch sizes).
         """
-        known = {each.id: each for each in self.devices()}
-        if device not in known:
-            raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
-        preferred = known[device].auto_precision
-        precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
-        options = replace(options, automatic=precision == "auto")
-        return self._load(network, device, engine, precisions, batch_sizes, options=options)
-
-    def _load(
-        self,
-        network: Network,
-        device: str,
-        engine: str,
-        precisions: tuple[str, ...],
-        batch_sizes: Sequence[int],
-        *,
-        options: CompileOptions,
-    ) -> LoadedNetwork:
-        """Load on a device that exists. `precisions`: the wanted one, and finer ones to try after it."""
-        raise NotImplementedError
 
     @abstractmethod
     def memory(self, device: str) -> Memory:
@@ -416,25 +418,13 @@ class Backend(ABC):
     def telemetry(self, device: str) -> Telemetry:
         """Return the device's figures now."""
 
-    def _held_bytes(self, device: str) -> int:
-        """Return the held bytes of the device: of this process if they are known, else of all processes.
-
-        Differences of them measure a network. Raises as `memory`.
-        """
-        memory = self.memory(device)
-        return memory.allocated if self.facts.host_memory else memory.used
-
-    def _beside(self, device: str) -> AbstractContextManager[object]:
+    def beside(self, device: str) -> AbstractContextManager[object]:
         """Return a context for a second thread on the device: it takes no memory that the first one may still read."""
         return nullcontext()
 
-    def _sick(self) -> Mapping[str, str]:
-        """Return the devices that do not answer, by id, with the reason. They are not among `devices`."""
-        return {}
-
-    def _image_decoder(self, device: str) -> ImageDecoder | None:
+    def image_decoder(self, device: str) -> ImageDecoder | None:
         """Return the decoder of JPEG files on the device, for the process that owns it; None without one."""
         return None
 
-    def _take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
+    def take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
         """Take these devices, found by another process, without asking the driver again."""

@@ -17,41 +17,34 @@ from backends.vendors.table import Facts
 
 @dataclass(frozen=True)
 class FoundBackend(Backend):
-    """Backend that another process has found, as data. `sick`: its devices that do not answer."""
+    """Backend that another process has found, as data."""
 
     name: str
     facts: Facts
-    sick: Mapping[str, str]
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise BackendUnavailableError("The device is another process's.")
 
-    probe = devices = memory = release_cache = telemetry = _refuse
-
-    def _sick(self) -> Mapping[str, str]:
-        return self.sick
+    probe = devices = load = memory = release_cache = telemetry = _refuse
 
 
 @dataclass(frozen=True)
 class Choice:
     """Backend that serves, the ids of its chosen devices, and why preferred backends were not taken.
 
-    `found`: detection's result for all devices of the backend.
+    `found`: detection's result for all devices of the backend; `left_out`: those that do not answer, by id, with the
+    reason.
     """
 
     backend: Backend
     devices: tuple[str, ...]
     refusals: Mapping[str, str] = field(default_factory=dict)
     found: tuple[Device, ...] = field(default=(), compare=False)
+    left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def device(self, device_id: str) -> Device:
         """Return detection's result for one device. Raises KeyError."""
         return {device.id: device for device in self.found}[device_id]
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Return the backend's devices that do not answer, by id, with the reason."""
-        return self.backend._sick()
 
     @property
     def simulated(self) -> bool:
@@ -65,5 +58,4 @@ class Choice:
 
     def as_data(self) -> Choice:
         """Return the choice for another process, which need not have the backend."""
-        found = FoundBackend(self.backend.name, self.backend.facts, dict(self.backend._sick()))
-        return replace(self, backend=found)
+        return replace(self, backend=FoundBackend(self.backend.name, self.backend.facts))

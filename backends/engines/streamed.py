@@ -6,8 +6,8 @@ vendor's device it is: it speaks through `torch.get_device_module`.
     copy stream      copy n+1 ────────┐ event
     compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
 
-Items that lie apart are copied from their places, if the driver has locked that memory (cudaHostRegister, which CUDA
-and ROCm have); otherwise several threads bring them together in pinned memory first.
+Items that lie apart are copied from their places, if the driver has locked that memory (`page_locks` of the vendor's
+row); otherwise several threads bring them together in pinned memory first.
 
 The copies are right on an H100, on simulated devices, and on vendors' packages over stub drivers, where a missing wait
 shows; only a device shows how much they overlap (docs/hardware.md).
@@ -35,6 +35,8 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.compiled import Call
+from backends.vendors import table as vendors
+from backends.vendors.table import PageLocks
 
 log = logging.getLogger(__name__)
 
@@ -147,14 +149,30 @@ class StreamedExecutable(Executable):
         """
         address = item.ctypes.data
         if address not in self._locked:
-            runtime = _runtime(self.device)
             # One that refuses memory refuses the next one, too.
-            locked = runtime is not None and all(self._locked.values())
-            if locked and int(runtime.cudaHostRegister(address, item.nbytes, 0)):
-                self._forget_refusal()
+            locked = all(self._locked.values()) and self._lock(address, item.nbytes)
+            if locked and not torch.from_numpy(item).is_pinned():  # PyTorch does not know it: it would wait for copies.
+                self._unlock(address)
                 locked = False
-            self._locked[address] = locked and torch.from_numpy(item).is_pinned()
+            self._locked[address] = locked
         return self._locked[address]
+
+    def _lock(self, address: int, size_bytes: int) -> bool:
+        """Lock the host's memory by the vendor's function; return False if there is none, or if it refuses."""
+        locks = _page_locks(self.device)
+        holder = getattr(self._module, locks.runtime, None) if locks else None
+        if locks is None or holder is None:  # An older package may lack the function.
+            return False
+        if not int(getattr(holder(), locks.lock)(address, size_bytes, locks.flags)):
+            return True
+        self._forget_refusal()
+        return False
+
+    def _unlock(self, address: int) -> None:
+        locks = _page_locks(self.device)
+        assert locks is not None
+        if int(getattr(getattr(self._module, locks.runtime)(), locks.unlock)(address)):
+            self._forget_refusal()
 
     def _forget_refusal(self) -> None:
         """Clear the error that the runtime's refusal has left behind: it is no fault of the next batch.
@@ -210,15 +228,14 @@ class StreamedExecutable(Executable):
         self._by_size = {}
         self._pinned, self._inputs, self._staging = [], [], []
         for address in [each for each, locked in self._locked.items() if locked]:
-            if int(_runtime(self.device).cudaHostUnregister(address)):
-                self._forget_refusal()
+            self._unlock(address)
         self._locked = {}
 
 
-def _runtime(device: str) -> Any:
-    """Return CUDA's runtime, or HIP's under the same names, which locks memory; None if a vendor's torch has none."""
-    runtime: Any = torch.cuda.cudart  # Without types.
-    return runtime() if torch.device(device).type == "cuda" else None
+def _page_locks(device: str) -> PageLocks | None:
+    """Return the functions of a device's vendor that lock memory; None without any."""
+    rows = vendors.of_type(torch.device(device).type)
+    return next((row.page_locks for row in rows if row.page_locks), None)
 
 
 def _gather(items: Sequence[Pixels], out: Pixels) -> None:

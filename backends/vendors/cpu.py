@@ -18,6 +18,7 @@ import torch
 
 from backends import host
 from backends.contract.backend import (
+    DEFAULTS,
     Backend,
     CompileOptions,
     Device,
@@ -26,6 +27,7 @@ from backends.contract.backend import (
     Network,
     Probe,
     Telemetry,
+    wanted,
 )
 from backends.engines import compile_first, engines_of
 from backends.vendors import table as vendors
@@ -71,17 +73,18 @@ class CpuBackend(Backend):
             )
         ]
 
-    def _load(
+    def load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precisions: tuple[str, ...],
+        precision: str,
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions,
+        options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
         """Load, and set PyTorch's number of threads in this process."""
+        precisions, options = wanted(self, device, precision, options)
         if precisions[0] == "bf16" and self.devices()[0].details["bf16"] == "none":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
             log.warning("this CPU has no units for bf16, which then runs several times slower than fp32")

@@ -1,6 +1,7 @@
 """Versions of vendors' drivers and toolkits, read from files: nothing of the vendor's is imported or asked.
 
-Owns: the files with versions, and Huawei's pairs of torch_npu and CANN. Must import nothing but the standard library:
+Owns: reading them, the toolkits' files, and Huawei's pairs of torch_npu and CANN. Drivers' files are in the vendors'
+rows. Must import nothing but the standard library:
 set-up and `anychip doctor` read this file by its path, without torch.
 """
 
@@ -8,20 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-# Vendor -> files, and what is their version. Sources: NVIDIA's and AMD's kernel modules; Hygon's hycu and hydcu and
-# Kunlun's /proc/kunlun (gpustack/runtime, detector/*.py); Ascend's version.info as its driver package installs it.
-_FILES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "nvidia": (("/proc/driver/nvidia/version", r"(?:Kernel Module.*?|Module for \S+ +)(\d+\.[\d.]+)"),),
-    "amd": (("/sys/module/amdgpu/version", r"([\d.]+)"),),
-    "hygon": (("/sys/module/hycu/version", r"([\d.]+)"), ("/sys/module/hydcu/version", r"([\d.]+)")),
-    "ascend": (("/usr/local/Ascend/driver/version.info", r"(?im)^version=(\S+)"),),
-    "kunlun": (("/proc/kunlun/version", r"([\d.]+)"),),
-    "rocm": (("/opt/rocm/.info/version", r"([\d.]+)"),),
-    "dtk": (("/opt/dtk/.info/version", r"([\d.]+)"),),
-}
+_TOOLKITS: Mapping[str, str] = {"rocm": "/opt/rocm/.info/version", "dtk": "/opt/dtk/.info/version"}
 _CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
 # Files in CANN's folder. Huawei's pages use the first; installations without the toolkit have only the second, which
 # begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
@@ -59,9 +50,18 @@ CANN_OF_TORCH_NPU: Mapping[str, str] = {
 """Table torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of Ascend/pytorch, TorchNPU 26.1.1."""
 
 
-def driver_version(vendor: str, root: Path = Path("/")) -> str:
-    """Return the version of a driver (or `cann`, `rocm`, `dtk`) from its file; "" without one."""
-    for file, pattern in _cann_files(root) if vendor == "cann" else _files(vendor, root):
+def driver_version(files: Iterable[tuple[str, str]], root: Path = Path("/")) -> str:
+    """Return the version of a driver from the first of these files that has it, by its pattern; "" without one."""
+    return _found((root / name.lstrip("/"), pattern) for name, pattern in files)
+
+
+def toolkit_version(toolkit: str, root: Path = Path("/")) -> str:
+    """Return the version of `cann`, `rocm` or `dtk` from its file; "" without one."""
+    return _found(_cann_files(root)) if toolkit == "cann" else driver_version([(_TOOLKITS[toolkit], r"([\d.]+)")], root)
+
+
+def _found(files: Iterable[tuple[Path, str]]) -> str:
+    for file, pattern in files:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -69,11 +69,6 @@ def driver_version(vendor: str, root: Path = Path("/")) -> str:
         if found := re.search(pattern, text):
             return found[1]
     return ""
-
-
-def _files(vendor: str, root: Path) -> Iterator[tuple[Path, str]]:
-    for name, pattern in _FILES.get(vendor, ()):
-        yield root / name.lstrip("/"), pattern
 
 
 def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:

@@ -50,43 +50,101 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """Two pieces of software that must fit: `software` and `other`, by the names of `anychip doctor`'s versions.
+
+    These are packages, `cuda` (of torch's build), `cann`, `rocm`, `dtk`, and `driver:` with the vendor's word.
+    `versions`: what each version of `software` needs, by the beginning of its number; `at_least`: newer ones will do,
+    too. Without `versions` the first two numbers of both must be the same.
+    """
+
+    software: str
+    other: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    at_least: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Facts of a vendor's machine: for set-up, `anychip doctor` and images. A service needs none of them.
+
+    `libraries`: those that the vendor's stack loads first: driver, runtime, management. `driver`: files with the
+    driver's version, each with the pattern of the version. `pairs`: software that must fit each other. `health`,
+    `users`: questions to its tool about ill cards, and about other people's processes on them. `compilers`: packages of
+    its engines that are not those of the device. `constraints`: limits for pip that the vendor's software needs.
+    `flavour`: its image; `container`: the parts of the host for that image.
+    """
+
+    libraries: tuple[str, ...] = ()
+    driver: tuple[tuple[str, str], ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    health: Question | None = None
+    users: Question | None = None
+    compilers: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+    flavour: str = ""
+    container: Container = Container()
+
+
+@dataclass(frozen=True)
+class PageLocks:
+    """Functions that lock the host's memory, so that a device copies from it while it computes.
+
+    `runtime`: the function of the device's module of torch that returns their holder; `lock` takes an address, a size
+    in bytes and `flags`, and `unlock` an address. Both return 0, or an error's number.
+    """
+
+    runtime: str
+    lock: str
+    unlock: str
+    flags: int = 0
+
+
+@dataclass(frozen=True)
+class Pretence:
+    """Properties of a device that computes nothing: the precision gate skips it, and `auto` never takes it.
+
+    `reads_pixels`: if False, its answers do not even depend on the images, which are not decoded. `ballast_bytes`:
+    extra bytes sent to a worker with its models. `forks`: its workers may be forked.
+    """
+
+    reads_pixels: bool
+    ballast_bytes: int
+    forks: bool
+
+
+@dataclass(frozen=True)
 class Facts:
-    """Facts of a backend that are known before any device is touched.
+    """Facts of a backend that are known before any device is touched: all that a service needs.
 
     Names. `name`: for `--device`. `vendor`: the vendor in metrics and reports, one word. `title`: the vendor's name for
     people. `aliases`: other words for `--device`. `device_type`: PyTorch's name of the device type.
 
-    Software. `packages`: the Python packages that bring the device type, any of them will do; none if it is part of
-    torch; `without_torch`: the vendor's own package, which serves its cards if none of them is installed.
-    `torch_build`: the attribute of torch.version in a build for this vendor, if its name is not the device type.
-    `install`: the remedy for missing software, as the end of a sentence. `build_tags`: parts of a torch version by
-    which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`). `constraints`: limits for pip that the
-    vendor's software needs. `compilers`: packages of its engines that are not those of the device. `onnx`: ONNX
-    Runtime's execution providers for its devices, best first, each with the package that has it: they share one folder,
-    so that only one of them may be installed.
-
-    Machine. `device_files`: patterns of the driver's files; any of them will do. `pci_vendor`: the vendor's number in
-    /sys/bus/pci, empty if unknown. `visibility_variable`: the environment variable that limits a process to some
-    devices. `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one. `libraries`: those that
-    its stack loads first: driver, runtime, management. `health`, `users`: questions to its tool about ill cards, and
-    about other people's processes on them. `flavour`: its image; `container`: the parts of the host for that image.
+    Detection. `packages`: the Python packages that bring the device type, any of them will do; none if it is part of
+    torch. `torch_build`: the attribute of torch.version in a build for this vendor, if its name is not the device type.
+    `build_tags`: parts of a torch version by which the vendor's own build is recognised (`2.9.0+das.opt1.dtk2604`).
+    `stand_in`: `module:function`, which makes a substitute for torch's module of the device where PyTorch does not
+    reach the cards. `install`: the remedy for missing software, as the end of a sentence. `device_files`: patterns of
+    the driver's files; any of them will do. `pci_vendor`: the vendor's number in /sys/bus/pci, empty if unknown.
+    `visibility_variable`: the environment variable that limits a process to some devices.
 
     Processes. `environment`: variables of a worker process, which the vendor's libraries read when they load;
-    `{cache}` in it is the cache directory. `late_environment`: they read it at first need, so that a process that has
-    loaded them already may be used. `switches`: values to set in the process that owns the device, by the dotted name
-    in the device's module of torch, or in torch if it begins with `torch.`.
+    `{cache}` in it is the cache directory. `switches`: values to set in the process that owns the device, by the dotted
+    name in the device's module of torch, or in torch if it begins with `torch.`. `page_locks`: how memory is locked.
+    `telemetry`: the vendor's tool in backends.telemetry, or a module that reads one.
 
     Networks. `engines` and `precisions` are in order of preference, and `--precision auto` means the first precision;
-    `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `channels_last`: True for
-    this layout of networks; None: as measured, when a network is loaded. `fixed_shapes`: True if plain pooling is worth
-    more than adaptive. `fused_layers`: True to try cuDNN's fused kernels for convolutions (backends.engines.fused).
+    `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `onnx`: ONNX Runtime's
+    execution providers for its devices, best first, each with the package that has it: they share one folder, so that
+    only one of them may be installed. `channels_last`: True for this layout of networks; None: as measured, when a
+    network is loaded. `fixed_shapes`: True if plain pooling is worth more than adaptive. `fused_layers`: True to try
+    cuDNN's fused kernels for convolutions (backends.engines.fused).
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
     parts of messages that mean too little memory, beside PyTorch's own. `remedies`: advice, by part of a message.
 
-    Behaviour. `computes`: if False, its answers mean nothing: the precision gate skips it, and `auto` never takes it.
-    `reads_pixels`: if False, its answers do not even depend on the images, which are not decoded. `ballast_bytes`:
-    extra bytes sent to a worker with its models, for tests. `sample`: properties of its simulated device, if any.
+    Others. `machine`: what set-up, `anychip doctor` and images need. `sample`: properties of its simulated device, if
+    any. `pretence`: of the devices of tests, which compute nothing.
     """
 
     vendor: str
@@ -97,36 +155,43 @@ class Facts:
     title: str = ""
     aliases: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    without_torch: str = ""
     torch_build: str = ""
-    install: str = ""
     build_tags: tuple[str, ...] = ()
-    constraints: tuple[str, ...] = ()
-    compilers: tuple[str, ...] = ()
-    onnx: tuple[tuple[str, str], ...] = ()
+    stand_in: str = ""
+    install: str = ""
     device_files: tuple[str, ...] = ()
     pci_vendor: str = ""
     visibility_variable: str | None = None
-    telemetry: str = ""
-    libraries: tuple[str, ...] = ()
-    health: Question | None = None
-    users: Question | None = None
-    flavour: str = ""
-    container: Container = Container()
     environment: Mapping[str, str] = field(default_factory=dict)
-    late_environment: bool = False
     switches: Mapping[str, bool] = field(default_factory=dict)
+    page_locks: PageLocks | None = None
+    telemetry: str = ""
     by_name: tuple[str, ...] = ()
+    onnx: tuple[tuple[str, str], ...] = ()
     channels_last: bool | None = True
     fixed_shapes: bool = False
     fused_layers: bool = False
     lost: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
     remedies: Mapping[str, str] = field(default_factory=dict)
-    computes: bool = True
-    reads_pixels: bool = True
-    ballast_bytes: int = 0
+    machine: Machine = Machine()
     sample: Sample | None = None
+    pretence: Pretence | None = None
+
+    @property
+    def computes(self) -> bool:
+        """Return False if its answers mean nothing."""
+        return self.pretence is None
+
+    @property
+    def reads_pixels(self) -> bool:
+        """Return False if nothing need be decoded for it."""
+        return self.pretence is None or self.pretence.reads_pixels
+
+    @property
+    def forks(self) -> bool:
+        """Return True if no driver is loaded in its workers, so that they may be forked of a loaded process."""
+        return self.host_memory if self.pretence is None else self.pretence.forks
 
     @property
     def graph_class(self) -> str:
@@ -180,6 +245,8 @@ NUMPY_1 = ("numpy<2", "opencv-python<4.12", "opencv-python-headless<4.12", "ml-d
 # ROCm torch hands the first to MIOpen.
 _FLOAT32 = {"torch.backends.cudnn.allow_tf32": False, "torch.backends.cuda.matmul.allow_tf32": False}
 
+_CUDA_LOCKS = PageLocks("cudart", "cudaHostRegister", "cudaHostUnregister")  # HIP's have the same names.
+
 _AMD_VARIABLES = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
 _AMD_GROUPS = tuple(_AMD_VARIABLES.values())
 
@@ -194,16 +261,8 @@ NVIDIA = Facts(
     pci_vendor="0x10de",
     visibility_variable="CUDA_VISIBLE_DEVICES",
     telemetry="nvidia",
-    libraries=("libcuda.so.1", "libnvidia-ml.so.1"),
-    health=Question(
-        ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
-        r"^\d+, [1-9]\d*$",
-    ),
-    users=Question(("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"),
-    compilers=("torch_tensorrt", "tensorrt"),
     onnx=(("CUDAExecutionProvider", "onnxruntime-gpu"),),
-    flavour="cuda",
-    container=Container(runtime="--gpus all"),
+    page_locks=_CUDA_LOCKS,
     # cuDNN keeps 10,000 plans a thread by default (pytorch#104701).
     # PCI_BUS_ID: CUDA then numbers its devices as NVIDIA's tools do; by default the fastest card comes first.
     environment={"TORCH_CUDNN_V8_API_LRU_CACHE_LIMIT": "256", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
@@ -223,6 +282,25 @@ NVIDIA = Facts(
         "busy or unavailable": "another process has the card for itself: end it, or let several share the card "
         "(nvidia-smi --compute-mode=0)",
     },
+    machine=Machine(
+        libraries=("libcuda.so.1", "libnvidia-ml.so.1"),
+        driver=(("/proc/driver/nvidia/version", r"(?:Kernel Module.*?|Module for \S+ +)(\d+\.[\d.]+)"),),
+        pairs=(
+            # docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
+            Pair("cuda", "driver:nvidia", {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}, at_least=True),
+            Pair("torch_tensorrt", "torch"),
+        ),
+        health=Question(
+            ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
+            r"^\d+, [1-9]\d*$",
+        ),
+        users=Question(
+            ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"), r"^(\d+), (.+)$"
+        ),
+        compilers=("torch_tensorrt", "tensorrt"),
+        flavour="cuda",
+        container=Container(runtime="--gpus all"),
+    ),
 )
 ASCEND = Facts(
     name="npu",
@@ -231,26 +309,12 @@ ASCEND = Facts(
     aliases=("ascend", "huawei"),
     device_type="npu",
     packages=("torch_npu",),
-    without_torch="acl",
     install="ANYCHIP_TORCH=ascend make install, in anychip's sources, beside CANN",
-    constraints=NUMPY_1,
     onnx=(("CANNExecutionProvider", "onnxruntime-cann"),),
     device_files=("/dev/davinci[0-9]*",),
     pci_vendor="0x19e5",
     # Its numbers must ascend, else the driver sees no device.
     visibility_variable="ASCEND_RT_VISIBLE_DEVICES",
-    libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
-    health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
-    users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
-    flavour="ascend",
-    container=Container(
-        devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
-        optional_devices=("/dev/davinci_manager_docker",),
-        mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
-        one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
-        groups=("/dev/davinci_manager",),
-        group_variables={"ASCEND_GID": "/dev/davinci_manager"},
-    ),
     environment={
         # Against fragmentation; needs HDK 23.0.0 (of 2023). For an older one, set the variable yourself.
         "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
@@ -290,6 +354,23 @@ ASCEND = Facts(
         "AclrtSynchronizeDeviceWithTimeout, error code is 507015\n[ERROR] ERR00100 PTA call acl api failed\n"
         "[Error]: The aicore execution is abnormal.",
     ),
+    machine=Machine(
+        libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
+        driver=(("/usr/local/Ascend/driver/version.info", r"(?im)^version=(\S+)"),),  # As its package installs it.
+        pairs=(Pair("torch_npu", "torch"),),
+        health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
+        users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
+        constraints=NUMPY_1,
+        flavour="ascend",
+        container=Container(
+            devices=("/dev/davinci[0-9]*", "/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc"),
+            optional_devices=("/dev/davinci_manager_docker",),
+            mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
+            one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
+            groups=("/dev/davinci_manager",),
+            group_variables={"ASCEND_GID": "/dev/davinci_manager"},
+        ),
+    ),
 )
 AMD = Facts(
     name="rocm",
@@ -304,11 +385,8 @@ AMD = Facts(
     pci_vendor="0x1002",
     visibility_variable="HIP_VISIBLE_DEVICES",
     telemetry="amd",
-    # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
-    compilers=("torch_migraphx",),
     onnx=(("MIGraphXExecutionProvider", "onnxruntime-migraphx"),),
-    flavour="rocm",
-    container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
+    page_locks=_CUDA_LOCKS,
     # Shapes are fixed and warmed before anything is served: HYBRID measures the kernels for a shape that its database
     # lacks, once, where FAST would take one unmeasured. What is found and compiled is kept: minutes on some cards.
     environment={
@@ -323,6 +401,12 @@ AMD = Facts(
     channels_last=None,
     switches=_FLOAT32,
     lost=_CUDA_LOST,
+    machine=Machine(  # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
+        driver=(("/sys/module/amdgpu/version", r"([\d.]+)"),),
+        compilers=("torch_migraphx",),
+        flavour="rocm",
+        container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
+    ),
 )
 HYGON = replace(  # Its build of torch is derived from AMD's.
     AMD,
@@ -332,15 +416,18 @@ HYGON = replace(  # Its build of torch is derived from AMD's.
     aliases=("hygon",),
     install="install the vendor's torch wheel for your DTK (developer.sourcefind.cn)",
     build_tags=("das", "dtk"),
-    constraints=NUMPY_1,
     device_files=("/dev/mkfd", "/dev/kfd"),
     pci_vendor="0x1d94",
     telemetry="hygon",
-    libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
-    compilers=(),
-    flavour="dcu",
-    # Without /opt/hyhal `import torch` fails.
-    container=replace(AMD.container, optional_devices=("/dev/mkfd",), mounts=("/opt/hyhal",)),
+    machine=Machine(
+        libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
+        # Kernel modules as gpustack/runtime reads them (detector/*.py), Kunlunxin's, too.
+        driver=(("/sys/module/hycu/version", r"([\d.]+)"), ("/sys/module/hydcu/version", r"([\d.]+)")),
+        constraints=NUMPY_1,
+        flavour="dcu",
+        # Without /opt/hyhal `import torch` fails.
+        container=replace(AMD.machine.container, optional_devices=("/dev/mkfd",), mounts=("/opt/hyhal",)),
+    ),
 )
 CAMBRICON = Facts(
     name="mlu",
@@ -350,18 +437,10 @@ CAMBRICON = Facts(
     device_type="mlu",
     packages=("torch_mlu",),
     install="install the vendor's wheel for your version of torch; it is on no public index",
-    constraints=NUMPY_1,
     device_files=("/dev/cambricon_dev[0-9]*",),
     pci_vendor="0xcabc",
     visibility_variable="MLU_VISIBLE_DEVICES",
     telemetry="cambricon",
-    libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
-    flavour="mlu",
-    container=Container(
-        ("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
-        optional_devices=("/dev/cambricon_ipcm[0-9]*",),
-        one_of=("/usr/bin/cnmon",),
-    ),
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     channels_last=None,
@@ -370,6 +449,17 @@ CAMBRICON = Facts(
     switches={"torch.backends.cnnl.allow_tf32": False, "torch.backends.mlu.matmul.allow_tf32": False},
     # TORCH_CNRT_CHECK of the public torch_mlu words it so; Biren's and Moore Threads' words are ours.
     sample=Sample("MLU370-X8", "CNRT error: MLU kernel execution failed", (5, 0)),
+    machine=Machine(
+        libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
+        pairs=(Pair("torch_mlu", "torch"),),
+        constraints=NUMPY_1,
+        flavour="mlu",
+        container=Container(
+            ("/dev/cambricon_dev[0-9]*", "/dev/cambricon_ctl"),
+            optional_devices=("/dev/cambricon_ipcm[0-9]*",),
+            one_of=("/usr/bin/cnmon",),
+        ),
+    ),
 )
 BIREN = Facts(
     name="supa",
@@ -407,6 +497,7 @@ MOORE_THREADS = Facts(
     fixed_shapes=True,
     switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
     sample=Sample("MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
+    machine=Machine(pairs=(Pair("torch_musa", "torch"),)),
 )
 # Vendors whose own builds of torch answer to torch.cuda, in NVIDIA's place. Served with what every torch.cuda has.
 METAX = Facts(
@@ -426,6 +517,7 @@ METAX = Facts(
     channels_last=None,
     precisions=("fp16", "bf16", "fp32"),
     switches=_FLOAT32,
+    page_locks=_CUDA_LOCKS,
     lost=_CUDA_LOST,
 )
 ILUVATAR = replace(
@@ -454,6 +546,7 @@ KUNLUN = replace(
     pci_vendor="0x1d22",
     visibility_variable="XPU_VISIBLE_DEVICES",
     telemetry="kunlun",
+    machine=Machine(driver=(("/proc/kunlun/version", r"([\d.]+)"),)),
 )
 INTEL = Facts(
     name="xpu",
@@ -466,18 +559,16 @@ INTEL = Facts(
     pci_vendor="0x8086",
     visibility_variable="ZE_AFFINITY_MASK",
     telemetry="intel",
-    libraries=("libze_loader.so.1",),
     switches={"torch.backends.mkldnn.allow_tf32": False},  # Newer than torch 2.5, where it changes nothing.
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
+    machine=Machine(libraries=("libze_loader.so.1",)),
 )
 CPU = Facts(
     name="cpu",
     vendor="cpu",
     title="CPU",
-    compilers=("openvino", "onnxruntime"),
     onnx=(("OpenVINOExecutionProvider", "onnxruntime-openvino"), ("CPUExecutionProvider", "onnxruntime")),
-    flavour="cpu",
     device_type="cpu",
     engines=("openvino", "onnxruntime", "eager"),
     by_name=("inductor", "torchscript"),
@@ -485,7 +576,7 @@ CPU = Facts(
     # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
     # at every batch size fit.
     environment={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024"},
-    late_environment=True,
+    machine=Machine(compilers=("openvino", "onnxruntime"), flavour="cpu"),
 )
 
 # `switches`: fp32 means float32, whatever a vendor's default is: precisions that round more are chosen by name.
@@ -510,7 +601,7 @@ SOFTWARE = tuple(
         [
             "torch",
             "torchvision",
-            *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.compilers)),
+            *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.machine.compilers)),
             *(package for row in (*ACCELERATORS, CPU) for _, package in row.onnx),
         ]
     )

@@ -1,7 +1,7 @@
 """Base of all accelerators that PyTorch reaches; a vendor's file holds only its differences.
 
-Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`. Must not import
-a vendor's package except in `_module`, in the process that owns the device.
+Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`. A vendor brings
+its row and DeviceHooks. Must not import a vendor's package except in `_module`, in the process that owns the device.
 
 Run on an H100 (docs/hardware.md), unverified on other vendors' cards: tests use fakes of the answers and packages.
 """
@@ -14,6 +14,7 @@ import glob
 import importlib
 import logging
 import os
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from torch import nn
 
 from backends import detect, host
 from backends.contract.backend import (
+    DEFAULTS,
     Backend,
     CompileOptions,
     Device,
@@ -34,6 +36,7 @@ from backends.contract.backend import (
     Probe,
     Telemetry,
     built,
+    wanted,
 )
 from backends.contract.errors import (
     BackendError,
@@ -45,30 +48,23 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.contract.image_decoder import ImageDecoder
-from backends.engines import Engine, compile_first, engines_of
+from backends.engines import compile_first, engines_of
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import package, simulates
 from backends.telemetry import Sampler, sampler
+from backends.vendors.hooks import DeviceHooks
 from backends.vendors.table import Facts
 
 log = logging.getLogger(__name__)
 
 
 class TorchBackend(Backend):
-    """Backend of a vendor behind a PyTorch device type. `name` is the value for `--device`; ids are `name:index`.
+    """Backend of a vendor behind a PyTorch device type. `name` is the value for `--device`; ids are `name:index`."""
 
-    `_engines`: those in the row that anychip itself does not have.
-    """
-
-    facts: Facts
-    _engines: tuple[type[Engine], ...] = ()
-    _taken: tuple[Device, ...] | None = None  # Found by another process.
-
-    def __init__(self, facts: Facts | None = None) -> None:
-        """Use `facts`, the vendor's row, if the class does not name one."""
-        if facts is not None:
-            self.facts = facts
-        self.name = self.facts.name
+    def __init__(self, facts: Facts, hooks: DeviceHooks | None = None) -> None:
+        """Use `facts`, the vendor's row, and its hooks, if it has any."""
+        self.facts, self.hooks, self.name = facts, hooks or DeviceHooks(), facts.name
+        self._taken: tuple[Device, ...] | None = None  # Found by another process.
 
     def probe(self) -> Probe:
         """Probe; the first call in a process may take the child's time. No context is created here."""
@@ -77,7 +73,7 @@ class TorchBackend(Backend):
         except Exception as error:  # The contract: whatever happens, it is an answer.
             log.debug("probing %s", self.name, exc_info=True)
             reason = f"{self.facts.title} could not be probed: {first_line(error)}"
-        return Probe(not reason, reason, not reason or self._is_here())
+        return Probe(not reason, reason, not reason or self._is_here(), {} if reason else self._silent())
 
     def devices(self) -> list[Device]:
         """Return the devices that the child has seen, or another process has found."""
@@ -98,25 +94,27 @@ class TorchBackend(Backend):
             if not one.get("error")
         ]
 
-    def _load(
+    def load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precisions: tuple[str, ...],
+        precision: str,
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions,
+        options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
         """Import the vendor's package into this process, and load."""
-        engines = engines_of(self.facts, engine, network, host.core_count(), self._engines)
+        precisions, options = wanted(self, device, precision, options)
+        engines = engines_of(self.facts, engine, network, host.core_count(), self.hooks.engines)
         target = self._torch_id(device)
         module = self._module()
         load_operator_libraries()
         with translated_errors(target):
             module.set_device(target)
-            self._configure(module)
-        if precisions[0] == "bf16" and not self._has_bf16(module):
+            _set_switches(module, self.facts.switches)
+            self.hooks.configure(module)
+        if precisions[0] == "bf16" and not self.hooks.has_bf16(module):
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self.facts.fixed_shapes:
             fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
@@ -164,13 +162,14 @@ class TorchBackend(Backend):
         try:
             with translated_errors(target):
                 _empty_host_cache(self.facts.device_type)
+                self.hooks.empty_host_cache(module)
         except DeviceLostError:
             raise
         except BackendError as error:  # No allocator of pinned memory is known of the device type.
             log.debug("%s keeps its pinned memory: %s", device, error)
         return returned
 
-    def _beside(self, device: str) -> AbstractContextManager[object]:
+    def beside(self, device: str) -> AbstractContextManager[object]:
         """Return a stream of its own: allocators give memory freed on a stream to the next user of that stream."""
         target, module = self._torch_id(device), self._module()
         module.set_device(target)
@@ -181,24 +180,21 @@ class TorchBackend(Backend):
         """Return the last sample of the vendor's tool, at once; NaN at first, without a tool, or if it is silent."""
         if simulates(self.facts.device_type) or not self.facts.telemetry:
             return Telemetry()
-        index = self._tool_index(int(device.partition(":")[2] or "0"))
+        number = int(device.partition(":")[2] or "0")
+        index = self.hooks.tool_index(number, _visible(number, self.facts.visibility_variable or ""))
         return Telemetry() if index is None else self._sampler.latest(index)
 
-    def _image_decoder(self, device: str) -> ImageDecoder | None:
+    def image_decoder(self, device: str) -> ImageDecoder | None:
         target = self._torch_id(device)
         if not simulates(self.facts.device_type):
-            return self._vendors_decoder(target)
+            return self.hooks.image_decoder(target)
         module = self._module()  # Before PyTorch hears the device's name.
         decoder: ImageDecoder | None = package().image_decoder(target)
         if decoder is not None:
             module.set_device(target)
         return decoder
 
-    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
-        """Return the vendor's decoder of JPEG on a device of PyTorch's name, None without one."""
-        return None
-
-    def _take(self, devices: Sequence[Device]) -> None:
+    def take(self, devices: Sequence[Device]) -> None:
         self._taken = tuple(devices)
 
     @cached_property
@@ -207,17 +203,6 @@ class TorchBackend(Backend):
         atexit.register(made.close)
         return made
 
-    def _tool_index(self, index: int) -> int | None:
-        """Return the number in a vendor's tool of the device that torch calls `index`; None if unknown.
-
-        The visibility variable hides devices from torch, not from the tools. It may also name devices otherwise.
-        """
-        visible = os.environ.get(self.facts.visibility_variable or "")
-        if not visible:
-            return index
-        names = [name.strip() for name in visible.split(",")]
-        return int(names[index]) if index < len(names) and names[index].isdigit() else None
-
     @property
     def _auto_precision(self) -> str:
         # A CPU without fp16 units takes seconds for an image in it.
@@ -225,16 +210,7 @@ class TorchBackend(Backend):
 
     @property
     def _found(self) -> detect.Found:
-        return detect.found(self._package, self.facts.device_type)
-
-    def _configure(self, module: Any) -> None:
-        """Set the vendor's own switches in the process that owns the device; called once the device is chosen."""
-        _set_switches(module, self.facts.switches)
-
-    def _has_bf16(self, module: Any) -> bool:
-        """Return True if the chip has bf16. A vendor's older chips lack it: 910A, 310P, MLU370 and before."""
-        knows_bf16 = getattr(module, "is_bf16_supported", None)
-        return knows_bf16 is None or bool(knows_bf16())
+        return detect.found(self.facts.stand_in or self._package, self.facts.device_type)
 
     def _not_installed(self) -> str:
         """Return the reason why the software is missing, "" if it is there."""
@@ -282,7 +258,7 @@ class TorchBackend(Backend):
         if reason := self._mistaken(answer):
             return reason
         if answer.devices and all(one.get("error") for one in answer.devices):
-            reasons = "; ".join(self._sick().values())
+            reasons = "; ".join(self._silent().values())
             return _sentence(f"No device of {self.facts.title} answers: {reasons.rstrip('.')}")
         if not answer.devices:
             variable = self.facts.visibility_variable
@@ -290,7 +266,7 @@ class TorchBackend(Backend):
             return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
         return ""
 
-    def _sick(self) -> dict[str, str]:
+    def _silent(self) -> dict[str, str]:
         found = self._found.devices if self._taken is None else ()
         return {f"{self.name}:{index}": str(one["error"]) for index, one in enumerate(found) if one.get("error")}
 
@@ -298,6 +274,9 @@ class TorchBackend(Backend):
         return f"{self.facts.device_type}:{device.partition(':')[2] or '0'}"
 
     def _module(self) -> Any:
+        if self.facts.stand_in:
+            with translated_errors(self.facts.device_type):
+                return pkgutil.resolve_name(self.facts.stand_in)()
         try:
             if self._package:
                 importlib.import_module(self._package)
@@ -337,7 +316,7 @@ def _empty_host_cache(device_type: str) -> None:
 
     torch 2.14 has a call for every accelerator (torch/accelerator/memory.py), before it one for what answers to
     torch.cuda (torch/_C/__init__.pyi). A vendor's own device type may have no such allocator: there the call ends the
-    process (seen: a simulated one, torch 2.14.1). A vendor's adapter calls what its package has.
+    process (seen: a simulated one, torch 2.14.1). A vendor's hook calls what its package has.
     """
     if device_type not in ("cuda", "xpu"):
         return
@@ -346,6 +325,15 @@ def _empty_host_cache(device_type: str) -> None:
     empty = general or of_cuda
     if empty is not None:
         empty()
+
+
+def _visible(index: int, variable: str) -> int | None:
+    """Return the number that a visibility variable has for torch's device `index`; None if it names it otherwise."""
+    visible = os.environ.get(variable)
+    if not visible:
+        return index
+    names = [name.strip() for name in visible.split(",")]
+    return int(names[index]) if index < len(names) and names[index].isdigit() else None
 
 
 def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:

@@ -27,7 +27,7 @@ def jpeg(rgb: Any) -> torch.Tensor:
 @pytest.fixture
 def decoder(cann: Cann) -> ImageDecoder:
     cann.backend._module().set_device("npu:0")
-    made = cann.backend._image_decoder("npu:0")
+    made = cann.backend.image_decoder("npu:0")
     assert made is not None
     return made
 

@@ -27,6 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     blocks = re.findall(r"```(?:toml|python)\n# ([\w./]+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert [name for name, _ in blocks] == ["pyproject.toml", "anychip_acme/__init__.py", "anychip_acme/smi.py"]
+    assert sum(len(text.splitlines()) for name, text in blocks if name.endswith(".py")) <= 80
     for name, text in blocks:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(text, encoding="utf-8")
@@ -63,19 +64,36 @@ def test_without_its_software_it_says_what_to_install(installed: Path) -> None:
     }
 
 
-def test_the_doctor_checks_it_by_its_own_row(installed: Path) -> None:
-    command = ["-m", "app", "doctor", "--device", "acme", "--json", "--skip", "torch,packages,port,limits,weights"]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, **variables(installed, ACME_VISIBLE_DEVICES="")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = {check["name"]: check for check in json.loads(done.stdout)}
-    assert "torch_acme is not installed, which Acme needs" in found["compatibility"]["detail"]
-    assert "ACME_VISIBLE_DEVICES is empty" in found["variables"]["detail"]
+def test_the_doctor_checks_it_by_its_own_row(installed: Path, tmp_path: Path) -> None:
+    def found(folder: Path, **more: str) -> dict[str, dict[str, str]]:
+        command = ["-m", "app", "doctor", "--device", "acme", "--json", "--skip", "torch,packages,port,limits,weights"]
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **variables(folder, **more)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return {check["name"]: check for check in json.loads(done.stdout)}
+
+    checks = found(installed, ACME_VISIBLE_DEVICES="")
+    assert "torch_acme is not installed, which Acme needs" in checks["compatibility"]["detail"]
+    assert "ACME_VISIBLE_DEVICES is empty" in checks["variables"]["detail"]
+    assert "libacme.so.4" in checks["libraries"]["detail"]
+
+    # Its wheel for another torch, and an ill card.
+    for name in ("anychip_acme", "anychip_acme-0.1.0.dist-info"):
+        (tmp_path / name).symlink_to(installed / name)
+    wheel = tmp_path / "torch_acme-2.5.0.dist-info"
+    wheel.mkdir()
+    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_acme\nVersion: 2.5.0\n")
+    tool = tmp_path / "acme-smi"
+    tool.write_text("#!/bin/sh\necho 'card 0: healthy'\necho 'card 1: failed (ECC)'\n")
+    tool.chmod(0o755)
+    checks = found(tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert "torch_acme 2.5.0 wants torch 2.5" in checks["compatibility"]["remedy"]
+    assert checks["cards"]["detail"] == "acme-smi says: card 1: failed"
 
 
 def test_one_that_is_broken_says_so_and_hides_nobody(installed: Path, tmp_path: Path) -> None:
@@ -85,7 +103,7 @@ def test_one_that_is_broken_says_so_and_hides_nobody(installed: Path, tmp_path: 
     broken.mkdir()
     (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: anychip-broken\nVersion: 1.0\n")
     (broken / "entry_points.txt").write_text(
-        "[anychip.backends]\nnothere = no_such_module:Backend\nsecond = anychip_acme:AcmeBackend\n"
+        "[anychip.backends]\nnothere = no_such_module:Backend\nsecond = anychip_acme:BACKEND\n"
     )
     rows = devices(variables(tmp_path))
     assert "No module named 'no_such_module'" in str(rows["nothere"]["detail"])

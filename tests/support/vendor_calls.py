@@ -70,7 +70,7 @@ def sources_for(row: Facts) -> dict[str, str]:
 
 def engines_by_name() -> dict[str, type[Engine]]:
     """Return our engines, and those that backends bring."""
-    brought = [kind for each in BACKENDS if isinstance(each, TorchBackend) for kind in each._engines]
+    brought = [kind for each in BACKENDS if isinstance(each, TorchBackend) for kind in each.hooks.engines]
     return {**ENGINES, **{kind.name: kind for kind in brought}}
 
 

@@ -25,6 +25,12 @@ def _no_other_packages(monkeypatch):
     monkeypatch.setattr(outside_rows, "_outside_rows", dict)
 
 
+PAIRS = [
+    *(pair for row in vendors.ACCELERATORS for pair in row.machine.pairs),
+    vendors.Pair("torch_acme", "driver:acme", {"1.2": "4.2", "1": "4.0"}, at_least=True),
+]
+
+
 @pytest.mark.parametrize(
     ("versions", "verdict", "words"),
     [
@@ -38,6 +44,10 @@ def _no_other_packages(monkeypatch):
         ({"torch": "2.9.0", "torch_mlu": "1.29.2+torch2.7.1"}, "FAIL", "2.7"),
         ({"cuda": "13.0", "driver:nvidia": "570.86"}, "FAIL", "580"),
         ({"torch": "2.14.0", "torch_tensorrt": "2.14.0", "tensorrt": "11.0.1"}, "FAIL", "11.1"),
+        ({"torch": "2.14.0", "torch_tensorrt": "2.13.0", "tensorrt": "11.0.1"}, "FAIL", "torch 2.13: install the two"),
+        ({"torch_acme": "1.2.7", "driver:acme": "4.1.9"}, "FAIL", "torch_acme 1.2.7 wants driver 4.2 or newer"),
+        ({"torch_acme": "1.1.0", "driver:acme": "4.1.9"}, "PASS", ""),
+        ({"torch_acme": "2.0.0", "driver:acme": "4.1.9"}, "PASS", ""),  # Nothing is known of it.
         ({"torch": "2.9.0+das.opt1.dtk2604", "driver:hygon": "6.3.8"}, "FAIL", "6.3.30"),
         ({"torch": "2.9.0+rocm6.4", "rocm": "7.0.1"}, "WARN", "one major version"),
         ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"}, "WARN", "share one folder"),
@@ -46,7 +56,7 @@ def _no_other_packages(monkeypatch):
     ],
 )
 def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, words):
-    found = findings(versions)
+    found = findings(versions, PAIRS)
     order = ("PASS", "WARN", "FAIL")
     worst = max(found, key=lambda each: order.index(each.verdict))
     assert worst.verdict == verdict
@@ -98,8 +108,14 @@ def told(monkeypatch):
         packages=("torch_acme",),
         install="install the wheel from Acme",
         visibility_variable="ACME_VISIBLE_DEVICES",
-        libraries=("libacme.so.4",),
-        container=vendors.Container(("/dev/acme",), group_variables={"ACME_GID": "/dev/acme"}),
+        page_locks=vendors.PageLocks("acmert", "pin", "unpin", 4),
+        machine=vendors.Machine(
+            libraries=("libacme.so.4",),
+            driver=(("/proc/acme/version", r"([\d.]+)"),),
+            pairs=(vendors.Pair("torch_acme", "driver:nvidia", {"1.2": "4.2"}, at_least=True),),
+            health=vendors.Question(("acme-smi",), "ILL"),
+            container=vendors.Container(("/dev/acme",), group_variables={"ACME_GID": "/dev/acme"}),
+        ),
         sample=vendors.Sample("A100X", "acme error", (2, 2)),
     )
     made = [SimpleNamespace(facts=row) for row in (acme, BY_PYACL, Facts("null", "cpu", ("null",), ("fp32",)))]
@@ -120,8 +136,8 @@ def test_the_row_of_another_package_is_checked_as_ours_are(told, monkeypatch):
 
 
 def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():
-    assert trouble(rows()["cuda"].health, "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
-    assert trouble(rows()["cuda"].users, "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
+    assert trouble(rows()["cuda"].machine.health, "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
+    assert trouble(rows()["cuda"].machine.users, "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
     table = (
         "| NPU   Name      | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |\n"
         "| 0     910B3     | OK              | 91.0         38                0    / 0              |\n"
@@ -129,5 +145,5 @@ def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers(
         "| NPU     Chip    | Process id      | Process name             | Process memory(MB)        |\n"
         "| 0       0       | 4711            | python3                  | 1024                      |\n"
     )
-    assert [each[:1] for each in trouble(rows()["npu"].health, table)] == ["1"]
-    assert len(trouble(rows()["npu"].users, table)) == 1
+    assert [each[:1] for each in trouble(rows()["npu"].machine.health, table)] == ["1"]
+    assert len(trouble(rows()["npu"].machine.users, table)) == 1

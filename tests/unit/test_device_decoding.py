@@ -312,7 +312,7 @@ def test_the_gate_lets_a_decoder_pass_that_differs_by_a_grey_level():
 
 class Backend:
     def __init__(self, decoder):
-        self._image_decoder = lambda device: decoder
+        self.image_decoder = lambda device: decoder
 
 
 def test_a_device_without_a_decoder_is_refused_where_it_has_to_decode():

@@ -37,7 +37,7 @@ from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.streamed import StreamedExecutable
 from backends.engines.tensorrt import TensorRTEngine
 from backends.vendors import table as vendors
-from backends.vendors.table import Facts
+from backends.vendors.table import Facts, PageLocks
 from backends.vendors.torch_device import TorchBackend
 from tests.support.rows import row
 from tests.support.vendor_calls import engines_by_name
@@ -650,27 +650,35 @@ class TestItemsThatLieApart:
         with pytest.raises(ValueError, match="Pixels must be"):
             executable.start_rows([images(1)], 1)
 
+    @staticmethod
+    def lock_by(locks: PageLocks | None, lock: Any, unlock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lock memory by these functions, under the names that the row of the device's vendor has."""
+        row = replace(vendors.NVIDIA, name="acme", device_type="cpu", page_locks=locks)
+        monkeypatch.setattr(vendors, "_known", {"acme": row})
+        if locks:
+            holder = SimpleNamespace(**{locks.lock: lock, locks.unlock: unlock})
+            setattr(MODULE, locks.runtime, lambda: holder)
+
+    @pytest.mark.parametrize("locks", [vendors.NVIDIA.page_locks, PageLocks("acmert", "pin", "unpin", 0x10000000)])
     @pytest.mark.parametrize("engine", [GraphEngine, eager.EagerEngine])
     def test_are_copied_from_where_they_lie_once_that_memory_is_locked(
-        self, engine: Any, monkeypatch: pytest.MonkeyPatch
+        self, engine: Any, locks: PageLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("backends.engines.eager._HostExecutable", StreamedExecutable)
         monkeypatch.setattr("backends.engines.streamed._gather", None)
         monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
         locked: list[tuple[int, int]] = []
 
-        class Runtime:
-            @staticmethod
-            def cudaHostRegister(address: int, size: int, flags: int) -> int:
-                locked.append((address, size))
-                return 0
+        def lock(address: int, size: int, flags: int) -> int:
+            assert flags == locks.flags
+            locked.append((address, size))
+            return 0
 
-            @staticmethod
-            def cudaHostUnregister(address: int) -> int:
-                locked.remove((address, images(1).nbytes))
-                return 0
+        def unlock(address: int) -> int:
+            locked.remove((address, images(1).nbytes))
+            return 0
 
-        monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: Runtime)
+        self.lock_by(locks, lock, unlock, monkeypatch)
         executable = load(engine)
         items = [each.copy() for each in images(2, 3)]
         for _ in range(3):
@@ -687,11 +695,34 @@ class TestItemsThatLieApart:
             asked.append(address)
             return 1
 
-        runtime = SimpleNamespace(cudaHostRegister=refuse)
-        monkeypatch.setattr("backends.engines.streamed._runtime", lambda device: runtime)
+        self.lock_by(vendors.NVIDIA.page_locks, refuse, None, monkeypatch)
         executable = load(GraphEngine)
         self.assert_answers_to_rows(executable)
         assert len(asked) == 1
+
+    def test_memory_that_pytorch_does_not_know_as_locked_is_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        locked: list[int] = []
+
+        def lock(address: int, size: int, flags: int) -> int:
+            locked.append(address)
+            return 0
+
+        def unlock(address: int) -> int:
+            locked.remove(address)
+            return 0
+
+        self.lock_by(vendors.NVIDIA.page_locks, lock, unlock, monkeypatch)
+        executable = load(GraphEngine)
+        self.assert_answers_to_rows(executable)
+        assert not locked
+
+    @pytest.mark.parametrize("locks", [None, PageLocks("acmert", "pin", "unpin")])
+    def test_without_a_function_that_locks_they_are_brought_together(
+        self, locks: PageLocks | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.lock_by(locks, None, None, monkeypatch)
+        MODULE.__dict__.pop("acmert", None)  # As in an older package of the vendor's.
+        self.assert_answers_to_rows(load(GraphEngine))
 
 
 def test_a_graph_copies_its_answers_itself_where_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

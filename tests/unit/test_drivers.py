@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.vendors.drivers import cann_of, driver_version
+from backends.vendors import table as vendors
+from backends.vendors.drivers import cann_of, driver_version, toolkit_version
 
 VERSION_CFG = """# version: 1.0
 runtime_running_version=[7.6.0.1.220:8.0.0]
@@ -57,7 +58,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
     ids=["cann 9", "without the toolkit", "a candidate", "cann 8", "nothing said", "nothing there"],
 )
 def test_cann_is_known_by_the_version_that_huawei_gives_it(files: dict[str, str], version: str, tmp_path: Path) -> None:
-    assert driver_version("cann", tree(tmp_path, files)) == version
+    assert toolkit_version("cann", tree(tmp_path, files)) == version
 
 
 def test_the_cann_whose_environment_was_sourced_is_the_one_that_counts(
@@ -71,11 +72,39 @@ def test_the_cann_whose_environment_was_sourced_is_the_one_that_counts(
             "mine/x86_64-linux/ascend_toolkit_install.info": info,
         },
     )
-    assert driver_version("cann", tmp_path) == "9.0.0"
+    assert toolkit_version("cann", tmp_path) == "9.0.0"
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path / "mine"))
-    assert driver_version("cann", tmp_path) == "8.5.0"
+    assert toolkit_version("cann", tmp_path) == "8.5.0"
 
 
 def test_a_version_that_is_in_no_table_is_paired_like_the_one_before_it() -> None:
     assert (cann_of("2.10.0.post7"), cann_of("2.10.0.post2"), cann_of("2.10.0")) == ("9.1", "9.0", "9.0")
     assert (cann_of("2.13.0"), cann_of("2.6.0.post1")) == ("", "8.2")
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "text", "version"),
+    [
+        (
+            "cuda",
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun",
+            "580.65.06",
+        ),
+        (
+            "cuda",
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08",
+            "575.57.08",
+        ),
+        ("npu", "usr/local/Ascend/driver/version.info", "Version=25.2.0\nascendhal_version=7.35.23\n", "25.2.0"),
+        ("dcu", "sys/module/hydcu/version", "6.3.30-V1.4", "6.3.30"),
+        ("rocm", "sys/module/amdgpu/version", "6.12.12\n", "6.12.12"),
+        ("cpu", "proc/version", "Linux 6.1", ""),
+    ],
+)
+def test_a_driver_is_known_by_the_files_of_its_vendors_row(
+    row: str, file: str, text: str, version: str, tmp_path: Path
+) -> None:
+    facts = {each.name: each for each in (*vendors.ACCELERATORS, vendors.CPU)}[row]
+    assert driver_version(facts.machine.driver, tree(tmp_path, {file: text})) == version

@@ -45,7 +45,9 @@ class Accelerator(Backend):
 
     def __init__(self, name: str, reason: str = "", count: int = 2, answer: Any = None, automatic: bool = True) -> None:
         self.name = name
-        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name, computes=automatic)
+        self.facts = replace(CpuBackend.facts, vendor=name, device_type=name)
+        if not automatic:
+            self.facts = replace(self.facts, pretence=vendors.Pretence(True, 0, forks=True))
         self._reason, self._count, self._answer = reason, count, answer
 
     def probe(self) -> Probe:

@@ -5,6 +5,7 @@ No accelerator: nothing here proves that a card works.
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import math
 import re
@@ -20,6 +21,7 @@ import torch
 from anychip_ascend.backend import AscendBackend
 from backends import (
     BACKENDS,
+    Backend,
     BackendError,
     BackendUnavailableError,
     Device,
@@ -32,9 +34,14 @@ from backends import (
 from backends.contract.errors import translated_errors
 from backends.detect import Found
 from backends.vendors import table as vendors
+from backends.vendors import torch_device
+from backends.vendors.hooks import DeviceHooks
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
 
+ROOT = Path(__file__).parents[2]
+MEMBERS = {"name", "facts", "probe", "devices", "load", "memory", "release_cache", "telemetry"}
+DEFAULTS = {"beside", "image_decoder", "take"}
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
 
@@ -64,6 +71,27 @@ class TestEveryVendor:
         probe = backend.probe()
         assert not probe.available
         assert "could not be probed" in probe.reason
+
+
+def test_a_backend_has_eight_members_and_three_with_a_default() -> None:
+    assert {*Backend.__abstractmethods__, *Backend.__annotations__} == MEMBERS
+    assert {name for name in dir(Backend) if not name.startswith("_")} == (MEMBERS | DEFAULTS) - {"name", "facts"}
+
+
+def test_nothing_that_a_backend_keeps_to_itself_is_used_by_others() -> None:
+    kept = {
+        name for kind in (TorchBackend, CudaTypeBackend, DeviceHooks) for name in dir(kind) if re.match("_[a-z]", name)
+    }
+    kept -= {"_found", "_module"}  # Names that other classes have, too.
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.attr}"
+        for folder in ("app", "backends", "models", "plugins", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+        if "vendors" not in file.parts and "tests" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in kept and ast.unparse(node.value) not in ("self", "cls")
+    ]
+    assert found == []
 
 
 def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +189,7 @@ def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     cuda: Any = next(backend for backend in VENDORS if backend.name == "cuda")
-    cuda._configure(None)
+    torch_device._set_switches(None, cuda.facts.switches)
     assert torch.backends.cudnn.benchmark, "shapes are fixed: kernels are measured"
     assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is False, "fp32 means float32"
     variables = vendors.NVIDIA.variables({}, tmp_path)
@@ -179,8 +207,7 @@ def test_a_switch_that_a_newer_package_lacks_is_named_and_the_others_are_set(
     row: Facts, has: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     module = SimpleNamespace(**{name: SimpleNamespace() for name in has})
-    backend: Any = TorchBackend(row)
-    backend._configure(module)
+    torch_device._set_switches(module, row.switches)
     missing = [path for path in row.switches if path.removeprefix("torch.").split(".")[0] not in has]
     assert [record.getMessage().partition(" ")[0] for record in caplog.records] == missing
     assert all(vars(getattr(module, name)) for name in has)
@@ -270,7 +297,7 @@ def test_one_sick_card_does_not_disable_the_others(monkeypatch: pytest.MonkeyPat
     answers(monkeypatch, Found(devices=(CHIP, {"error": "drvErr=87"}, CHIP)))
     backend = AscendBackend()
     assert [device.id for device in backend.devices()] == ["npu:0", "npu:2"]
-    assert backend._sick() == {"npu:1": "drvErr=87"}
+    assert backend.probe().silent == {"npu:1": "drvErr=87"}
     monkeypatch.setattr("backends.registry.BACKENDS", (backend,))
     with pytest.raises(BackendUnavailableError, match="npu:1 does not answer: drvErr=87"):
         choose("npu:1")
@@ -303,7 +330,6 @@ def test_nvml_is_asked_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("backends.telemetry.nvidia.uuids", lambda nvml: {"GPU-bbbb": 0, "GPU-aaaa": 1})
     monkeypatch.setitem(sys.modules, "pynvml", ModuleType("pynvml"))
     cuda: Any = next(backend for backend in VENDORS if backend.name == "cuda")
-    assert (cuda._tool_index(0), cuda._tool_index(1)) == (1, 0)
+    assert (cuda.hooks.tool_index(0, 0), cuda.hooks.tool_index(1, 1)) == (1, 0)
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert cuda._tool_index(1) == 1
+    assert cuda.hooks.tool_index(1, 5) == 5, "by the visibility variable"

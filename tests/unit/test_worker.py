@@ -35,7 +35,7 @@ from app.worker.messages import (
     Stop,
 )
 from app.worker.results import map_overflow, read_results
-from backends import Device, OutOfDeviceMemoryError
+from backends import Device, Memory, OutOfDeviceMemoryError
 from backends.vendors.cpu import CpuBackend
 from models import Options, open_model, parse_spec
 from models.classifiers import ClassificationNetwork
@@ -105,9 +105,10 @@ def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatc
     """Which of random weights is made at each load, and gone when it serves."""
 
     def networks(*_):
-        return sum(type(each) is ClassificationNetwork for each in gc.get_objects())
+        count = sum(type(each) is ClassificationNetwork for each in gc.get_objects())
+        return Memory(count, count, count, 1 << 30)
 
-    monkeypatch.setattr(CpuBackend, "_held_bytes", networks)
+    monkeypatch.setattr(CpuBackend, "memory", networks)
     plan = ModelPlan(open_model(parse_spec("resnet18:random"), Path("nowhere")), "eager", "fp32", (1,), is_gated=True)
     load = Load((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
     loaded = load_model(load, plan, plan.model, CpuBackend(), None)

@@ -19,6 +19,7 @@ from backends import detect
 from backends.contract.errors import translated_errors
 from backends.contract.image_decoder import ImageDecoder
 from backends.vendors import table as vendors
+from backends.vendors.hooks import DeviceHooks
 from backends.vendors.torch_device import TorchBackend
 
 log = logging.getLogger(__name__)
@@ -42,69 +43,60 @@ BY_TORCH_NPU = replace(
 BY_PYACL = replace(
     BY_TORCH_NPU,
     packages=("acl",),
+    stand_in="anychip_ascend.acl:card",
     install="source CANN's set_env.sh, which makes pyACL importable; or install torch-npu beside a CPU build of torch",
-    libraries=("libascend_hal.so", "libascendcl.so"),
     environment={},
     switches={},
     engines=("om",),
     by_name=(),
     precisions=("fp16", "fp32"),
     sample=None,
+    machine=replace(vendors.ASCEND.machine, libraries=("libascend_hal.so", "libascendcl.so"), pairs=()),
 )
 
 
-class AscendBackend(TorchBackend):
-    """Backend `npu`: Ascend NPUs."""
+class AscendHooks(DeviceHooks):
+    """Steps of both rows."""
 
-    facts = BY_TORCH_NPU
-    _engines = (OmEngine, TorchairEngine)
+    engines = (OmEngine, TorchairEngine)
 
-    def __init__(self) -> None:
-        """Choose the row of the installed package."""
-        alone = detect.installed("acl") and not detect.installed("torch_npu")
-        super().__init__(BY_PYACL if alone else BY_TORCH_NPU)
-
-    @property
-    def _found(self) -> detect.Found:
-        if self.facts is BY_TORCH_NPU:
-            return super()._found
-        return detect.found("anychip_ascend.acl:card", self.facts.device_type)
-
-    def _module(self) -> Any:
-        if self.facts is BY_TORCH_NPU:
-            return super()._module()
-        with translated_errors(self.facts.device_type):
-            return card()
-
-    def release_cache(self, device: str) -> int:
-        """Release the cache, and pinned memory of the host that torch_npu keeps unused."""
-        returned = super().release_cache(device)
-        module = self._module()
-        if hasattr(module, "host_empty_cache"):
-            with translated_errors(self._torch_id(device)):
-                module.host_empty_cache()
-        return returned
-
-    def _vendors_decoder(self, target: str) -> ImageDecoder | None:
-        """Return DVPP's decoder if torch_npu is missing, else None."""
-        if self.facts is BY_TORCH_NPU:
-            return None
-        with translated_errors(target):
-            own = card()
-            own.set_device(target)
-        return DvppDecoder(target, own)
-
-    def _has_bf16(self, module: Any) -> bool:
+    def has_bf16(self, module: Any) -> bool:
         # torch_npu's answer for 310B follows from the order of an enum (IsBF16Supported in NpuVariables.cpp).
-        return super()._has_bf16(module) and not str(module.get_device_name()).startswith("Ascend310")
+        return super().has_bf16(module) and not str(module.get_device_name()).startswith("Ascend310")
 
-    def _configure(self, module: Any) -> None:
-        super()._configure(module)
-        if self.facts is not BY_TORCH_NPU:
-            return
+
+class TorchNpuHooks(AscendHooks):
+    """Steps of torch_npu."""
+
+    def configure(self, module: Any) -> None:
         try:
             module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
         except AttributeError as error:  # As with switches: a newer package may have renamed it.
             log.warning("operators may be compiled for every new shape: %s", error)
         # Our own choice; torch_npu warns at every tensor that it would have laid out otherwise.
         warnings.filterwarnings("ignore", message="Cannot create tensor with internal format")
+
+    def empty_host_cache(self, module: Any) -> None:
+        if hasattr(module, "host_empty_cache"):
+            module.host_empty_cache()
+
+
+class AclHooks(AscendHooks):
+    """Steps of pyACL alone: DVPP decodes."""
+
+    def image_decoder(self, device: str) -> ImageDecoder | None:
+        with translated_errors(device):
+            own = card()
+            own.set_device(device)
+        return DvppDecoder(device, own)
+
+
+class AscendBackend(TorchBackend):
+    """Backend `npu`: Ascend NPUs."""
+
+    def __init__(self) -> None:
+        """Choose the row of the installed package."""
+        if detect.installed("acl") and not detect.installed("torch_npu"):
+            super().__init__(BY_PYACL, AclHooks())
+        else:
+            super().__init__(BY_TORCH_NPU, TorchNpuHooks())

@@ -45,7 +45,7 @@ from backends.contract.errors import EngineRefusedError, translated_errors
 from backends.engines.engine import DTYPES, Engine, kept_or_made
 from backends.engines.onnxruntime import exported_by_tracing
 from backends.engines.programs import Port, Program, ProgramExecutable
-from backends.vendors.drivers import driver_version
+from backends.vendors.drivers import toolkit_version
 
 _NAME = "pixels"
 _BATCH_INPUT = "ascend_mbatch_shape_data"  # atc's name of the input that sets a batch's size.
@@ -101,7 +101,7 @@ class OmEngine(Engine):
         return ProgramExecutable(device, batch_sizes, network, program)
 
     def version(self, precision: str) -> str:
-        return driver_version("cann")
+        return toolkit_version("cann")
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
         return super().parts(network, precision, options, precision, options.batch_sizes, card().soc, *more)

@@ -13,6 +13,7 @@ from anychip_ascend.torchair import TorchairEngine
 from backends import BACKENDS, detect
 from backends.engines import engines_of
 from backends.vendors import table as vendors
+from backends.vendors import torch_device
 from tests.support.networks import Brightness
 
 
@@ -40,7 +41,7 @@ def test_its_row_is_that_of_what_is_installed(
 
 
 def test_its_engines_are_those_of_its_rows() -> None:
-    kinds = AscendBackend._engines
+    kinds = AscendBackend().hooks.engines
     made = engines_of(BY_TORCH_NPU, "auto", Brightness(), 1, kinds)
     assert [each.name for each in made] == ["torchair", "graph", "eager"]
     assert isinstance(made[0], TorchairEngine)
@@ -57,7 +58,9 @@ def test_torch_npu_is_told_its_switches(monkeypatch: pytest.MonkeyPatch) -> None
         conv=SimpleNamespace(allow_hf32=True),
         matmul=SimpleNamespace(),
     )
-    AscendBackend()._configure(module)
+    backend = AscendBackend()
+    torch_device._set_switches(module, backend.facts.switches)
+    backend.hooks.configure(module)
     assert told == {"jit_compile": False}
     assert module.config.allow_internal_format is False
     assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)

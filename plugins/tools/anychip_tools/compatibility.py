@@ -7,9 +7,9 @@ library, anychip_base and rows of facts: `anychip doctor` uses it also where tor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from anychip_base.extras import how_to_install
 from anychip_tools.facts import facts_module
@@ -25,8 +25,6 @@ IMPORT_REMEDIES: Mapping[str, str] = {
     "numpy": "torch was built for another major version of numpy: install the one its vendor names",
     "nms": "install the torchvision that belongs to this torch",
 }
-# CUDA -> the oldest Linux driver. docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
-DRIVER_OF_CUDA: Mapping[str, str] = {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}
 # torch_tensorrt -> TensorRT, as the wheels of PyPI pin it.
 TENSORRT_OF_TORCH_TENSORRT: Mapping[str, str] = {"2.14": "11.1", "2.13": "11.0"}
 # DTK -> the oldest driver. flagos-ai/build-infra, runtime/hygon-dtk26.04.md; second-hand for the older one.
@@ -34,6 +32,9 @@ DRIVER_OF_DTK: Mapping[str, str] = {"2604": "6.3.30", "2504": "6.3.8"}
 # onnxruntime-cann -> CANN. onnxruntime.ai, CANN Execution Provider, for 1.20 to 1.22; PyPI's newer ones have no entry.
 CANN_OF_ONNX_RUNTIME: Mapping[str, str] = {"1.20": "8.2", "1.21": "8.2", "1.22": "8.2"}
 LEAKING = {"torch_npu": {"2.8.0": "leaks host memory (vllm-project/vllm-ascend#6299): use 2.8.0.post2"}}
+
+
+_CALLED = {"cuda": "torch for CUDA"}
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,34 @@ class VersionFinding:
     remedy: str = ""
 
 
-def findings(versions: Mapping[str, str]) -> list[VersionFinding]:
-    """Compare these versions with each other.
+def findings(versions: Mapping[str, str], pairs: Iterable[Any]) -> list[VersionFinding]:
+    """Compare these versions with each other, by the rules here and by the rows' Pairs (backends/vendors/table.py).
 
-    `versions`: by name of packages (torch, torchvision, torch_npu, torch_mlu, torch_musa, torch_tensorrt, tensorrt),
-    those of ONNX Runtime, and cann, driver:nvidia, driver:hygon, rocm, cuda (of torch's build). A rule whose versions
-    are missing is left out.
+    `versions`: by name of packages, and cann, rocm, dtk, cuda (of torch's build), and driver:nvidia and so on. A rule
+    whose versions are missing is left out.
     """
-    found = [rule(versions) for rule in _RULES]
+    found = [*(rule(versions) for rule in _RULES), *(_paired(pair, versions) for pair in pairs)]
     return [each for each in found if each is not None]
+
+
+def _paired(pair: Any, versions: Mapping[str, str]) -> VersionFinding | None:
+    mine, other = versions.get(pair.software, ""), versions.get(pair.other, "")
+    if not mine or not other:
+        return None
+    # torch_mlu names its torch behind a plus sign: 1.29.2+torch2.7.1.
+    tagged = re.search(rf"\+{pair.other}([\d.]+)", mine)
+    numbers = _parts(mine)
+    needed = (need for begin, need in pair.versions.items() if numbers[: len(_parts(begin))] == _parts(begin))
+    need = next(needed, "") if pair.versions else ".".join(map(str, _parts(tagged[1] if tagged else mine)[:2]))
+    software, its = _CALLED.get(pair.software, pair.software), pair.other.partition(":")[0]
+    text = f"{software} {mine} and {its} {other}"
+    if mine in LEAKING.get(pair.software, {}):
+        return VersionFinding("WARN", text, f"{software} {mine} {LEAKING[pair.software][mine]}")
+    fits = _parts(other) >= _parts(need) if pair.at_least else _parts(other)[: len(_parts(need))] == _parts(need)
+    if fits or not need:
+        return VersionFinding("PASS", text)
+    more = f" or newer; or take an older {software}" if pair.at_least else ": install the two as a pair"
+    return VersionFinding("FAIL", text, f"{software} {mine} wants {its} {need}{more}")
 
 
 def _torchvision(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -65,25 +85,6 @@ def _torchvision(versions: Mapping[str, str]) -> VersionFinding | None:
     if vision[1] == torch[1] + 15:
         return VersionFinding("PASS", text)
     return VersionFinding("FAIL", text, f"torch 2.{torch[1]} wants torchvision 0.{torch[1] + 15}")
-
-
-def _same_minor(package: str) -> Callable[[Mapping[str, str]], VersionFinding | None]:
-    def rule(versions: Mapping[str, str]) -> VersionFinding | None:
-        torch, theirs = versions.get("torch", ""), versions.get(package, "")
-        if not torch or not theirs:
-            return None
-        # torch_mlu names its torch behind a plus sign: 1.29.2+torch2.7.1.
-        tagged = re.search(r"\+torch([\d.]+)", theirs)
-        wanted = _parts(tagged[1] if tagged else theirs)[:2]
-        text = f"torch {torch} and {package} {theirs}"
-        if package in LEAKING and theirs in LEAKING[package]:
-            return VersionFinding("WARN", text, f"{package} {theirs} {LEAKING[package][theirs]}")
-        if _parts(torch)[:2] == wanted:
-            return VersionFinding("PASS", text)
-        number = ".".join(map(str, wanted))
-        return VersionFinding("FAIL", text, f"{package} {theirs} wants torch {number}: install the two as a pair")
-
-    return rule
 
 
 def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -101,19 +102,6 @@ def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
     if _parts(cann)[:2] == _parts(wanted)[:2]:
         return VersionFinding("PASS", text)
     return VersionFinding("FAIL", text, f"torch_npu {npu} was made for CANN {wanted}")
-
-
-def _cuda_driver(versions: Mapping[str, str]) -> VersionFinding | None:
-    cuda, driver = versions.get("cuda", ""), versions.get("driver:nvidia", "")
-    if not cuda or not driver:
-        return None
-    least = DRIVER_OF_CUDA.get(cuda.partition(".")[0], "")
-    text = f"torch for CUDA {cuda} and driver {driver}"
-    if least and _parts(driver) < _parts(least):
-        return VersionFinding(
-            "FAIL", text, f"CUDA {cuda} wants driver {least} or newer; or use torch for an older CUDA"
-        )
-    return VersionFinding("PASS", text)
 
 
 def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -177,12 +165,7 @@ def _parts(version: str) -> list[int]:
 
 _RULES: tuple[Callable[[Mapping[str, str]], VersionFinding | None], ...] = (
     _torchvision,
-    _same_minor("torch_npu"),
-    _same_minor("torch_mlu"),
-    _same_minor("torch_musa"),
-    _same_minor("torch_tensorrt"),
     _cann,
-    _cuda_driver,
     _tensorrt,
     _dtk,
     _rocm,

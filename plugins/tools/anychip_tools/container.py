@@ -26,7 +26,7 @@ class PreflightError(Exception):
     """Host on which the image cannot run; the message says what is missing."""
 
 
-NEEDS = {row.flavour: row.container for row in rows().values() if row.flavour}
+NEEDS = {row.machine.flavour: row.machine.container for row in rows().values() if row.machine.flavour}
 _ASCEND_CARDS = "ascend-cards.yaml"
 _EXAMPLE_GROUP = 1000
 _TARGETS = {"npu-smi": "/usr/local/sbin/npu-smi"}

@@ -56,14 +56,19 @@ def concerned(device: str) -> list[Any]:
     ]
 
 
+def _pairs() -> list[Any]:
+    return [pair for row in every_row().values() for pair in row.machine.pairs]
+
+
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages, toolkits and drivers; leave out what is not here."""
     packages = {*facts_module("table").SOFTWARE, *(each for row in every_row().values() for each in row.packages)}
+    packages |= {name for pair in _pairs() for name in (pair.software, pair.other) if name in packages or "_" in name}
     found = {package: _version(package) for package in sorted(packages)}
-    driver = facts_module("drivers").driver_version
-    found |= {f"driver:{vendor}": driver(vendor) for vendor in ("nvidia", "amd", "hygon", "ascend", "kunlun")}
-    found |= {toolkit: driver(toolkit) for toolkit in ("cann", "rocm", "dtk")}
+    drivers = facts_module("drivers")
+    found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in every_row().values()}
+    found |= {toolkit: drivers.toolkit_version(toolkit) for toolkit in ("cann", "rocm", "dtk")}
     build = re.search(r"\+cu(\d+)(\d)$", found["torch"])
     folder = importlib.util.find_spec("torch")
     if build:
@@ -79,11 +84,10 @@ def versions() -> dict[str, str]:
 def compatibility(device: str) -> Check:
     """Check that the versions here fit each other, and that a package of each vendor concerned is installed."""
     for row in concerned(device):
-        here = row.without_torch and importlib.util.find_spec(row.without_torch) is not None
-        if row.packages and not here and not any(_version(package) for package in row.packages):
+        if row.packages and not any(map(_is_here, row.packages)):
             missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
             return Check("compatibility", "FAIL", missing, row.install)
-    found = findings(versions())
+    found = findings(versions(), _pairs())
     verdicts: tuple[Status, ...] = ("FAIL", "WARN")
     for verdict in verdicts:
         if wrong := [each for each in found if each.verdict == verdict]:
@@ -151,7 +155,7 @@ def libraries(device: str) -> Check:
     loaded: list[str] = []
     failed: list[str] = []
     for row in concerned(device):
-        for name in row.libraries:
+        for name in row.machine.libraries:
             reason = _load_error(name)
             said = reason if reason.startswith(name) else f"{name}: {reason}"
             (failed if reason else loaded).append(said if reason else name)
@@ -183,13 +187,14 @@ def cards(device: str) -> Check:
     """Check the cards' health, and for other processes on them, with the vendors' tools."""
     said: list[str] = []
     for row in concerned(device):
-        if row.health is None or shutil.which(row.health.command[0]) is None:
+        health, others = row.machine.health, row.machine.users
+        if health is None or shutil.which(health.command[0]) is None:
             continue
-        tool = row.health.command[0]
-        if ill := trouble(row.health, _answer(row.health.command)):
+        tool = health.command[0]
+        if ill := trouble(health, _answer(health.command)):
             remedy = "reset or replace the card; the driver's log says more"
             return Check("cards", "FAIL", f"{tool} says: {'; '.join(ill)}", remedy)
-        if row.users is not None and (users := trouble(row.users, _answer(row.users.command))):
+        if others is not None and (users := trouble(others, _answer(others.command))):
             detail = f"other processes use the cards: {'; '.join(users)}"
             return Check("cards", "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}")
         said.append(f"{tool}: healthy, and no other process uses its cards")
@@ -207,6 +212,11 @@ def _answer(command: tuple[str, ...]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def _is_here(package: str) -> bool:
+    """Return True for an installed package, or one that a toolkit brings without saying its version (CANN's acl)."""
+    return bool(_version(package)) or importlib.util.find_spec(package) is not None
 
 
 def _version(package: str) -> str:

@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from anychip_base.interpreter import python_command
 from anychip_tools.facts import facts_module, rows
@@ -39,18 +39,20 @@ def _outside_rows() -> dict[str, Any]:
 
 def from_json(text: str) -> dict[str, Any]:
     """Return rows as they were before `in_json` wrote them, by name. Raises ValueError."""
-    table = facts_module("table")
-    parts = {"health": table.Question, "users": table.Question, "container": table.Container, "sample": table.Sample}
+    row = facts_module("table").Facts
+    given = [_typed(row, told) for told in json.loads(text)]
+    return {each.name: each for each in given}
 
-    def value(name: str, told: Any) -> Any:
-        if isinstance(told, list):
-            return tuple(value("", each) for each in told)
-        if name in parts and told is not None:
-            return parts[name](**{key: value("", each) for key, each in told.items()})
-        return told
 
-    given = [table.Facts(**{name: value(name, told) for name, told in row.items()}) for row in json.loads(text)]
-    return {row.name: row for row in given}
+def _typed(kind: Any, told: Any) -> Any:
+    """Return what JSON says of a value of this type of the table's."""
+    if isinstance(told, list):
+        return tuple(_typed(get_args(kind)[0], each) for each in told)
+    parts = [each for each in (kind, *get_args(kind)) if is_dataclass(each)]
+    if isinstance(told, dict) and parts:
+        types = get_type_hints(parts[0])
+        return parts[0](**{name: _typed(types[name], each) for name, each in told.items()})
+    return told
 
 
 def in_json() -> str:

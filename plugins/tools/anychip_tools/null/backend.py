@@ -28,6 +28,7 @@ from torch import Tensor
 
 from anychip_tools.null.behaviour import Behaviour, FaultKind, parse
 from backends.contract.backend import (
+    DEFAULTS,
     Array,
     Backend,
     CompileOptions,
@@ -40,6 +41,7 @@ from backends.contract.backend import (
     Probe,
     Started,
     Telemetry,
+    wanted,
 )
 from backends.contract.errors import (
     BackendError,
@@ -49,7 +51,7 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.engine import Engine, compile_first
-from backends.vendors.table import Facts
+from backends.vendors.table import Facts, Pretence
 
 _TEMPERATURE_CELSIUS = 50.0
 _CLOCK_HERTZ = 1e9
@@ -119,15 +121,12 @@ class NullBackend(Backend):
             behaviour = Behaviour()
         return Facts(
             vendor="null",
-            # If its package takes time to import, its workers are spawned, as vendors' are.
-            late_environment=behaviour.import_ms == 0,
             device_type="null",
             engines=(_NullEngine.name,),
             precisions=_NullEngine.precisions,
             environment={_VARIABLE: text} if text else {},
-            computes=False,
-            reads_pixels=behaviour.reads_pixels,
-            ballast_bytes=behaviour.probes_mb << 20,
+            # If its package takes time to import, its workers are spawned, as vendors' are.
+            pretence=Pretence(behaviour.reads_pixels, behaviour.probes_mb << 20, forks=behaviour.import_ms == 0),
         )
 
     def probe(self) -> Probe:
@@ -146,17 +145,18 @@ class NullBackend(Backend):
             for index in range(behaviour.devices)
         ]
 
-    def _load(
+    def load(
         self,
         network: Network,
         device: str,
         engine: str,
-        precisions: tuple[str, ...],
+        precision: str,
         batch_sizes: Sequence[int],
         *,
-        options: CompileOptions,
+        options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
         """Load after `load_ms`. The present configuration holds for the executable's life."""
+        precisions, options = wanted(self, device, precision, options)
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
             raise EngineRefusedError(f"The null device has no engine {engine!r}; it has {_NullEngine.name}.")

@@ -40,7 +40,7 @@ def _finding(backend: Backend, device: str, model: PixelModel, seconds: float) -
         executable, report = backend.load(model.network(), device, engine, "auto", (len(probe_files()),))
     except BackendError as error:
         return Finding(what, "SKIP", f"there is nothing to compare answers of: {error}")
-    decoder = backend._image_decoder(device)
+    decoder = backend.image_decoder(device)
     if decoder is None:
         executable.close()
         return Finding(what, "PASS", "the device decodes no images: the host does")
