@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from anychip_tools.subjects import sample_model
 from anychip_tools.verify.report import Finding
-from backends import Backend, BackendError, BackendUnavailableError
+from backends import Backend, BackendError, BackendUnavailableError, EngineRefusedError
 from backends.contract.backend import Array, Network, Pixels
 
 MB = 2**20
 _BATCHES = 10
 _SPARE_BYTES = 60 * MB
+_FLOAT32_ERROR = 3e-5
+"""Most error of Products in float32, of the largest number: 3e-7 on a CPU, and 2.6e-4 or more where TF32 rounds."""
 
 
 class BrokenPromiseError(Exception):
@@ -66,6 +68,7 @@ class SmallNetwork(nn.Module):
         self.features, self.classes, self.extra = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), extra
         for parameter in self.parameters():
             parameter.data.copy_(torch.empty(parameter.shape).uniform_(-0.3, 0.3, generator=generator))
+        self.features.weight.data /= 64  # Of pixels up to 255 the scores must not all be 0 or 1, whatever is computed.
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the weights in place."""
@@ -78,6 +81,29 @@ class SmallNetwork(nn.Module):
         scores = self.classes(features).float().softmax(-1)
         del space
         return scores, scores.argmax(-1)
+
+
+class Products(nn.Module):
+    """Convolution and matrix product of numbers that need all 24 bits of float32, each an answer."""
+
+    input_shape = SmallNetwork.input_shape
+
+    def __init__(self) -> None:
+        """Set the weights from a fixed seed."""
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.features, self.classes = nn.Conv2d(3, 16, 3), nn.Linear(16 * 6 * 4, 10)
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Cast the weights in place."""
+        self.to(dtype)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Compute uint8 [n, 8, 6, 3] -> float32 [n, 16, 6, 4], float32 [n, 10]."""
+        features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype) / 255)
+        return features.float(), self.classes(features.flatten(1)).float()
 
 
 def small_images(count: int = 2, seed: int = 0) -> Pixels:
@@ -129,6 +155,24 @@ def small_network_answers(subject: Subject) -> None:
     expected = on_cpu(SmallNetwork(), small_images())
     _hold(subject.same(answers, expected), "its answers are not those of the CPU")
     executable.close()
+
+
+def products_are_float32(subject: Subject) -> None:
+    """Check that fp32 is float32 in every engine: a device may round products to 11 or 12 bits (TF32, HF32) unasked."""
+    pixels = small_images(4)
+    expected = on_cpu(Products(), pixels)
+    backend = subject.backend
+    for engine in backend.facts.engines:
+        try:
+            executable, _ = backend.load(Products(), subject.device, engine, "fp32", (len(pixels),))
+        except EngineRefusedError:  # The part `engines` tells why.
+            continue
+        pairs = zip(("convolution", "matrix product"), executable.run(pixels), expected, strict=True)
+        errors = {what: float(np.abs(mine - theirs).max() / np.abs(theirs).max()) for what, mine, theirs in pairs}
+        executable.close()
+        for what, error in errors.items():
+            bits = f"{engine} rounds more than float32 does: a {what} is off by {error:.1e} of the largest number"
+            _hold(error <= _FLOAT32_ERROR, bits)
 
 
 def batches_under_way(subject: Subject) -> None:
@@ -202,15 +246,19 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "probe and devices": probe_and_devices,
     "a device that is not there": unknown_device_is_refused,
     "small network": small_network_answers,
+    "products in float32": products_are_float32,
     "batches under way": batches_under_way,
     "memory": memory_adds_up,
     "telemetry": telemetry_is_numbers_or_silence,
     "error of a batch": error_of_a_batch,
 }
-NEEDS_COMPUTATION = {"small network", "batches under way", "memory", "error of a batch"}
+NEEDS_COMPUTATION = {"small network", "products in float32", "batches under way", "memory", "error of a batch"}
 """Checks that a device which computes nothing cannot pass."""
-NEEDS_EAGER = {"error of a batch"}
-"""Checks that change a loaded network: a compiled file would not change with it."""
+NEEDS_EAGER = {
+    "error of a batch": "a network that is compiled stays as it is",
+    "products in float32": "only files compiled in another precision run here",
+}
+"""Checks for PyTorch's own kernels, and why compiled files alone cannot have them."""
 
 
 def sample_weights_answer(architecture: str, subject: Subject) -> None:
@@ -242,7 +290,7 @@ def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Fin
             yield Finding(name, "SKIP", "this device computes nothing")
             continue
         if name in NEEDS_EAGER and not subject.is_eager:
-            yield Finding(name, "SKIP", "a network that is compiled stays as it is")
+            yield Finding(name, "SKIP", NEEDS_EAGER[name])
             continue
         try:
             check(subject)
