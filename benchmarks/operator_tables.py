@@ -18,13 +18,18 @@ import ast
 import contextlib
 import importlib
 import re
+import shlex
+import sys
+import textwrap
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
 import anychip_tools.operator_tables
+from anychip_tools.operator_tables import AS_WRITTEN
 
 _FOLDER = Path(anychip_tools.operator_tables.__file__).parent
+_WIDTH = 150
 _KEPT = ("aten::", "torchvision::")
 _FUNCTION = re.compile(r"^\s*-\s*func:\s*([\w.]+)", re.MULTILINE)
 _CONVERTER = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)(?:\.(\w+))?")
@@ -47,14 +52,25 @@ def main() -> None:
     else:
         kind, names = "kernels", of_dispatcher(given.package, given.key)
     kept = kept_names(names)
-    text = f"# source: {given.source}, {date.today()}\n# kind: {kind}\n" + "".join(f"{name}\n" for name in kept)
-    (_FOLDER / f"{given.name}.txt").write_text(text, encoding="utf-8")
+    made = shlex.join(["python", "-m", "benchmarks.operator_tables", *sys.argv[1:]])
+    head = f"# source: {given.source}, {date.today()}\n# kind: {kind}\n# made: {made}\n"
+    (_FOLDER / f"{given.name}.txt").write_text(head + packed(kept), encoding="utf-8")
     print(f"{given.name}: {len(kept)} operators")
 
 
 def kept_names(names: Iterable[str]) -> list[str]:
     """Return the names that a table lists, in its order."""
     return sorted({name for name in names if name.startswith(_KEPT) and "_backward" not in name})
+
+
+def packed(names: Iterable[str]) -> str:
+    """Return the lines of a table, as anychip_tools.operator_tables reads them: each operator once, with its forms."""
+    forms: dict[str, list[str]] = {}
+    for name in names:
+        base, _, form = name.removeprefix(AS_WRITTEN).partition(".")
+        forms.setdefault(base, []).append(form)
+    words = (base if each == [""] else f"{base}.{'|'.join(each)}" for base, each in forms.items())
+    return textwrap.fill(" ".join(words), _WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def of_dispatcher(package: str | None, key: str) -> Iterable[str]:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from anychip_tools.operator_tables import table, tables
+from anychip_tools.operator_tables import _FOLDER as FOLDER
+from anychip_tools.operator_tables import _unpacked, table, tables
 from anychip_tools.record import names_of
 from anychip_tools.remedies import STEPS, of_operator
-from benchmarks.operator_tables import kept_names, of_converters, of_functions
+from benchmarks.operator_tables import kept_names, of_converters, of_functions, packed
 
 
 @pytest.mark.parametrize("name", tables())
@@ -22,7 +23,17 @@ def test_a_table_names_its_source_and_the_operators_of_every_network(name: str) 
     assert of_torch or re.search(r"\d\.\d|[0-9a-f]{7}.*\b20\d\d-\d\d-\d\d\b", found.source), "version and date"
     assert all(found.has(each) for each in ("aten::add.Tensor", "aten::relu", "aten::cat"))
     assert not found.has("aten::no_such_operator")
-    assert of_torch or kept_names(found.names) == sorted(found.names), "as the script writes it"
+    if not of_torch:
+        text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
+        assert lines[2].startswith(f"# made: python -m benchmarks.operator_tables {name} --"), "the command is told"
+        assert "".join(lines[3:]) == packed(kept_names(found.names)), "as the script writes it"
+
+
+def test_a_table_is_packed_without_loss() -> None:
+    names = ["aten::add", "aten::add.Tensor", "aten::add.out", "aten::cat.names", "aten::relu", "torchvision::nms"]
+    assert packed(names) == "add.|Tensor|out cat.names relu torchvision::nms\n"
+    assert list(_unpacked(packed(names))) == names
 
 
 def test_what_this_pytorch_is_built_for_it_tells_itself(monkeypatch: pytest.MonkeyPatch) -> None:

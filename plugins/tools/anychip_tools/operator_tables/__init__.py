@@ -1,21 +1,24 @@
 """Tables of the operators that each vendor's software lists: of this PyTorch's own devices by its dispatcher, of others
 in files beside this one.
 
-Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source, version and date in its
-first line. Must not be taken for a measurement: a name in a table says that a kernel is registered, not that it takes
-every type and shape. `python -m benchmarks.operator_tables` in a checkout writes them.
+Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source, version and date, and the
+command that wrote it in a checkout, in its first lines. Must not be taken for a measurement: a name in a table says
+that a kernel is registered, not that it takes every type and shape.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 _FOLDER = Path(__file__).parent
+AS_WRITTEN = "aten::"
+"""Namespace of the operators in the files, which leave it out."""
 _BUILT = {"cuda": ("cuda", "CUDA"), "rocm": ("hip", "CUDA"), "xpu": ("xpu", "XPU")}
 """Member of torch.version that a build for the device has, and its dispatch key."""
 _KINDS: dict[str, Literal["kernels", "converters"]] = {"kernels": "kernels", "converters": "converters"}
@@ -64,8 +67,16 @@ def table(name: str) -> OperatorTable:
         return _table_of_torch(name)
     lines = path.read_text(encoding="utf-8").splitlines()
     head = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
-    names = frozenset(line for line in lines if line and not line.startswith("#"))
+    names = frozenset(name for line in lines if not line.startswith("#") for name in _unpacked(line))
     return OperatorTable(name, _KINDS[head["kind"]], head["source"], names)
+
+
+def _unpacked(line: str) -> Iterator[str]:
+    """Yield the operators of a line: `add.|Tensor relu` has aten::add, aten::add.Tensor and aten::relu."""
+    for word in line.split():
+        base, _, forms = word.partition(".")
+        base = base if "::" in base else f"{AS_WRITTEN}{base}"
+        yield from (f"{base}.{form}" if form else base for form in forms.split("|"))
 
 
 def _table_of_torch(name: str) -> OperatorTable:
