@@ -212,7 +212,7 @@ def _converted(core: Any, network: Network) -> Any:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
-            model = (_around_file if form_of(network) == "openvino" else _traced)(core, module, inputs)
+            model = _around_file(core, module, inputs) if form_of(network) == "openvino" else _traced(module, inputs)
     except Exception as error:
         raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
     return _of_one_item(model, network)
@@ -260,8 +260,8 @@ def _around_file(core: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 
     with_runtime(once, inputs)
     [(taken, outputs)] = seen
-    first = _traced(core, _Part(before), inputs)
-    last = _traced(core, _Part(lambda *given: with_runtime(lambda _: given, inputs)), outputs)
+    first = _traced(_Part(before), inputs)
+    last = _traced(_Part(lambda *given: with_runtime(lambda _: given, inputs)), outputs)
     model = core.read_model(runtime.openvino_file)
     [entry] = model.inputs
     model.reshape({entry: list(taken.shape)})
@@ -281,7 +281,7 @@ def _joined(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         taken.get_node().output(0).replace(source)
 
 
-def _traced(_: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
+def _traced(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
     """Convert a PyTorch module to an OpenVINO model of the inputs' shapes.
 
     This uses the frontend, not `openvino.convert_model`, which reports every use to Google Analytics unless a file in

@@ -23,7 +23,7 @@ class DeviceHooks:
 
     engines: tuple[type[Engine], ...] = ()
 
-    def configure(self, module: Any) -> None:
+    def set_up(self, module: Any) -> None:
         """Make the calls that set the vendor's software up, after the row's switches; the device is chosen."""
 
     def has_bf16(self, module: Any) -> bool:

@@ -113,7 +113,7 @@ class TorchBackend(Backend):
         with translated_errors(target):
             module.set_device(target)
             _set_switches(module, self.facts.switches)
-            self.hooks.configure(module)
+            self.hooks.set_up(module)
         if precisions[0] == "bf16" and not self.hooks.has_bf16(module):
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
         if self.facts.fixed_shapes:

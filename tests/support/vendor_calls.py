@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "backends", ROOT / "plugins" / "ascend" / "anychip_ascend")
 _NOT_CALLERS = ("simulated", "tables")  # Stand-ins for a device's module, and tables.
 _GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
+_PAGE_LOCKS = "locks.runtime"  # The row's, too.
 _SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
 
@@ -47,7 +48,9 @@ def of(row: Facts) -> dict[str, Call]:
     found: dict[str, Call] = {}
     switches = [Call(name) for name in row.switches if not name.startswith("torch.")]
     for each in (*read(sources_for(row))[0], *switches):
-        call = replace(each, name=row.graph_class) if each.name == _GRAPH_CLASS else each
+        locks = row.page_locks.runtime if row.page_locks else ""
+        names = {_GRAPH_CLASS: row.graph_class, _PAGE_LOCKS: locks}
+        call = replace(each, name=names.get(each.name, each.name))
         if call.name:
             found[call.name] = _both(found[call.name], call) if call.name in found else call
     return found
@@ -221,8 +224,8 @@ class _Reader:
         name = node.args[1]
         if isinstance(name, ast.Constant):
             self.calls.append(Call(str(name.value), guarded=guarded))
-        elif ast.unparse(name) == _GRAPH_CLASS:
-            self.calls.append(Call(_GRAPH_CLASS, guarded=guarded))
+        elif ast.unparse(name) in (_GRAPH_CLASS, _PAGE_LOCKS):
+            self.calls.append(Call(ast.unparse(name), guarded=guarded))
         elif constants := self._one_of(name):
             self.calls += [Call(each, guarded=guarded) for each in constants]
         else:

@@ -68,7 +68,7 @@ class AscendHooks(DeviceHooks):
 class TorchNpuHooks(AscendHooks):
     """Steps of torch_npu."""
 
-    def configure(self, module: Any) -> None:
+    def set_up(self, module: Any) -> None:
         try:
             module.set_compile_mode(jit_compile=False)  # Else 310P and 910A compile operators for every new shape.
         except AttributeError as error:  # As with switches: a newer package may have renamed it.

@@ -60,7 +60,7 @@ def test_torch_npu_is_told_its_switches(monkeypatch: pytest.MonkeyPatch) -> None
     )
     backend = AscendBackend()
     torch_device._set_switches(module, backend.facts.switches)
-    backend.hooks.configure(module)
+    backend.hooks.set_up(module)
     assert told == {"jit_compile": False}
     assert module.config.allow_internal_format is False
     assert (module.conv.allow_hf32, module.matmul.allow_hf32) == (False, False)

@@ -205,11 +205,6 @@ class OpenLoop:
         self._settled.set()
         self._closing = False
 
-    @property
-    def open_connections(self) -> int:
-        """Number of open connections, idle ones included."""
-        return len(self._connections)
-
     def send(self, due_s: float) -> None:
         """Send a request that was due at `due_s` (of `time.perf_counter`)."""
         self.load.sent += 1
