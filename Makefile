@@ -15,7 +15,7 @@ LEAST_VENV := .venv-least
 DIST_VENV := .venv-dist
 DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
-SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend grpc hosting) constraints.txt deploy/install.py
+SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend grpc hosting samples) constraints.txt deploy/install.py
 SUITES := $(BIN)/python -m tests.suites
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # Where it says a folder, environments are kept there for all clones: .ci/run sets it.
@@ -99,7 +99,7 @@ audit: $(VENV)/.installed $(AUDIT_VENV)/.installed  ## known vulnerabilities of 
 
 dist: $(DIST_VENV)/.installed  ## build wheels of anychip and its plugins into dist/, and check them; publishes nothing
 	rm -rf dist build
-	for each in . plugins/ascend plugins/grpc plugins/hosting plugins/ocr; do \
+	for each in . plugins/ascend plugins/grpc plugins/hosting plugins/ocr plugins/samples; do \
 	    $(DIST_VENV)/bin/python -m build --outdir dist $$each && $(DIST_VENV)/bin/pyroma --min 10 --skip-tests $(UNDECIDED) $$each || exit 1; done
 	$(DIST_VENV)/bin/twine check --strict dist/*
 	$(DIST_VENV)/bin/check-wheel-contents dist/*.whl

@@ -32,7 +32,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = ROOT / "plugins"
-BROUGHT = ("anychip-ascend", "anychip-hosting")
+BROUGHT = ("anychip-ascend", "anychip-hosting", "anychip-samples")
 """Packages of `plugins/` that every environment gets: they need nothing else."""
 TAKEN_IN = ("anychip-compat", "anychip-tools")
 """Packages that are parts of anychip now: where both are installed, each of their commands is there twice."""

@@ -10,6 +10,7 @@ the assets of the publisher's release v8.3.0; their sizes and SHA-256 are those 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from anychip_base.extras import version
 from models import classifiers
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.download import RemoteFile, downloaded
@@ -26,7 +28,7 @@ from models.weights import model_archive
 from models.weights.checkpoint import labels_beside, read
 
 YOLOV8_RELEASE = "https://github.com/ultralytics/assets/releases/download/v8.3.0"
-SAMPLE_DIRECTORY = Path(__file__).parent / "sample"
+SAMPLES_IN_SOURCES = Path(__file__).parents[1] / "plugins" / "samples" / "anychip_samples"
 
 _YOLOV8_FILES = {  # bytes, SHA-256
     "yolov8n": (6_549_796, "f59b3d833e2ff32e194b5bb8e08d211dc7c5bdf144b90d2c8412c47ccfc83b36"),
@@ -78,10 +80,19 @@ def official_source(architecture: str, mirror: str | None = None) -> WeightsSour
 
 
 def sample_file(architecture: str) -> Path:
-    """Return the sample weights that come with anychip. Raises WeightsNotFoundError."""
-    path = SAMPLE_DIRECTORY / f"{architecture}.safetensors"
+    """Return the sample weights, of the sources or of their package. Raises WeightsNotFoundError."""
+    directory = SAMPLES_IN_SOURCES
+    if not directory.is_dir():
+        package = importlib.util.find_spec("anychip_samples")
+        if package is None or package.origin is None:
+            raise WeightsNotFoundError(
+                f"The sample weights are in a wheel of their own, beside anychip's: pip install "
+                f"./anychip_samples-{version()}-py3-none-any.whl, or ./plugins/samples in anychip's sources."
+            )
+        directory = Path(package.origin).parent
+    path = directory / f"{architecture}.safetensors"
     if not path.is_file():
-        there = " and ".join(sorted(file.stem for file in SAMPLE_DIRECTORY.glob("*.safetensors"))) or "none"
+        there = " and ".join(sorted(file.stem for file in directory.glob("*.safetensors"))) or "none"
         raise WeightsNotFoundError(
             f"There are no sample weights of {architecture} (there are: {there}); "
             f"use `--weights official`, `--weights random` or a path."

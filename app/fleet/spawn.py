@@ -1,9 +1,10 @@
 """Processes of workers: forked from one that has imported their libraries, or in a fresh interpreter.
 
 Owns: the start of a process and its first message. Must not know what else is said, nor how it ends
-(app.processes.place). A worker that touches no driver (`forks` in backends.vendors.table) is forked and goes on: a worker of the CPU is there a
-second or two sooner, and shares the memory of its libraries with the others. One that touches a driver is forked and
-replaced by a fresh interpreter. One that runs a foreign file is forked from a process that never had the server's data.
+(app.processes.place). A worker that touches no driver (`forks` in backends.vendors.table) is forked and goes on: a
+worker of the CPU is there a second or two sooner, and shares the memory of its libraries with the others. One that
+touches a driver is forked and replaced by a fresh interpreter. One that runs a foreign file is forked from a process
+that never had the server's data.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if [[ $step != dependencies ]]; then
     code=${CODE:-$target}
     rm -rf "$code/code"
     "$target/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --target "$code/code" \
-        . ./plugins/ascend ./plugins/grpc ./plugins/hosting
+        . ./plugins/ascend ./plugins/grpc ./plugins/hosting ./plugins/samples
     rm -rf "$code/code/bin"
     mkdir -p "$code/libexec"
     "$target/bin/python" deploy/sbom.py "$code/sbom.cdx.json"

@@ -1,4 +1,4 @@
-"""The sample models: their weights, sample images, and the generator of the images they were trained on.
+"""The sample images, and the generator of the images that the sample weights (plugins/samples) were trained on.
 
 Owns: these files. Training lies outside the product, in benchmarks/sample_training.
 """

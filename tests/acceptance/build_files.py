@@ -25,6 +25,7 @@ from torch import nn  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "models" / "sample"
+WEIGHTS = ROOT / "plugins" / "samples" / "anychip_samples"
 SIZE = 320
 """The side of Ultralytics' inputs."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -36,7 +37,7 @@ def write_ultralytics(folder: Path) -> dict[str, Any]:
     """`best.pt` and `best.onnx`: YOLOv8n as Ultralytics saves and exports it (`ultralytics.YOLO`)."""
     ultralytics: Any = importlib.import_module("ultralytics")
     safetensors: Any = importlib.import_module("safetensors")
-    with safetensors.safe_open(SAMPLE / "yolov8n.safetensors", "pt") as file:
+    with safetensors.safe_open(WEIGHTS / "yolov8n.safetensors", "pt") as file:
         state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118
         labels = json.loads(file.metadata()["labels"])
     tasks: Any = importlib.import_module("ultralytics.nn.tasks")
@@ -135,7 +136,7 @@ def _write_torchvision(folder: Path, answers: dict[str, Any]) -> None:
     from torchvision.models import resnet50
     from torchvision.transforms import v2
 
-    state = {key: tensor.float() for key, tensor in safetensors.load_file(SAMPLE / "resnet50.safetensors").items()}
+    state = {key: tensor.float() for key, tensor in safetensors.load_file(WEIGHTS / "resnet50.safetensors").items()}
     network = resnet50(num_classes=len(state["fc.bias"])).eval()
     network.load_state_dict(state)
     safetensors.save_file(network.half().state_dict(), folder / "dogs.safetensors")

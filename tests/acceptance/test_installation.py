@@ -6,6 +6,7 @@ The editable form, `make install`, is what all other tests here run.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 WHERE = re.findall(r'"([\w./]+)"', *re.findall(r"^where = .*", PYPROJECT, re.M))
 PACKAGES = re.findall(r'"(\w+)\*"', *re.findall(r"^include = .*", PYPROJECT, re.M))
-LARGE = "models/sample/resnet50.safetensors"
+LARGE = "plugins/samples/anychip_samples/resnet50.safetensors"
 """Takes half a minute to compress twice: an empty file stands for it. The demo runs in test_readme.py."""
 
 
@@ -45,6 +46,7 @@ def wheels(once):
         (sources / LARGE).touch()
         build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist")
         made(*build, ".", cwd=sources)
+        made(*build, "plugins/samples", cwd=sources)
         made(sys.executable, "-m", "venv", "--without-pip", "environment", cwd=folder)
         python = folder / "environment" / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps")
@@ -108,6 +110,14 @@ def test_a_wheel_reads_a_file(wheel_command, empty, library_files, same_classes)
         f"mine={library_files.folder}/mine.onnx", library_files.folder / "small.png", cwd=empty
     )
     same_classes(found["classes"], library_files.answers["mine.onnx"])
+
+
+def test_the_wheel_of_the_sample_weights_is_found(wheel_command, empty):
+    answers = json.loads((ROOT / "models/sample/images/expected.json").read_text(encoding="utf-8"))
+    found = wheel_command.predict("yolov8n:sample", ROOT / "models/sample/images/detect_1.jpg", cwd=empty)
+    assert sorted(each["label"] for each in found["detections"]) == sorted(
+        each["label"] for each in answers["detect_1.jpg"]["objects"]
+    )
 
 
 def test_another_user_without_a_home_serves_a_file_and_the_page(wheel_command, library_files, same_classes):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,11 @@ from benchmarks.sample_training.evaluate import Served
 from benchmarks.sample_training.loss import (
     iou,
 )
-from models import sample
+from models import publishers, sample
 from models.sample.generator import KINDS
 from models.tasks.accuracy import as_boxes
 
-DIRECTORY = Path(sample.__file__).parent
+DIRECTORY = publishers.SAMPLES_IN_SOURCES
 
 
 def _expected() -> Any:

@@ -63,7 +63,7 @@ class Recipe:
 
 
 _SCRIPTS = "tests/environments"
-_PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "grpc", "hosting"))
+_PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "grpc", "hosting", "samples"))
 _SET_UP = ("constraints.txt", "deploy/install.py", "backends/vendors/drivers.py", "backends/vendors/table.py")
 RECIPES = {
     "developer": Recipe(("deploy/install.py", "--dev"), _SET_UP, (".", *_PLUGINS)),

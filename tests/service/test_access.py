@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import queue
-from pathlib import Path
 
 import grpc
 import httpx
@@ -17,7 +16,7 @@ from anychip_compat.deepstack import NEEDS
 from anychip_grpc.answering import NEEDS as RPCS
 from app.access import keys
 from app.access.rules import ROUTES
-from models import sample
+from models import publishers
 from models.contract.digest import sha256_of
 from tests.support.constants import CHANGES_PER_MINUTE
 from tests.support.grpc_client import image_request, method
@@ -29,7 +28,7 @@ from tests.support.work import until
 
 CALLERS = ("nobody", "wrong", "infer", "admin")
 BINDS = ("public", "admin")
-SAMPLE = Path(sample.__file__).with_name("resnet50.safetensors")
+SAMPLE = publishers.sample_file("resnet50")
 LIMITED = {
     "bytes=100": "100 bytes of requests",
     "pixels=1000": "1000 pixels",

@@ -538,6 +538,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plugins/grpc/", ("protocols", "ingress", "connections", "clients")),
     ("plugins/hosting/", ("deployment",)),
     ("plugins/ocr/", ("ocr",)),
+    ("plugins/samples/", ("networks", "models")),
     ("plugins/tools/", ("tools",)),
     ("plugins/tools/anychip_tools/null/", ("simulated",)),
     ("plugins/tools/anychip_tools/operator_tables/", ("simulated",)),

@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,12 +143,19 @@ def test_published_weights_that_are_not_there_stop_the_start_with_advice(tmp_pat
 
 
 def test_sample_weights_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights_module, "SAMPLE_DIRECTORY", tmp_path)
+    monkeypatch.setattr(weights_module, "SAMPLES_IN_SOURCES", tmp_path)
     path = classifier_file(tmp_path / "mobilenet_v3_small.safetensors", 2, ["disc", "ring"])
     model = open_model(parse_spec("mobilenet_v3_small:sample"), tmp_path / "cache")
     assert (model.weights, model.weights_file, model.labels) == ("sample", str(path), ("disc", "ring"))
     with pytest.raises(WeightsNotFoundError, match=r"there are: mobilenet_v3_small"):
         open_model(parse_spec("resnet18:sample"), tmp_path / "cache")
+
+
+def test_a_wheel_without_the_sample_weights_names_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_module, "SAMPLES_IN_SOURCES", tmp_path / "none")
+    monkeypatch.setitem(sys.modules, "anychip_samples", None)
+    with pytest.raises(WeightsNotFoundError, match=r"pip install \./anychip_samples-[\d.]+-py3-none-any\.whl"):
+        open_model(parse_spec("resnet50:sample"), tmp_path / "cache")
 
 
 # A folder in the place of a file, as KServe's storage initialiser leaves one

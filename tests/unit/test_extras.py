@@ -27,7 +27,7 @@ REQUIRES = [
     'anychip[grpc,onnx]; extra == "ray"',
     'grafana; python_version >= "3.11" and extra == "dev"',
 ]
-OURS = re.compile(r"anychip(-(ascend|compat|grpc|hosting|ocr|tools))?")
+OURS = re.compile(r"anychip(-(ascend|compat|grpc|hosting|ocr|samples|tools))?")
 
 
 @pytest.fixture

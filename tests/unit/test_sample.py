@@ -24,12 +24,12 @@ from benchmarks.sample_training.loss import (
 )
 from benchmarks.sample_training.rounding import rounded
 from benchmarks.sample_training.train import RECIPES
-from models import sample
+from models import publishers, sample
 from models.sample.generator import KINDS, classification_image, detection_image
 from models.tasks.accuracy import Boxes, average_precision
 from models.yolo.yolov8 import YOLOv8
 
-DIRECTORY = Path(sample.__file__).parent
+DIRECTORY = publishers.SAMPLES_IN_SOURCES
 SEEDS = st.integers(0, 10_000)
 
 
