@@ -86,7 +86,8 @@ async def read_images(
     """Return the encoded images of a body in any of the three forms, in order, at least one.
 
     The first bytes decide if the content type says nothing of images, forms or JSON. `any_type`: a body that claims to
-    be neither form nor JSON is an image, whatever its type. Raises INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
+    be neither form nor JSON is an image, whatever its type, and a form's other fields are ignored. Raises
+    INVALID_REQUEST, UNSUPPORTED_MEDIA_TYPE.
     """
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     kind = content_type.partition(";")[0].strip().lower()
@@ -100,7 +101,7 @@ async def read_images(
     if kind.startswith("image/") or kind == _RAW:
         encoded = [body]
     elif kind == "multipart/form-data":
-        encoded = await _multipart(content_type, body, max_images)
+        encoded = await _multipart(content_type, body, max_images, any_field=any_type)
     elif kind == "application/json":
         encoded = await _instances(body, max_images, converter, lease)
     elif any_type:
@@ -126,20 +127,23 @@ def _kind_of(begin: bytes, said: str) -> str:
     return said if said and is_text else _RAW
 
 
-async def _multipart(content_type: str, body: Body, max_images: int) -> Sequence[Encoded]:
+async def _multipart(content_type: str, body: Body, max_images: int, *, any_field: bool) -> Sequence[Encoded]:
     single = await _single_part(content_type, body)
     if single is not None:
         return [single]
     async with _form(content_type, body, max_images + 1) as parts:
         files = [part for _, part in parts if isinstance(part, UploadFile)]
+        fields = [(name, part) for name, part in parts if isinstance(part, str)]
+        name, text = max(fields, key=lambda field: len(field[1]), default=("", ""))
+        if len(text) > _LEAST_IMAGE_BYTES and not (files and any_field):
+            raise invalid_request(
+                f"the part {name[:64]!r} of the multipart body has no filename, so that it is no file; "
+                "send one with -F file=@cat.jpg"
+            )
         if not files:
-            unnamed = [name for name, part in parts if isinstance(part, str) and len(part) > _LEAST_IMAGE_BYTES]
-            if unnamed:
-                raise invalid_request(
-                    f"the part {unnamed[0][:64]!r} of the multipart body has no filename, so that it is no file; "
-                    "send one with -F file=@cat.jpg"
-                )
             raise invalid_request("the multipart body holds no complete file; send one with -F file=@cat.jpg")
+        if fields and not any_field:
+            raise invalid_request(f"the form's field {name[:64]!r} is not read here; parameters belong in the query")
         if len(files) > max_images:
             raise invalid_request(f"a request may hold {max_images} images, this one holds more")
         if not body[-_END_BYTES:].rstrip().endswith(b"--"):
@@ -226,13 +230,14 @@ async def _instances(body: Body, max_images: int, converter: Converter, lease: L
 def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float | None, Tiling | None]:
     """Read options, `timeout_ms` and `tile` with `overlap` of a query string; None: not given.
 
-    Raises INVALID_REQUEST, also for other names, unless `any_name` ignores them.
+    Raises INVALID_REQUEST, also for other names and repeated ones, unless `any_name` ignores them.
     """
     if not query:
         return DEFAULT_OPTIONS, None, None
-    given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if not any_name:
-        check_names(QUERY, given)
+        check_names(QUERY, [name for name, _ in pairs])
+    given = dict(pairs)
     tile, overlap = read(TILE, given), read(OVERLAP, given)
     return read_options(given), read(TIMEOUT_MS, given), None if tile is None else Tiling(tile, overlap)
 

@@ -40,14 +40,21 @@ _OTHER_NAMES = {
 
 
 def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
-    """Raise INVALID_REQUEST for a name that none of the rows has; it says which one is nearest."""
+    """Raise INVALID_REQUEST for a name that none of the rows has, and for one that comes twice.
+
+    The message says which name is nearest.
+    """
     known = [row.name for row in rows]
+    seen = set()
     for name in given:
         if name not in known:
             meant = {other: each for each in known for other in (each, *_OTHER_NAMES.get(each, ()))}
             near = get_close_matches(name[:64].lower(), meant, 1)
             hint = f"did you mean {meant[near[0]]}?" if near else f"there is {', '.join(known)}"
             raise invalid_request(f"there is no parameter {name[:64]!r} here; {hint}")
+        if name in seen:
+            raise invalid_request(f"{name} is given more than once")
+        seen.add(name)
 
 
 def read(row: Parameter, given: Mapping[str, Any]) -> Any:

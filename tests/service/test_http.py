@@ -113,9 +113,11 @@ def test_several_images_are_answered_in_their_order(client):
     assert widths == [80, 70, 60, 50, 40, 30, 20, 10]
 
 
-def test_multipart_fields_beside_the_file_are_left_alone(client):
-    answer = client.post(PREDICT, data={"note": "holiday"}, files={"file": ("a.jpg", PHOTO)})
-    assert len(answer.json()["predictions"]) == 1
+def test_multipart_fields_beside_the_file_are_refused_by_name(client):
+    form = {"data": {"top_k": "3"}, "files": {"file": ("a.jpg", PHOTO)}}
+    message = assert_error(client.post(PREDICT, **form), 400, "INVALID_REQUEST")
+    assert message == "the form's field 'top_k' is not read here; parameters belong in the query"
+    assert client.post("/predictions/resnet18", **form).status_code == 200, "TorchServe left them alone"
 
 
 def test_options_are_obeyed(client):
@@ -166,6 +168,7 @@ def test_a_header_that_makes_no_sense(client, header):
         ("threshold=0.4", "did you mean score_threshold?"),
         ("topk=3&iou_threshold=0.5", "did you mean top_k?"),
         ("utm_source=mail", "there is top_k, score_threshold"),
+        ("top_k=3&top_k=4", "top_k is given more than once"),
     ],
 )
 def test_a_parameter_that_there_is_not_is_refused_with_the_nearest_name(client, query, nearest):

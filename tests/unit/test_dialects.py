@@ -80,11 +80,11 @@ def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
 # Bodies
 
 
-def images(body: bytes, content_type: str) -> Any:
+def images(body: bytes, content_type: str, *, any_type: bool = False) -> Any:
     """Read the images of a body."""
     headers = {b"content-type": content_type.encode()}
     nothing: Any = None
-    return asyncio.run(read_images(headers, body, 4, nothing, nothing))
+    return asyncio.run(read_images(headers, body, 4, nothing, nothing, any_type=any_type))
 
 
 def multipart(head: str, content: bytes) -> bytes:
@@ -110,6 +110,21 @@ def test_what_curl_leaves_out_is_said() -> None:
     with pytest.raises(ServiceError, match="--data-binary"):
         images(lost, FORM)
     assert images(lost, "image/jpeg") == [lost]  # It says what it is, and is found broken where it is decoded.
+
+
+def test_a_field_of_a_form_is_refused_by_name_except_where_other_servers_left_it_alone() -> None:
+    """It would change nothing, and its sender would not know."""
+    file = multipart('Content-Disposition: form-data; name="file"; filename="a.jpg"', b"\xff\xd8 image")
+    form = multipart('Content-Disposition: form-data; name="top_k"', b"3").removesuffix(b"--x--\r\n") + file
+    with pytest.raises(ServiceError, match="field 'top_k' is not read here; parameters belong in the query"):
+        images(form, "multipart/form-data; boundary=x")
+    assert images(form, "multipart/form-data; boundary=x", any_type=True) == [b"\xff\xd8 image"]
+
+
+def test_a_parameter_that_comes_twice_is_refused_by_name() -> None:
+    with pytest.raises(ServiceError, match="top_k is given more than once"):
+        read_query(b"top_k=3&masks=none&top_k=3")
+    assert read_query(b"top_k=3&top_k=4", any_name=True)[0].top_k == 4
 
 
 @pytest.mark.parametrize(

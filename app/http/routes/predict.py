@@ -80,7 +80,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str) -> Content:
 class PredictCall(HttpCall[Answer]):
     """Call with encoded images in one of the forms of app.http.call.
 
-    `any_type`: a body of any type that is no form is an image.
+    `any_type`: a body of any type that is no form is an image, and other parameters and fields are ignored.
     """
 
     def __init__(self, request: HttpRequest, model: str, version: str = "", *, any_type: bool = False) -> None:
