@@ -23,15 +23,12 @@ from models import Model
 router = APIRouter(tags=["torchserve"])
 ROUTE = "/predictions/{model}"
 
+_IMAGE = {"schema": {"type": "string", "format": "binary"}}
+_FORM = {"schema": {"type": "object", "properties": {"data": _IMAGE["schema"]}}}
 _DOCUMENTATION: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "content": {
-            "image/jpeg": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"data": {"type": "string", "format": "binary"}}}
-            },
-        },
+        "content": {"image/jpeg": _IMAGE, "application/octet-stream": _IMAGE, "multipart/form-data": _FORM},
     },
 }
 

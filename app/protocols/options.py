@@ -33,7 +33,8 @@ class Parameter(NamedTuple):
         if self.choices:
             limits = {"enum": list(self.choices)}
         elif self.or_zero:
-            limits = {"anyOf": [limits, {"const": 0}]}
+            # Each with its type: else generated clients take it for anything.
+            return {"anyOf": [{"type": self.kind, **limits}, {"type": self.kind, "const": 0}]}
         return {"type": self.kind, **limits} | ({} if self.default is None else {"default": self.default})
 
     def described(self) -> dict[str, Any]:

