@@ -91,7 +91,6 @@ COMPUTING = tuple(
         "checkpoint_fuzz",
         "gate_of_tasks",
         "catalog",
-        "normalised",
         "torchair_networks",
         "yolov8",
         "onnx_graph",

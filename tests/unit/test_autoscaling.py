@@ -74,12 +74,6 @@ def test_pods_are_added_before_anybody_is_refused(decode_a_s: float, compute_a_s
     assert run.pods == VALUES["maxReplicas"]
 
 
-def test_a_rule_that_sees_the_queue_alone_never_scales_where_decoding_is_the_limit() -> None:
-    run = replay(0.05, 100, 1000, {"queue"})
-    assert run.pods == 1
-    assert run.refused > 1000
-
-
 def test_the_query_of_the_chart_sees_everything() -> None:
     query = (CHART / "templates" / "scaledobject.yaml").read_text(encoding="utf-8")
     assert 'sum({__name__=~"anychip_queue_depth|anychip_queue_reserved"' in query

@@ -1,6 +1,5 @@
 """The command: exit codes, one-sentence errors, JSON that programs can read."""
 
-import json
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -54,16 +53,6 @@ def test_a_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path, capsys):
     assert (found.name, found.role) == ("ops", "admin")
     assert main(["keys", "add", "ops", "--file", str(file)]) == 1
     assert "a key of the name ops" in capsys.readouterr().err
-
-
-def test_devices(capsys):
-    assert main(["devices"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("PASS  cpu:0")]
-    assert all(line.startswith(("PASS", "FAIL", "not here")) for line in lines)
-    assert main(["devices", "--json"]) == 0
-    [row] = [row for row in json.loads(capsys.readouterr().out) if row["device"] == "cpu:0"]
-    assert row["ok"] is True
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from tests.support.doubles import (
     loaded_as,
     turns,
 )
-from tests.support.queueing import enqueue, reserve
 
 FAR = 10.0**9
 
@@ -357,52 +356,6 @@ async def test_a_load_that_fails_is_counted_and_those_who_wait_for_it_are_refuse
     demand.residents.heard(second, ModelLoaded(0, LOADED))
     await turns()
     assert demand.moved() == {"model_loads a failed": 1}, "it was never there"
-    demand.residents.stop()
-
-
-async def test_what_one_worker_loads_after_another_has_failed_goes_again_and_counts_until_then(virtual_time):
-    demand = OnDemand()
-    await demand.begin()
-    demand.ask("a")
-    await turns()
-    first, second = demand.workers.values()
-    demand.residents.heard(first, ModelLoaded(0, None, "no memory"))
-    demand.ask("b")
-    await turns()
-    assert not any(isinstance(each, LoadModel) and each.model == 1 for each in second.sent), "a is still on its way"
-    demand.residents.heard(second, ModelLoaded(0, LOADED))
-    assert not demand.scheduler.serves("a")
-    assert isinstance(second.sent[-1], UnloadModel)
-    demand.answer(UnloadModel)
-    await asyncio.sleep(1)
-    assert isinstance(second.sent[-1], LoadModel)
-    demand.residents.stop()
-
-
-async def test_one_in_use_goes_for_another_client_once_what_is_computed_by_it_is_done(virtual_time):
-    demand, loop = OnDemand(), asyncio.get_running_loop()
-    await demand.begin()
-    demand.ask("a")
-    await turns()
-    demand.answer(LoadModel, loaded=LOADED)
-    for worker in demand.workers.values():
-        worker.sent.clear()
-    enqueue(demand.scheduler, reserve(demand.scheduler, "a", 1, FAR, 0, loop.time()), None, loop.time())
-    [batch] = demand.scheduler.dispatch(loop.time())[0]
-    loop.stand_still(100)
-    demand.ask("a", client="one")
-    with pytest.raises(ServiceError):
-        demand.ask("b", loop.time() + 0.5, client="one")  # It has its share.
-    demand.ask("b", client="other")
-    await asyncio.sleep(1)
-    assert not demand.scheduler.serves("a")
-    assert not any(worker.sent for worker in demand.workers.values())
-    demand.scheduler.finish(batch.worker, batch.id, loop.time())
-    await asyncio.sleep(1)
-    demand.answer(UnloadModel)
-    await asyncio.sleep(1)
-    demand.answer(LoadModel, loaded=LOADED)
-    assert demand.scheduler.serves("b")
     demand.residents.stop()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -15,7 +13,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 from torchvision.ops import box_iou
 
@@ -23,7 +20,6 @@ from models.contract.errors import WeightsError
 from models.contract.model import Options, Placement
 from models.yolo.model import MOST_ANCHORS, YOLO, class_count
 from models.yolo.yolov8 import YOLOv8, anchors
-from tests.support import reference_yolov8
 from tests.support.networks import letterboxed
 
 LABELS = tuple(f"class {index}" for index in range(12))
@@ -65,28 +61,6 @@ def test_weights_that_do_not_fit_are_refused_with_what_is_wrong() -> None:
     for architecture, weights, message in cases:
         with pytest.raises(WeightsError, match=message):
             class_count(architecture, weights)
-
-
-def test_half_precision_files_are_served_in_float32(tmp_path: Path) -> None:
-    core = YOLOv8("n", 12).eval()
-    core.load_state_dict(reference_yolov8.perturbed(core.state_dict()))
-    half = {name: tensor.half() for name, tensor in core.state_dict().items() if tensor.is_floating_point()}
-    save_file(half, tmp_path / "half.safetensors")
-    detector = YOLO.of("half", "yolov8n", LABELS, "half.safetensors", str(tmp_path / "half.safetensors"))
-    network = detector.network()
-    assert {weight.dtype for weight in network.state_dict().values()} == {torch.float32}
-    assert not network.training
-
-    core.load_state_dict({name: tensor.float() for name, tensor in half.items()}, strict=False)
-    pixels = torch.randint(256, (1, 64, 96, 3), dtype=torch.uint8)
-    with torch.inference_mode():
-        distances, logits = core.distances_and_logits(pixels.permute(0, 3, 1, 2) / 255)
-        found = network(pixels)
-    anchors = found[3].long()
-    torch.testing.assert_close(found[0][0], distances[0, anchors[0]], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(found[1], logits.sigmoid().amax(dim=2).gather(1, anchors), rtol=1e-3, atol=1e-3)
-    with pytest.raises(WeightsError, match="12 classes, but there are 3 labels"):
-        replace(detector, labels=("a", "b", "c")).network()
 
 
 def test_random_weights_are_the_same_every_time_and_alive() -> None:

@@ -139,14 +139,11 @@ def test_a_file_comes_out_of_a_slot_as_it_went_in():
     "head",
     [
         (0, 1, 1, 0, 1),
-        (1000, 1, 1, 0, 1),
         (10, 0, 1, 0, 1),
         (10, 1 << 31, 1, 0, 1),
-        (10, 9000, 9000, 0, 1),
         (10, 1, 1, 0, 9),
         (10, 1, 1, 0, 1),
         (10, 1, 1, 9, 1),
-        (10, 1, 1, 1 << 31, 1),
     ],
 )
 def test_what_a_decoder_that_was_taken_over_writes_is_no_file(head):

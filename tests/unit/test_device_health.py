@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from math import isnan
 
@@ -13,10 +12,9 @@ from app.fleet.device_metrics import DeviceMetrics
 from app.observability.metrics import Metrics
 from app.worker.messages import Stats
 from backends.telemetry import Tool, ToolError, nvidia
-from backends.telemetry.parsing import memory_errors
-from backends.telemetry.xids import Xids, counted_xids
+from backends.telemetry.xids import counted_xids
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import MAP, OUTPUTS, read
+from tests.support.telemetry import MAP, OUTPUTS
 
 
 def quoted(name: str) -> str:
@@ -64,24 +62,6 @@ def test_ascend_says_health_memory_temperature_and_errors_of_the_chip_asked_for_
     assert smi.read(tool, wanted=(1,))[1].healthy == 0
 
 
-def test_hygon_clocks_and_errors_of_blocks() -> None:
-    blocks = {"Block umc is": "ENABLED (ue: 1, ce: 3)", "Block gfx is": "ENABLED (ue: 0, ce: 2)", "Card": "x (ue: 9)"}
-    text = json.dumps({"card0": {name: value.removeprefix("ENABLED ") for name, value in blocks.items()}})
-    assert memory_errors(text) == {}
-    tool = Recorded(
-        {
-            "--showuse": '{"card0": {"Temperature (Sensor mem) (C)": "52.0"}}',
-            "--showclocks": '{"card0": {"sclk clock speed:": "(800Mhz)"}}',
-            "--showrasinfo": json.dumps({"card0": blocks}),
-        }
-    )
-    sample = read("hygon", tool)[0]
-    assert (sample.memory_temperature_celsius, sample.clock_hertz) == (52, 8e8)
-    assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (5, 1)
-    tool = Recorded({"--showuse": quoted("hy-smi.txt")})
-    assert isnan(read("hygon", tool)[0].clock_hertz)
-
-
 def test_nvml_says_what_slows_a_board_down_and_what_its_memory_has_been_through() -> None:
     sample = nvidia.read_nvml(FakeNvml())[0]
     assert (sample.memory_temperature_celsius, sample.clock_hertz) == (88, 1.41e9)
@@ -110,12 +90,6 @@ def test_xids_are_counted_and_logged_once_each(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records] == ["GPU 0 reports XID 79", "GPU 0 reports XID 94"]
     nvidia.read_nvml(nvml)
     assert len(nvml) == 1  # Closed, it would forget what it watches.
-
-
-def test_where_nvml_has_no_events_nothing_is_known_of_xids() -> None:
-    assert counted_xids(FakeNvml()(refuses_events=True), (0,)) == {}
-    with pytest.raises(FakeNvml.NVMLError):
-        Xids(FakeNvml()(refuses_events=True))
 
 
 def test_errors_are_counted_from_the_first_report_and_never_fall() -> None:

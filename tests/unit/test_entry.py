@@ -14,10 +14,9 @@ from PIL import Image
 from models.contract.grey import grey
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile
-from models.exports.entry import Entry, entered, entry_of
+from models.exports.entry import Entry, entry_of
 from models.exports.images import Export, ExportedImages
 from models.exports.layouts import Interpretation
-from models.exports.metadata import Sidecar
 
 
 @pytest.mark.parametrize(
@@ -25,10 +24,8 @@ from models.exports.metadata import Sidecar
     [
         ((1, 3, 224, 192), (Entry(), 224, 192)),
         (("n", 3, None, None), (Entry(), None, None)),
-        (("n", None, 224, 192), (Entry(), 224, 192)),
         ((1, 1, 28, 28), (Entry(1), 28, 28)),
         ((1, 224, 192, 3), (Entry(last=True), 224, 192)),
-        (("n", 28, 28, 1), (Entry(1, last=True), 28, 28)),
         (("n", None, None, 3), (Entry(last=True), None, None)),
         ((1, 6, 32, 32), None),
     ],
@@ -61,21 +58,3 @@ def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) 
     of_colours.preprocess(torch.from_numpy(grey_picture), right, 400, 600)
     assert torch.equal(seen, right)
     assert torch.equal(grey(seen[None])[0], seen.float())
-
-
-def test_pixels_are_brought_into_the_form() -> None:
-    pixels = torch.arange(24, dtype=torch.float32).reshape(1, 3, 2, 4) + 1e-5
-    assert torch.equal(entered(Entry(), pixels), pixels)
-    assert entered(Entry(last=True), pixels).shape == (1, 2, 4, 3)
-    assert torch.equal(entered(Entry(last=True), pixels)[0, :, :, 1], pixels[0, 1])
-    assert entered(Entry(1), pixels).shape == (1, 1, 2, 4)
-    assert entered(Entry(1, last=True), pixels).shape == (1, 2, 4, 1)
-    assert torch.equal(entered(Entry(levels=True), pixels), pixels.round())
-    levels = entered(Entry(levels=True, of_bytes=True), pixels - 5)
-    assert levels.dtype == torch.uint8
-    assert levels.flatten().tolist() == [max(0, each - 5) for each in range(24)]
-
-
-@pytest.mark.parametrize("given", [0.5, [0.5], (0.5,), [0.5, 0.5, 0.5]])
-def test_one_mean_is_of_all_channels(given: Any) -> None:
-    assert Sidecar.model_validate({"mean": given, "std": given}).mean == (0.5, 0.5, 0.5)

@@ -52,13 +52,6 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     return all_with
 
 
-def test_a_vendor_of_ours_without_its_package_is_served_with_what_every_device_type_has(found: Any) -> None:
-    npu = found()["npu"]
-    assert (type(npu), npu.facts) == (TorchBackend, NPU)
-    assert (npu.facts.engines, npu.facts.by_name) == (("graph", "eager"), ("onnxruntime",))
-    assert "ANYCHIP_TORCH=ascend make install" in NPU.install
-
-
 def test_a_package_for_a_vendor_of_ours_stands_in_its_place(found: Any) -> None:
     theirs = replace(NPU, engines=("brought", "eager"))
     names = list(found())

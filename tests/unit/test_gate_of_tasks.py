@@ -145,25 +145,6 @@ def test_a_network_that_computes_something_else_is_refused(
     assert refused(adapter, expected, outputs_of(network), precision)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("classes", [1, 10])
-def test_scores_of_their_own_that_are_others_are_refused(
-    classes: int, fault: Callable[[Network], None], precision: str
-) -> None:
-    """As of a network of several labels at once, or of one."""
-    names = tuple(map(str, range(classes)))
-    file = AdaptedFile(Whole((SIDE, SIDE), "stretch"), names, (), json.dumps({"scores": "sigmoid"}))
-    adapter, network = task_class("classify")(file), Network("classify")
-    [expected] = right("classify")
-    assert not refused(adapter, [expected[:, :classes]], [expected[:, :classes]], "fp32")
-    noise = 1 + 1e-3 * np.random.default_rng(0).standard_normal(expected.shape)
-    assert not refused(adapter, [expected[:, :classes]], [(expected * noise)[:, :classes]], "bf16")
-    fault(network)
-    [given] = outputs_of(network)
-    assert refused(adapter, [expected[:, :classes]], [given[:, :classes]], precision)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_rounding_is_no_error(name: str) -> None:
     adapter, expected = task(name), right(name)

@@ -219,30 +219,6 @@ async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
         assert serving.moved() == {"handovers null:0 compiled": 1}
 
 
-async def test_a_compiled_worker_that_leaks_is_replaced_by_a_compiled_one(made):
-    async with Serving(made) as serving:
-        replica, compiling = await staged(serving, made)
-        compiling.succeed()
-        await turns()
-        next(worker for worker in made if worker.device == replica.device).drain()
-        await turns()
-        serving.handovers.relieve(replica.child, "slope")
-        await turns(30)
-        assert made[-1] is not compiling
-        assert not made[-1].plan.load.quick
-        made[-1].succeed()
-        await turns()
-        compiling.drain()
-        await turns()
-        assert replica.child is made[-1]
-        assert replica.plan.load.quick
-        assert serving.moved() == {
-            "handovers null:0 compiled": 1,
-            "handovers null:0 memory": 1,
-            "cache_releases null:0 3 slope": 1,
-        }
-
-
 async def test_new_models_do_not_wait_for_a_compiler(made):
     async with Serving(made) as serving:
         _, compiling = await staged(serving, made)

@@ -368,15 +368,6 @@ def test_scans_of_any_bytes_are_counted_to_an_end(content):
         decoding.check_scans(data)
 
 
-@pytest.mark.parametrize("window", [3, 7])
-def test_a_marker_is_found_wherever_a_window_ends(window, monkeypatch):
-    expected = decoding._marker(memoryview(KINDS["progressive JPEG"]), 400)
-    monkeypatch.setattr(decoding, "_LEAST_WINDOW", window)
-    monkeypatch.setattr(decoding, "_MOST_WINDOW", window)
-    assert decoding._marker(memoryview(KINDS["progressive JPEG"]), 400) == expected
-    assert 400 < expected < len(KINDS["progressive JPEG"])
-
-
 def test_segments_without_end_are_refused():
     jpeg = KINDS["JPEG"]
     scan = jpeg.index(b"\xff\xda")

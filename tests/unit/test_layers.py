@@ -200,11 +200,6 @@ OWNER = ("serving", "scheduling", "fleet", "decoding", "worker", "decoder")
 """The two halves of the service: they know each other by app.link alone. What starts both (main) knows both."""
 
 
-def test_the_scan_sees_an_import_of_the_other_half() -> None:
-    assert set(parts_imported(ast.parse("from app.serving.service import Service"))) & set(OWNER)
-    assert set(parts_imported(ast.parse("def f():\n    from app import fleet"))) & set(OWNER)
-
-
 def test_ingress_and_owner_know_only_the_link_of_each_other() -> None:
     found = {}
     for path, tree in trees().items():
@@ -269,18 +264,6 @@ _CALLBACKS = {name for name in dir(asyncio.Protocol) if not name.startswith("_")
     "timeout_keep_alive_handler",
     "shutdown",
 }
-
-
-def test_no_named_tuple_has_a_second_base() -> None:
-    """Python 3.10, the oldest that is promised, cannot make such a class."""
-    bases = [
-        [ast.unparse(base) for base in node.bases]
-        for tree in trees().values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-    ]
-    assert ["NamedTuple"] in bases
-    assert [each for each in bases if "NamedTuple" in each and len(each) > 1] == []
 
 
 def own_methods(made: ast.ClassDef) -> list[str]:

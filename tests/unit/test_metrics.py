@@ -20,7 +20,7 @@ from app.fleet.device_metrics import HANDOVERS, RESTARTS, DeviceMetrics
 from app.http.routes import status
 from app.http.routes.stats import snapshot
 from app.observability.histogram import Histogram
-from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics, States
+from app.observability.metrics import CODES, LIFE, MODELLESS, REJECTIONS, Metrics, ModelMetrics
 from app.worker.messages import Released, Stats
 from tests.support.filled_metrics import filled
 
@@ -111,17 +111,6 @@ def test_releases_count_rungs_and_their_bytes():
     assert value(metrics, "anychip_cache_released_bytes_total", device="npu:0", rung="2") == 500
     assert value(metrics, "anychip_cache_released_host_bytes_total", device="npu:0", rung="1") == 0
     assert value(metrics, "anychip_cache_released_host_bytes_total", device="npu:0", rung="2") == 70
-
-
-@settings(deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 9)), max_size=6))
-def test_states_show_what_is_so_now_and_nothing_else(history):
-    metrics = Metrics()
-    states = States(metrics.model_info)
-    for now in history:
-        states.show({(name, "d", "e", "p", "w"): number for name, number in now.items()})
-        samples = next(iter(metrics.model_info.collect())).samples
-        assert {sample.labels["model"]: sample.value for sample in samples} == now
 
 
 @settings(deadline=None)

@@ -53,14 +53,6 @@ def test_what_wraps_a_network_in_training_is_taken_off(
     assert len(open_model(parse_spec(f"m=squeezenet1_1:{file}"), tmp_path).labels) == 3
 
 
-def test_names_of_ultralytics_begin_with_model_and_keep_it(tmp_path: Path) -> None:
-    names = {"model.0.conv.weight": torch.ones(2), "model.22.dfl.conv.weight": torch.ones(2)}
-    torch.save(names, tmp_path / "a.pt")
-    assert read_header(tmp_path / "a.pt").state.keys() == names.keys()
-    torch.save(under("model.", names), tmp_path / "b.pt")
-    assert read_header(tmp_path / "b.pt").state.keys() == names.keys()
-
-
 def test_a_head_of_ones_own_is_told_to_be_exported(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     other = {name.replace("classifier.1.", "classifier.1.0."): tensor for name, tensor in state.items()}
     torch.save(other, tmp_path / "head.pth")

@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from torchvision.models import mobilenet_v3_small
 
-from models import WeightsError, WeightsNotFoundError, open_model, parse_spec
+from models import WeightsError, WeightsNotFoundError
 from models.contract import regular
 from models.contract.digest import OpenedFiles, digest_of_all, sha256_of
 from models.contract.regular import open_regular, read_regular
@@ -223,28 +220,3 @@ def test_copies_that_nobody_holds_go_after_a_week_or_when_room_is_wanted(folder:
     remove_unused(store, 1 << 62)
     assert [Path(held.folder).is_dir(), third.is_dir()] == [True, False]
     held.check()
-
-
-def test_a_model_computes_with_what_was_opened(tmp_path: Path) -> None:
-    """Weights, labels and digest, though all of its files were exchanged: as a worker that starts later reads them."""
-
-    def written(seed: int, *labels: str) -> None:
-        torch.manual_seed(seed)
-        save_file(mobilenet_v3_small(num_classes=2).state_dict(), tmp_path / "net.safetensors")
-        (tmp_path / "net.labels.txt").write_text("\n".join(labels))
-
-    written(1, "cat", "dog")
-    text = f"m=mobilenet_v3_small:{tmp_path / 'net.safetensors'}"
-    model = open_model(parse_spec(text), tmp_path / "cache")
-    pixels = torch.zeros(1, *model.input_shape, dtype=torch.uint8)
-    (expected,) = model.network()(pixels)
-    written(2, "dog", "cat")
-    model.check_weights()
-    assert torch.equal(model.network()(pixels)[0], expected)
-    assert model.labels == ("cat", "dog")
-    with pytest.raises(WeightsError, match=r"net.safetensors and what is read beside it \(net.labels.txt\) have"):
-        open_model(parse_spec(f"{text}@sha256:{model.weights_sha256}"), tmp_path / "cache")
-    changed = open_model(parse_spec(text), tmp_path / "cache")
-    assert changed.labels == ("dog", "cat")
-    assert not torch.equal(changed.network()(pixels)[0], expected)
-    assert changed.weights_sha256 != model.weights_sha256

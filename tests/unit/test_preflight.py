@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from anychip_tools import container
-from anychip_tools.container import NEEDS, PreflightError, compose_env, docker_run, helm_values, look, told
+from anychip_tools.container import PreflightError, compose_env, docker_run, helm_values, look, told
 from app.cli import main
 
 ASCEND = (
@@ -61,27 +61,6 @@ def test_compose_is_told_of_all_cards(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("form", container.FORMS)
-@pytest.mark.parametrize("flavour", sorted(NEEDS))
-def test_an_example_needs_no_card_and_says_that_it_is_one(
-    flavour: str, form: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", "--container", flavour, "--form", form, "--example"]) == 0
-    said = capsys.readouterr()
-    assert "an example, for a host with one card" in said.err
-    assert "*" not in said.out
-    if form == "docker":
-        for path in NEEDS[flavour].devices:
-            assert f"--device {path.replace('[0-9]*', '0')}" in said.out
-        assert ("--group-add 1000" in said.out) == bool(NEEDS[flavour].groups)
-
-
-def test_a_tool_that_is_not_there_is_left_out(tmp_path: Path) -> None:
-    found = look("ascend", host(tmp_path, *ASCEND))
-    assert "npu-smi" not in docker_run("ascend", found, "1")
-    assert "NPU_SMI=/dev/null" in compose_env("ascend", found)
-
-
 @pytest.mark.parametrize("newer", [False, True])
 def test_the_device_of_newer_cards_is_passed_only_where_it_is(tmp_path: Path, newer: bool) -> None:
     found = look("dcu", host(tmp_path, *DCU, *(["dev/mkfd"] if newer else [])))
@@ -98,11 +77,6 @@ def test_groups_are_those_of_the_files(tmp_path: Path) -> None:
     assert "--group-add 992" in docker_run("dcu", found, "1")
     assert helm_values("dcu", found).endswith("--set 'supplementalGroups={992}'")
     assert "KFD_GID=992\nRENDER_GID=992" in compose_env("dcu", found)
-
-
-def test_there_is_one_for_every_image() -> None:
-    root = Path(__file__).resolve().parents[2]
-    assert {path.suffix[1:] for path in root.glob("Dockerfile.*") if "-" not in path.suffix} == set(NEEDS)
 
 
 def test_the_doctor_says_the_same_and_names_what_is_missing(

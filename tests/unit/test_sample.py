@@ -11,26 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from benchmarks.sample_training import evaluate, images
-from benchmarks.sample_training.loss import (
-    Objects,
-    detection_loss,
-)
+from benchmarks.sample_training import images
 from benchmarks.sample_training.rounding import rounded
 from benchmarks.sample_training.train import RECIPES
 from models import publishers, sample
 from models.sample.generator import KINDS, classification_image, detection_image
 from models.tasks.accuracy import Boxes, average_precision
-from models.yolo.yolov8 import YOLOv8
 
 DIRECTORY = publishers.SAMPLES_IN_SOURCES
-SEEDS = st.integers(0, 10_000)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,49 +60,7 @@ def test_the_sample_images_are_those_of_the_generator(tmp_path: Path) -> None:
 # The loss
 
 
-def test_a_few_steps_on_two_images_bring_the_loss_down() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = YOLOv8("n", len(KINDS))
-    items = [evaluate.DetectionImages(1, 0, 96)[index] for index in (1, 5)]
-    x = torch.stack([pixels for pixels, _, _ in items]).permute(0, 3, 1, 2) / 255
-    most = max(len(classes) for _, _, classes in items)
-    objects = Objects(
-        torch.zeros(2, most, 4), torch.zeros(2, most, dtype=torch.long), torch.zeros(2, most, dtype=torch.bool)
-    )
-    for image, (_, boxes, classes) in enumerate(items):
-        objects.boxes[image, : len(boxes)] = boxes
-        objects.classes[image, : len(boxes)] = classes
-        objects.valid[image, : len(boxes)] = True
-    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=2e-3)
-    losses = []
-    for _ in range(12):
-        loss = detection_loss(network.raw(x), objects, (96, 96))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-
-
 # Rounding
-
-
-@given(SEEDS, st.sampled_from([torch.float16, torch.float32]), st.floats(1e-6, 1e3), st.sampled_from([64, 128, 256]))
-@settings(max_examples=60, deadline=None)
-def test_weights_are_rounded_to_steps_of_their_output_channel(
-    seed: int, dtype: torch.dtype, largest: float, steps: int
-) -> None:
-    weights = torch.randn(4, 8, 3, 3, generator=torch.Generator().manual_seed(seed))
-    weights *= torch.tensor([1.0, 0.1, 1e-3, 0.0]).view(4, 1, 1, 1) * largest / weights.abs().amax()
-    weights = weights.to(dtype)
-    found = rounded(weights, steps)
-    assert found.dtype == dtype
-    assert torch.equal(rounded(found, steps), found), "once is enough"
-    # The step is a power of two, hence up to twice the largest by the steps, and never finer than float16 can be.
-    step = (2 * weights.float().flatten(1).abs().amax(1) / steps).clamp(min=2.0**-24)
-    assert ((found.float() - weights.float()).abs().flatten(1).amax(1) <= step / 2).all()
-    assert all(len(channel.unique()) <= 2 * steps + 1 for channel in found)
 
 
 # Average precision

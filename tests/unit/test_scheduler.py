@@ -826,48 +826,6 @@ def test_the_next_batch_is_sent_late_while_two_clients_ask_and_in_time():
     assert scheduler.wake_at(0.021) == pytest.approx(due_s), "the worker needs longer to begin it"
 
 
-class Outage(Simulation):
-    """Requests that leave at their deadlines, and workers that die with what they have."""
-
-    def arrive(self, now, lasts_s):
-        try:
-            [item] = put(self.scheduler, 1, now=now, deadline=now + lasts_s)
-        except DeadlineUnreachableError:
-            self.refused += 1
-        else:
-            self.at(item.deadline_s, lambda _: self.scheduler.discard(item))
-
-    def die(self, now, name):
-        self.lost = self.scheduler.remove_worker(name)
-        for batch in self.lost.begun + self.lost.waiting:
-            for item in batch.items:
-                requeue(self.scheduler, item, alone=batch in self.lost.begun)
-
-    def restart(self, now, name):
-        self.scheduler.add_worker(name, {"m": self.ladder})
-        self.free_s[name] = now
-
-    def _finish(self, now, batch):
-        if batch not in self.lost.begun + self.lost.waiting:
-            super()._finish(now, batch)
-
-
-@pytest.mark.parametrize("ladder", [{1: 0.01}, LINEAR, FLAT], ids=["one by one", "CPU", "GPU"])
-def test_after_an_outage_at_half_load_hardly_a_request_is_refused(ladder):
-    simulation = Outage(ladder, noise=0.1)
-    simulation.lost = LostBatches((), ())
-    rate = 0.5 * max(size / taken_s for size, taken_s in ladder.items())
-    simulation.poisson(rate, 30.0, lasts_s=0.25)
-    simulation.at(10.0, simulation.die, "w0")
-    simulation.at(15.0, simulation.restart, "w1")
-    simulation.run(15.0)
-    simulation.refused = 0
-    before = len(simulation.log)
-    simulation.run(20.0)
-    assert simulation.refused < 0.01 * 5 * rate
-    assert len(simulation.log) - before > 0.9 * 5 * rate
-
-
 # Any history
 
 

@@ -81,46 +81,12 @@ def read(outputs: Any, stated: Any = None, labels: int = 0) -> Any:
     return adapter.scores(logits.numpy())[0].tolist(), how.each, note
 
 
-def test_probabilities_that_sum_to_one_are_answered_as_they_are() -> None:
-    scores, each, note = read([[0.976, 0.016, 0.008], [0.3, 0.3, 0.4]])
-    assert scores == pytest.approx([0.976, 0.016, 0.008], abs=1e-6)
-    assert not each
-    assert "are probabilities" in note
-
-
-def test_probabilities_each_of_their_own_are_answered_as_they_are() -> None:
-    scores, each, note = read([[0.6, 0.9, 0.0], [0.1, 0.2, 1.0]])
-    assert scores == pytest.approx([0.6, 0.9, 0.0], abs=1e-6)
-    assert each
-    assert "of its own" in note
-
-
 @pytest.mark.parametrize("stated", [None, "probabilities"])
 def test_probabilities_in_percent_are_answered_as_shares_of_one(stated: Any) -> None:
     scores, each, note = read([[97.6, 1.6, 0.8], [30.0, 30.0, 40.0]], stated)
     assert scores == pytest.approx([0.976, 0.016, 0.008], abs=1e-6)
     assert not each
     assert "in percent" in note
-
-
-def test_logits_have_softmax_as_ever_and_nothing_is_told() -> None:
-    scores, each, note = read([[0.1, 0.9], [0.2, 1.7]])
-    assert scores == pytest.approx([0.31003, 0.68997], abs=1e-5)
-    assert (each, note) == (False, "")
-
-
-@pytest.mark.parametrize(("outputs", "right"), [([[-1.5], [2.0]], 0.18243), ([[0.18243], [1.0]], 0.18243)])
-def test_one_number_is_a_logit_or_a_probability(outputs: Any, right: float) -> None:
-    scores, each, _ = read(outputs)
-    assert scores == pytest.approx([right], abs=1e-5)
-    assert each
-
-
-@pytest.mark.parametrize(("outputs", "right"), [([[-1.5], [2.0]], 0.18243), ([[0.18243], [1.0]], 0.18243)])
-def test_one_number_and_two_labels_is_of_the_second(outputs: Any, right: float) -> None:
-    scores, each, _ = read(outputs, labels=2)
-    assert scores == pytest.approx([1 - right, right], abs=1e-5)
-    assert not each
 
 
 def test_what_is_stated_holds_where_it_can() -> None:

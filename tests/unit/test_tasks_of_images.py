@@ -45,15 +45,6 @@ def picture(encoded: str) -> Any:
 # --- embed ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_vector_is_a_list_or_base64_and_has_length_one_where_that_is_asked_for() -> None:
-    adapter, vector = task("embed", (1, 2)), torch.tensor([[3.0, 4.0]])
-    assert asked(adapter, vector) == {"embedding": [3.0, 4.0]}
-    assert asked(adapter, vector, normalize="l2") == {"embedding": [0.6, 0.8]}
-    encoded = asked(adapter, vector, normalize="l2", encoding="base64")["embedding"]
-    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == [np.float32(0.6), np.float32(0.8)]
-    assert asked(adapter, torch.zeros(1, 2), normalize="l2") == {"embedding": [0.0, 0.0]}
-
-
 @pytest.mark.parametrize(
     ("shapes", "options", "wanted"),
     [

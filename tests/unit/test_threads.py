@@ -54,29 +54,6 @@ def test_where_there_may_be_no_more_threads_none_is_left_that_waits(monkeypatch)
     assert [each.is_alive() for each in begun_here] == [False, False]
 
 
-async def test_work_cancelled_while_it_runs_is_waited_for(pool):
-    started, release, finished = threading.Event(), threading.Event(), []
-
-    def work():
-        started.set()
-        release.wait()
-        finished.append(True)
-
-    task = asyncio.ensure_future(pool.run(work))
-    await asyncio.to_thread(started.wait)
-    task.cancel()
-    for _ in range(10):
-        await asyncio.sleep(0)
-    task.cancel()  # A second time, while it waits for the thread.
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not task.done()
-    release.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert finished == [True]
-
-
 FATES = ["kept", "cancelled", "cancelled late", "cancelled twice"]
 jobs = st.lists(st.sampled_from(FATES), max_size=40)
 

@@ -84,9 +84,3 @@ def test_everything_an_instance_has_moves_along(task: str, has: dict[str, Any], 
     of_task = made(task, replace(FILE, options='{"keypoints": [1, 3]}'))
     [moved] = merged(of_task, [({"detections": [found | has]}, 10, 20)], 100, 100, Options())["detections"]
     assert moved == found | becomes | {"box": {"x1": 11, "y1": 22, "x2": 13, "y2": 24}}
-
-
-def test_at_most_as_many_as_are_wanted() -> None:
-    part = {"detections": [instance(10 * n, 0, 10 * n + 5, 5, 0.9 - n / 100) for n in range(20)]}
-    found = merged(DETECT, [(part, 0, 0)], 300, 10, Options(max_detections=7))
-    assert [each["score"] for each in found["detections"]] == [0.9 - n / 100 for n in range(7)]

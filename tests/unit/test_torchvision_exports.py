@@ -45,11 +45,9 @@ OUTPUTS = (value("b", ("k", 4)), value("l", ("k",), "<i8"), value("s", ("k",)))
     ("inputs", "outputs", "told"),
     [
         (IMAGE, OUTPUTS, True),
-        (IMAGE, OUTPUTS[::-1], True),
         (IMAGE, (*OUTPUTS, value("masks", ("k", 1, 240, 320))), True),
         (IMAGE, (*OUTPUTS, value("points", ("k", 17, 3)), value("point scores", ("k", 17))), True),
         ((value("image", (1, 3, 240, 320)),), OUTPUTS, False),
-        ((value("image", (1, 240, 320)),), OUTPUTS, False),
         ((*IMAGE, value("more", (1,))), OUTPUTS, False),
         (IMAGE, OUTPUTS[:2], False),
         (IMAGE, (value("b", (5, 4)), value("l", (5,), "<i8"), value("s", (5,))), False),

@@ -78,36 +78,3 @@ def test_nothing_of_the_module_goes_where_it_is_not_followed() -> None:
     assert read(all_sources())[1] == []
     others = [path for folder in ("app", "models") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert [path for path in others if "get_device_module" in path.read_text(encoding="utf-8")] == []
-
-
-@pytest.mark.parametrize(
-    ("body", "calls"),
-    [
-        ("m = torch.get_device_module(d)\n    m.a(1, k=2)", {Call("a", 1, frozenset({"k"}))}),
-        ("torch.get_device_module(d).a.b = 1", {Call("a.b")}),
-        ("m = torch.get_device_module(d)\n    if hasattr(m, 'a'): m.a()", {Call("a", guarded=True)}),
-        ("m = torch.get_device_module(d)\n    getattr(m, 'a')(1)", {Call("a")}),
-        ("m = torch.get_device_module(d)\n    getattr(m, 'a', None)", {Call("a", guarded=True)}),
-        ("m = torch.get_device_module(d)\n    [getattr(m, n) for n in ('a', 'b')]", {Call("a"), Call("b")}),
-        ("m = torch.get_device_module(d)\n    g(1, m)\ndef g(one, two):\n    two.a()", {Call("a")}),
-        ("self._m = torch.get_device_module(d)\ndef g(self):\n    self._m.a()", {Call("a")}),
-    ],
-)
-def test_the_reader_follows_the_module(body: str, calls: set[Call]) -> None:
-    found, escapes = read({"a.py": f"def f(self, d):\n    {body}\n"})
-    assert (set(found), escapes) == (calls, [])
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "getattr(m, d)",
-        "box[0] = [m]",
-        "return m",
-        "m.a(**d)",
-    ],
-)
-def test_the_reader_tells_what_it_cannot_follow(body: str) -> None:
-    _, escapes = read({"a.py": f"def f(d):\n    m = torch.get_device_module(d)\n    {body}\n"})
-    assert len(escapes) == 1
-    assert escapes[0].startswith("a.py:3 ")
