@@ -1,6 +1,6 @@
-"""Pauses of parts of a service, and the goodput of each model for clients in a hurry.
+"""The goodput of each model for clients in a hurry.
 
-Owns: the pauses, and clients that ask again at once with a short deadline and may be refused. Must not know the
+Owns: clients that ask again at once with a short deadline and may be refused. Must not know the
 assertions.
 """
 
@@ -11,24 +11,11 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-import psutil
-
-from tests.support.chaos_faults import paused, processes
 from tests.support.images import JPEG
 from tests.support.load import Load
 from tests.support.service_process import ServiceProcess
 
 _RETRY_S = 0.05
-PARTS = ("worker", "decoders", "service")
-
-
-async def part_paused(service: ServiceProcess, part: str, seconds: float) -> None:
-    """Stop one of PARTS for so long."""
-    found = processes(service)
-    whole = [found.server, *service.children()]
-    stopped: list[psutil.Process] = {"worker": found.workers, "decoders": found.decoders, "service": whole}[part]
-    assert stopped
-    await paused(stopped, seconds)
 
 
 @contextlib.asynccontextmanager

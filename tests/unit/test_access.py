@@ -63,23 +63,6 @@ def test_a_method_without_a_rule_needs_what_the_others_need() -> None:
     assert administered("/v1/devices/cpu:0:release") == ("release", {"device": "cpu:0"})
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        b"/v2%2Frepository/models/x/unload",
-        b"/v2/repository/models/x/%75nload",
-        b"/v2/%2e%2e/x",
-        b"/%00",
-        b"/a%252fb",
-        b"/%",
-    ],
-)
-def test_other_spellings_of_a_path_lead_nowhere(path: bytes) -> None:
-    with pytest.raises(ServiceError) as refused:
-        check_spelling(path)
-    assert refused.value.code == "NOT_FOUND"
-
-
 @given(st.integers(0, 255))
 def test_only_what_needs_it_may_be_spelt_with_a_percent_sign(byte: int) -> None:
     unreserved = chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "-._~/\\%")
@@ -322,20 +305,6 @@ def test_x_anylabeling_sends_its_key_as_a_token_where_it_is_answered(file: Path)
         assert access.admit("infer", "public", both, "").key == "cam"
     with pytest.raises(ServiceError, match="wants an API key"):
         Access(settings(api_keys_file=str(file))).admit("infer", "public", [(b"token", key)], "")
-
-
-@pytest.mark.parametrize("need", ["open", "infer", "admin"])
-def test_no_web_page_reaches_the_administration(need: Any) -> None:
-    for mode, bind in (("loopback", "admin"), ("port", "public")):
-        access = Access(settings(admin=mode))
-        access.admit(need, bind, [(b"host", b"127.0.0.1:8002")], "127.0.0.1")  # type: ignore[arg-type]
-        origin = [(b"host", b"127.0.0.1:8002"), (b"origin", b"null")]
-        if need != "admin" and bind == "public":
-            continue
-        with pytest.raises(ServiceError, match="web page"):
-            access.admit(need, bind, origin, "127.0.0.1")  # type: ignore[arg-type]
-    with pytest.raises(ServiceError, match="allowed-hosts"):
-        Access(settings(host="0.0.0.0")).admit(need, "admin", [(b"host", b"rebound.example")], "127.0.0.1")
 
 
 def test_so_many_a_minute_and_no_more() -> None:

@@ -532,28 +532,6 @@ class TestTorchair:
         assert "torchair: torchair is not installed: this torch_npu was built without it" in refusal(TorchairEngine)
 
 
-@pytest.mark.usefixtures("_clean_dynamo")
-class TestMIGraphX:
-    def test_goes_through_torch_compile_for_each_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        shapes: list[tuple[int, ...]] = []
-
-        def migraphx(module: Any, inputs: Any) -> Any:
-            shapes.extend(tuple(each.shape) for each in inputs if each.dtype == torch.uint8)
-            return module.forward
-
-        monkeypatch.setitem(sys.modules, "torch_migraphx", ModuleType("torch_migraphx"))
-        registry: Any = importlib.import_module("torch._dynamo.backends.registry")
-        monkeypatch.setitem(registry._COMPILER_FNS, "migraphx", migraphx)
-        monkeypatch.setitem(registry._BACKENDS, "migraphx", None)
-        executable = load(MIGraphXEngine)
-        assert_answers(executable)
-        assert shapes == [(size, 8, 6, 3) for size in (4, 2, 1)]
-
-    def test_refuses_where_it_is_not_installed(self) -> None:
-        text = refusal(MIGraphXEngine)
-        assert "migraphx: torch_migraphx is not installed: build it from github.com/ROCm/torch_migraphx" in text
-
-
 class TestOnnxRuntime:
     @pytest.mark.parametrize(
         "facts",

@@ -97,10 +97,6 @@ def test_a_cpu_that_serves_beside_an_accelerator_is_a_warning(monkeypatch):
     assert found("devices", device="cpu").status == "PASS"
 
 
-def test_a_device_that_is_not_there_is_a_failure():
-    assert found("devices", device="npu").status == "FAIL"
-
-
 @pytest.mark.parametrize(("status", "code"), [("PASS", 0), ("WARN", 0), ("SKIP", 0), ("FAIL", 1)])
 def test_only_a_failure_fails_the_command(monkeypatch, capsys, status, code):
     monkeypatch.setattr("anychip_tools.doctor.examine", lambda *_: iter([Check("port", status, "seen", "do this")]))

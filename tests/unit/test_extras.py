@@ -58,19 +58,6 @@ def test_a_command_names_packages_of_others_and_folders_of_ours(asked, extra, co
     assert extras.how_to_install(extra) == command
 
 
-def test_the_pip_of_another_environment_is_not_named(asked, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert extras.how_to_install("dev") == f"{sys.executable} -m pip install grafana"
-
-
-def test_sources_that_are_not_installed_say_it_too(asked, monkeypatch):
-    def not_here(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "requires", not_here)
-    assert extras.how_to_install("onnx") == "ANYCHIP_EXTRAS=onnx make install, in anychip's sources"
-
-
 def test_every_extra_that_is_asked_for_is_one():
     """Their names are checked nowhere else: a message may never be printed in any test."""
     text = (ROOT / "pyproject.toml").read_text()

@@ -639,7 +639,7 @@ async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, mon
         before, descriptors = len(born), len(os.listdir("/proc/self/fd"))
         await asyncio.sleep(600)
         assert len(born) > before + 3
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         assert [each.child.killed for each in born] == [True] * len(born)
         assert not fleet.ingresses._ready
 

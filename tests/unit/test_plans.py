@@ -110,17 +110,6 @@ def test_who_names_a_compiler_goes_without_and_is_told(caplog: pytest.LogCapture
     assert "the worker of graph is not confined" in said
 
 
-def test_a_share_moves_the_guards_mark_and_any_other_word_is_its_policy() -> None:
-    device = Device("cpu:0", "cpu", 0, "fp32")
-    chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
-    found = {}
-    for told in ("auto", "off", 1000, 0.4):
-        given: dict[str, Any] = {"guard_policy": told}
-        [(_, plan)] = worker_plans(Settings(**given), chosen, MODELS[:1], {})
-        found[told] = (plan.load.guard.policy, plan.load.guard.device_ratio)
-    assert found == {"auto": ("auto", 0.85), "off": ("off", 0.85), 1000: (1000, 0.85), 0.4: ("auto", 0.4)}
-
-
 def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() -> None:
     served: Any = {
         name: SimpleNamespace(names=(name,), index=index, unloaded=False, model=SimpleNamespace(name=name))

@@ -20,7 +20,6 @@ from models import open_model, parse_spec
 from models.contract.errors import WeightsError
 from models.contract.resize import Centre, Resize, Whole
 from models.exports import library_files
-from models.exports.entry import Entry, entered
 from models.exports.files import names_beside
 from models.exports.image_trial import example
 from models.exports.metadata import Preprocessing, Sidecar, read_sidecar
@@ -172,17 +171,6 @@ def test_what_no_input_of_one_size_can_be_given_is_refused_by_name(
     sidecar = read_sidecar(tmp_path / "model.safetensors")
     assert sidecar is not None
     assert (sidecar.size, sidecar.resize, sidecar.mean, sidecar.std) == ((64, 96), "stretch", (0.5,) * 3, (0.25,) * 3)
-
-
-def test_what_a_file_lacks_is_what_its_class_takes_for_it(tmp_path: Path) -> None:
-    """Whether the key is missing or null; MobileViT's class normalises nothing, and has blue first."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mobilevit"}))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_center_crop": None, "do_normalize": True}))
-    found = Preprocessing.model_validate(library_files.preprocessor_of(tmp_path))
-    assert (found.channels, found.mean, found.std, found.resize_to) == ("bgr", (0.0,) * 3, (1.0,) * 3, 224)
-    pixels = torch.arange(3.0).view(1, 3, 1, 1)
-    assert entered(Entry(bgr=True), pixels).flatten().tolist() == [2, 1, 0]
-    assert entered(Entry(bgr=True), pixels[0]).flatten().tolist() == [2, 1, 0]
 
 
 def test_a_processor_within_another_is_read_first(tmp_path: Path) -> None:

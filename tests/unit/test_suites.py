@@ -12,7 +12,6 @@ import pytest
 
 from tests.suites import __main__ as commands
 from tests.suites import choice
-from tests.suites.reminders import PROMISES, reminders
 from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,16 +141,3 @@ def test_all_that_runs_somewhere_runs_at_night() -> None:
         python = str(ROOT / suite.environment / "bin" / "python")
         assert {(python, choice.file_of(test)) for test in suite.tests} <= files
     assert not [words for words in marked if "-n" in words]  # What measures time has the machine to itself.
-
-
-def test_a_page_that_changed_without_its_other_language_and_a_promise_without_the_changelog_are_said() -> None:
-    api, chinese = "docs/api.md", "docs/api.zh-CN.md"
-    assert [len(reminders(changed, ROOT)) for changed in ((api,), (api, chinese), (api, chinese, "CHANGELOG.md"))] == [
-        2,
-        1,
-        0,
-    ]
-    assert chinese in reminders((api,), ROOT)[0]
-    assert "CHANGELOG.md" in reminders((api,), ROOT)[1]
-    assert reminders(("app/main.py", "docs/null.md", "docs/gone.md", chinese), ROOT) == []
-    assert [page for page in PROMISES if not (ROOT / page).exists()] == []

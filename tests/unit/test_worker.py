@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,35 +116,6 @@ def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatc
     loaded.executable.close()
 
 
-def test_it_loads_measures_and_answers():
-    with Talk("resnet18:random", "yolov8n:random") as talk:
-        ready = talk.hear()
-        assert isinstance(ready, Ready)
-        assert ready.device == "cpu:0"
-        assert [loaded.served_on.engine for loaded in ready.loaded] == ["eager", "eager"]
-        assert all(set(loaded.latency_s) == {1, 2} for loaded in ready.loaded)
-        assert all(seconds > 0 for loaded in ready.loaded for seconds in loaded.latency_s.values())
-
-        rng = np.random.default_rng(0)
-        for slot in (3, 1):
-            talk.fill(slot, rng.integers(0, 256, 224 * 224 * 3, dtype=np.uint8))
-        talk.send(Run(7, 0, (3, 1), (replace(OPTIONS, tensors=True),), 2))
-        done = talk.hear()
-        assert isinstance(done, Done)
-        assert done.batch_id == 7
-        assert done.infer_s > 0
-        network = talk.models[0].network()
-        pixels = np.stack([talk.arena.slot(0, slot).reshape(224, 224, 3) for slot in (3, 1)])
-        with torch.inference_mode():
-            expected = network(torch.from_numpy(pixels))[0].numpy()
-        for row, (logits, best) in enumerate(talk.results(done, (3, 1))):
-            np.testing.assert_allclose(logits, expected[row], rtol=1e-4, atol=1e-4)
-            assert best[0].tolist() == np.argsort(-logits, kind="stable")[: Options().top_k].tolist()
-
-        talk.send(Run(8, 1, (0,), (OPTIONS,), 1))
-        assert talk.hear().batch_id == 8
-
-
 def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
     computed = []
     results = Worker._results
@@ -164,16 +134,6 @@ def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
         talk.send(Run(2, 0, (0,), (OPTIONS,), 2))
         talk.hear()
     assert [pixels.reshape(2, -1).max(axis=1).tolist() for pixels in computed] == [[200, 100], [200, 0]]
-
-
-def test_memory_is_reported():
-    with Talk("resnet18:random") as talk:
-        assert [type(talk.hear_any()) for _ in range(2)] == [Progress, Ready]
-        stats = talk.hear_any()
-        assert isinstance(stats, Stats)
-        assert stats.resident > 10_000_000
-        assert 0 < stats.used <= stats.total
-        assert 0 <= stats.telemetry["utilization_ratio"] <= 1
 
 
 def test_a_batch_that_fails_does_not_end_the_worker():
