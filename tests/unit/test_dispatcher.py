@@ -319,19 +319,6 @@ async def test_a_file_that_the_device_cannot_decode_goes_by_the_host_to_the_fron
         assert free_slots(fleet) == before
 
 
-async def test_an_image_that_the_host_cannot_decode_either_fails_with_its_words():
-    worker, host = Worker(), Host(ServiceError("INVALID_IMAGE", "the JPEG is broken or truncated"))
-    async with dispatching(worker) as fleet:
-        before = free_slots(fleet)
-        [task] = ask_with_files(fleet, host, 1, {0})
-        await turns()
-        hear(fleet, worker, undone(worker.runs[0], (0,)))
-        host.may_end.set()
-        with pytest.raises(ServiceError, match="broken or truncated"):
-            await task
-        assert free_slots(fleet) == before
-
-
 @pytest.mark.parametrize("undecoded", [(0,), (-1,), (9,)])
 async def test_a_worker_is_not_believed_that_it_was_asked_to_decode_pixels(undecoded):
     worker = Worker()

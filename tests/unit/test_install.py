@@ -323,17 +323,6 @@ def test_huaweis_image_gets_torchvision_from_pytorchs_index_and_not_from_the_reg
     assert anychip[-4:] == [str(ROOT), str(ASCEND), str(HOSTING), str(SAMPLES)]
 
 
-def test_what_was_a_package_of_its_own_and_is_a_part_of_anychip_now_goes_first(tmp_path, commands, found):
-    """Else an environment of an older checkout has each command twice."""
-    found(torch="2.9.0+das", present={"torch": "2.9.0+das", "torchvision": "0.24.0+das"})
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    for name in ("anychip_tools", "anychip_grpc", "torch"):
-        (packages / f"{name}-0.1.0.dist-info").mkdir(parents=True)
-    install.install(tmp_path, False, {"ANYCHIP_TORCH": "keep"})
-    assert commands[0][2:] == ["pip", "uninstall", "--yes", "anychip-tools"]
-    assert len(commands) == 2
-
-
 def test_a_wheelhouse_holds_what_is_needed_and_leaves_torch_to_the_base():
     from deploy.wheelhouse import closure, wanted
 

@@ -31,12 +31,6 @@ def test_padding_is_paid_only_where_it_costs_less_than_a_second_batch(seconds, w
     assert BatchLatencies(seconds).best_size(waiting, 0.0) == size
 
 
-@pytest.mark.parametrize("seconds", [{}, {0: 0.1}, {-1: 0.1}, {1: -0.1}])
-def test_latencies_without_sizes_or_with_impossible_ones_is_refused(seconds):
-    with pytest.raises(ValueError, match="batch latencies"):
-        BatchLatencies(seconds)
-
-
 def test_latency_is_learned_upwards_and_downwards():
     ladder = BatchLatencies({4: 0.1})
     for seconds in (0.5, 0.02):
@@ -75,14 +69,6 @@ def test_a_size_that_stays_slow_is_tried_only_rarely():
         sizes.append(ladder.best_size(7, 0.0))
         ladder.learn(sizes[-1], truth[sizes[-1]])
     assert 0 < sizes[1000:].count(8) < 300
-
-
-def test_the_least_is_the_shortest_that_any_batch_took():
-    ladder = BatchLatencies(LINEAR)
-    assert ladder.least_s == 0.010
-    ladder.learn(2, 0.008)
-    ladder.learn(2, 0.050)
-    assert ladder.least_s == 0.008
 
 
 def test_the_ceiling_comes_back_one_size_at_a_time():

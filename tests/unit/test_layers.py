@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import functools
 import re
 from collections import Counter
@@ -256,34 +255,3 @@ def test_a_module_gives_a_name_once() -> None:
     assert names_of(ast.parse("a = 1\nb, a = 2, 3\nif c:\n    d = 4\ne: int = 5")) == ["a", "b", "a", "e"]
     times = {name_of(path): Counter(names_of(tree)) for path, tree in trees().items()}
     assert {path: name for path, of in times.items() for name in of if of[name] > 1} == {}
-
-
-_CALLBACKS = {name for name in dir(asyncio.Protocol) if not name.startswith("_")} | {
-    "send_400_response",  # uvicorn's, as `on_…` are.
-    "on_response_complete",
-    "timeout_keep_alive_handler",
-    "shutdown",
-}
-
-
-def own_methods(made: ast.ClassDef) -> list[str]:
-    """Those that a class brings itself: no properties, no dunders, and nothing that a protocol's caller calls."""
-    methods = [each for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [
-        each.name
-        for each in methods
-        if not any("property" in ast.unparse(one) or "setter" in ast.unparse(one) for one in each.decorator_list)
-        and not re.match(r"__|on_", each.name)
-        and each.name not in _CALLBACKS
-    ]
-
-
-def test_a_class_has_at_most_twenty_methods() -> None:
-    """One that has more is two: it is cut at the seam."""
-    counts = {
-        (name_of(path), each.name): len(own_methods(each))
-        for path, tree in trees().items()
-        for each in ast.walk(tree)
-        if isinstance(each, ast.ClassDef)
-    }
-    assert {made: methods for made, methods in counts.items() if methods > 20} == {}

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from backends import BackendError, register_operator_libraries
+from backends import BackendError
 from backends.operators import operators
-from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
+from backends.operators.operators import Operators, fixed_shapes
 from backends.operators.replacements import REPLACEMENTS
 
 ROOT = Path(__file__).parents[2]
@@ -194,17 +194,6 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
     assert each.found() == dict.fromkeys(names, "vendor-cpu")
     assert operators.fallback_counts() == {}
     assert not torch.is_warn_always_enabled()
-
-
-def test_a_library_that_is_not_there_or_is_none_says_so(tmp_path):
-    missing, text = tmp_path / "missing.so", tmp_path / "text.so"
-    text.write_text("no library")
-    with pytest.raises(BackendError, match=r"missing\.so is not there\.$"):
-        register_operator_libraries([str(missing)])
-    with pytest.raises(BackendError, match=r"missing\.so is not there\.$"):
-        load_operator_libraries([str(missing)])
-    with pytest.raises(BackendError, match=r"text\.so cannot be loaded: .*\.$"):
-        load_operator_libraries([str(text)])
 
 
 def test_the_documented_table_is_the_one_there_is():

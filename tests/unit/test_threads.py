@@ -19,12 +19,6 @@ async def pool():
     await pool.close()
 
 
-async def test_the_pool_answers_and_passes_errors_on(pool):
-    assert await pool.run(lambda a, b: a + b, 1, 2) == 3
-    with pytest.raises(ZeroDivisionError):
-        await pool.run(lambda: 1 / 0)
-
-
 async def test_no_thread_is_begun_for_work(pool):
     """Who hands work in would wait until a new thread runs."""
     threads, release = threading.active_count(), threading.Event()
