@@ -33,6 +33,7 @@ from tests.support.doubles import (
     loaded_as,
     turns,
 )
+from tests.support.queueing import enqueue, reserve
 
 FAR = 10.0**9
 
