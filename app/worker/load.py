@@ -56,7 +56,7 @@ from backends import (
     register_operator_libraries,
 )
 from backends.contract.image_decoder import ImageDecoder
-from backends.vendors.drivers import driver_version
+from backends.vendors.drivers import driver_version, toolkit_version
 from models import Model, ModelError, PixelModel
 from models.confinement import confine_program, python_files, what_there_is
 from models.exports.library_files import builder, library_of
@@ -211,7 +211,8 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     began_s = time.monotonic()
     device = load.device
     kind = (type(backend).__qualname__, device.name, sorted(device.details.items()))
-    software = [driver_version(each) for each in (backend.facts.vendor, "cann", "rocm", "dtk")]
+    toolkits = [toolkit_version(each) for each in ("cann", "rocm", "dtk")]
+    software = [driver_version(backend.facts.machine.driver), *toolkits]
     about = (*kind, software, load.plugins)
     options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick, device=about)
     model.check_weights()

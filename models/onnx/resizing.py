@@ -43,7 +43,8 @@ class _Axis:
             return (places + 0.5) / self.factor
         middles = (places + 0.5) / self.factor - 0.5
         if how == "half_pixel_symmetric":
-            return middles + dtype(self.before / 2) * (1 - dtype(self.after) / (dtype(self.factor) * self.before))
+            share = dtype(self.after) / (dtype(self.factor) * self.before)
+            return np.asarray(middles + self.before / 2 * (1 - share), dtype)
         if how == "pytorch_half_pixel":
             return middles if self.after > 1 else np.zeros(1)
         if how != "half_pixel":

@@ -261,14 +261,15 @@ def test_read_only_pixels_do(case: Case) -> None:
 
 def test_other_pixels_are_refused(case: Case) -> None:
     executable = load(case, Brightness())
-    for pixels, message in (
+    refused: list[tuple[Any, str]] = [
         (np.zeros((4, 8, 6, 3), np.uint8), r"batch of 4 .* \(1, 2, 3, 8\)"),
         (np.zeros((0, 8, 6, 3), np.uint8), "batch of 0"),
         (np.zeros((1, 6, 8, 3), np.uint8), "not \\(1, 6, 8, 3\\)"),
         (np.zeros((8, 6, 3), np.uint8), "not \\(8, 6, 3\\)"),
         (np.zeros((1, 8, 6, 3), np.float32), "float32"),
         (np.zeros((1, 8, 6, 6), np.uint8)[..., ::2], "C-contiguous"),
-    ):
+    ]
+    for pixels, message in refused:
         with pytest.raises(ValueError, match=message):
             executable.run(pixels)
     executable.close()

@@ -8,6 +8,7 @@ import io
 import json
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,7 +285,7 @@ def test_deadline_and_priority_of_the_request(client):
 
 
 GOOD = {"name": "pixels", "shape": [1, 224, 224, 3], "datatype": "UINT8"}
-IMAGE = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(PHOTO).decode()]}
+IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(PHOTO).decode()]}
 
 
 @pytest.mark.parametrize(

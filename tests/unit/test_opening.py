@@ -129,7 +129,10 @@ def test_every_model_that_cannot_be_read_is_named_in_one_message(tmp_path: Path)
     for name in ("one", "two"):
         (tmp_path / f"{name}.onnx").write_bytes(b"no network")
     good = "good=resnet50:sample"
-    given = {"models": f"a={tmp_path}/one.onnx,{good},b={tmp_path}/two.onnx", "cache_dir": tmp_path / "cache"}
+    given: dict[str, Any] = {
+        "models": f"a={tmp_path}/one.onnx,{good},b={tmp_path}/two.onnx",
+        "cache_dir": tmp_path / "cache",
+    }
     with pytest.raises(ModelError) as failed:
         Opening().models(Settings(**given))
     head, *lines = str(failed.value).splitlines()

@@ -189,10 +189,9 @@ def test_a_verdict_is_that_of_the_same_network_device_and_software(
 ) -> None:
     with pytest.raises(WrongAnswersError):
         judged(tmp_path / "one", {1: 3.0})
-    asked = {"engine": "one", "precision": "bf16", "sizes": SIZES}
-    asked |= {"engine": {"engine": "two"}, "precision": {"precision": "fp32"}, "sizes": {"sizes": (1,)}}.get(
-        changed, {}
-    )
+    asked: dict[str, Any] = {"engine": "one", "precision": "bf16", "sizes": SIZES}
+    others: dict[str, Any] = {"engine": "two", "precision": "fp32", "sizes": (1,)}
+    asked |= {changed: others[changed]} if changed in others else {}
     if changed == "a package":
         (tmp_path / "lib" / "openvino-9999.dist-info").mkdir(parents=True)
         monkeypatch.syspath_prepend(tmp_path / "lib")

@@ -48,7 +48,7 @@ def _typed(kind: Any, told: Any) -> Any:
     """Return what JSON says of a value of this type of the table's."""
     if isinstance(told, list):
         return tuple(_typed(get_args(kind)[0], each) for each in told)
-    parts = [each for each in (kind, *get_args(kind)) if is_dataclass(each)]
+    parts: list[Any] = [each for each in (kind, *get_args(kind)) if is_dataclass(each)]
     if isinstance(told, dict) and parts:
         types = get_type_hints(parts[0])
         return parts[0](**{name: _typed(types[name], each) for name, each in told.items()})
