@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from models import addresses, classifiers, fetch
 from models import publishers as weights
@@ -25,6 +25,7 @@ from models.exports.files import names_beside, names_within
 from models.exports.library_files import CONFIG, class_of, config_of, export_of, is_timm, library_of
 from models.vision import torchvision
 from models.weights.checkpoint import SUFFIXES, read_header
+from models.weights.modules import check_modules
 from models.weights.opened import copied, looked_at
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of
@@ -85,12 +86,15 @@ class _Family:
     """Functions of a family of architectures."""
 
     class_count: Callable[[str, Mapping[str, Tensor]], int]
+    skeleton: Callable[[str, Mapping[str, Tensor]], nn.Module]
     default_labels: Callable[[str], tuple[str, ...]]
     model: Callable[[str, str, Sequence[str], str, str | None], Model]
 
 
-_CLASSIFIERS = _Family(classifiers.class_count, classifiers.default_labels, classifiers.Classifier.of)
-_YOLO = _Family(yolo.class_count, yolo.default_labels, yolo.YOLO.of)
+_CLASSIFIERS = _Family(
+    classifiers.class_count, classifiers.skeleton, classifiers.default_labels, classifiers.Classifier.of
+)
+_YOLO = _Family(yolo.class_count, yolo.skeleton, yolo.default_labels, yolo.YOLO.of)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
@@ -209,15 +213,17 @@ def open_model(
     header = read_header(file)
     try:
         count = family.class_count(spec.architecture, header.state)
+        if header.modules:
+            check_modules(spec.architecture, header.modules, family.skeleton(spec.architecture, header.state))
     except WeightsError as error:
-        own = (
-            ""
-            if family is not _CLASSIFIERS
-            else (
-                " A head or a network of your own is served from an export: torch.onnx.export(network.eval(), "
-                f'torch.rand(1, 3, 224, 224), "{file.stem}.onnx").'
-            )
+        export = (
+            f'torch.onnx.export(network.eval(), torch.rand(1, 3, 224, 224), "{file.stem}.onnx")'
+            if family is _CLASSIFIERS
+            else f"yolo export model={file.name} format=onnx"
         )
+        own = f" A head or a network of your own is served from an export: {export}."
+        if family is not _CLASSIFIERS and not header.modules:
+            own = ""
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
     labels = header.labels
     if labels is not None and len(labels) != count:

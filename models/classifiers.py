@@ -48,8 +48,13 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
         yolo = " (is this a YOLOv8 file?)" if any(name.startswith("model.22.") for name in state) else ""
         raise WeightsError(f"The weights are not of {architecture}: {head} is missing{yolo}.")
     count = len(state[head])
-    check_fits(architecture, state, _skeleton(architecture, count, _has_auxiliary(architecture, state)).state_dict())
+    check_fits(architecture, state, skeleton(architecture, state).state_dict())
     return count
+
+
+def skeleton(architecture: str, state: Mapping[str, Tensor]) -> nn.Module:
+    """Build the network for as many classes as a state dict has, with weights on the meta device."""
+    return _skeleton(architecture, len(state[_head(architecture)]), _has_auxiliary(architecture, state))
 
 
 class ClassificationNetwork(PixelNetwork):

@@ -185,19 +185,19 @@ def _suppressed(about: Description, shapes: Shapes) -> str:
     (rows, columns), others = lengths[0], lengths[1:]
     if columns == 5 and others == [(rows,)]:
         return "mmdeploy"
-    return "end2end" if columns == 4 and others == [(1,), (rows,), (rows,)] else ""
+    return "end2end" if columns == 4 and others in ([(1,), (rows,), (rows,)], [(rows,), (rows,)]) else ""
 
 
 def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Read boxes, scores and classes: mmdeploy has two outputs, YOLOv7 one for each, their number in front."""
-    found = _suppressed(about, shapes)
-    first = [len(shape) for shape in shapes][: 1 + (found == "end2end")]
-    if found == "" or found != (about.layout or found) or first != [2, 3][-len(first) :]:
+    """Read boxes, scores and classes: mmdeploy has two outputs, others one for each, YOLOv7 their number in front."""
+    found, boxes = _suppressed(about, shapes), int(len(shapes) == 4)
+    if found == "" or found != (about.layout or found) or len(shapes[boxes]) != 3:
         raise ValueError(
             "networks that suppress for themselves are for detect, with outputs in this order: [n, k, 5] and [n, k] "
-            f"(mmdeploy), or [n, 1], [n, k, 4], scores [n, k] and classes [n, k] (end2end), not {seen}"
+            "(mmdeploy), or [n, k, 4], scores [n, k] and classes [n, k], perhaps after their number [n, 1] (end2end), "
+            f"not {seen}"
         )
-    return Interpretation("boxes", found, len(about.labels or ()), 0, True, int(found == "end2end"))
+    return Interpretation("boxes", found, len(about.labels or ()), 0, True, boxes)
 
 
 def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
@@ -384,8 +384,11 @@ def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tup
 
 
 def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    """Return the boxes; those beyond the stated number have score 0."""
-    count, boxes, scores, classes = outputs
+    """Return the boxes; those beyond the number, if it is stated, have score 0."""
+    boxes, scores, classes = outputs[-3:]
+    if len(outputs) == 3:
+        return boxes, scores, classes, None
+    count = outputs[0]
     there = torch.arange(scores.shape[1], device=scores.device) < count
     return boxes, torch.where(there, scores, torch.zeros_like(scores)), classes, None
 

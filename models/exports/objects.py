@@ -41,6 +41,8 @@ def located(
     have.
     """
     how = _with_boxes(how, pictures)
+    if how.logits >= 0 and all(_is_inside(outputs[how.logits]) for outputs in pictures):
+        raise ValueError(f'the layout "{how.layout}" has logits, and its scores are in 0 to 1 already')
     if how.layout == "rtdetr" and not how.classes and not _are_whole(_classes(how, pictures)):
         how = replace(how, classes=2)  # [n, queries, 6] with a score for each of two classes.
     if about.scores is not None:
@@ -124,7 +126,7 @@ def _check_scores(how: Interpretation, scores: Tensor) -> None:
 
 def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
     """Return the numbers of classes as the network gives them, for all boxes of all pictures."""
-    place = {"end2end": 3, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
+    place = {"end2end": -1, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
     rows = [outputs[how.boxes][..., 5] if place is None else outputs[place] for outputs in pictures]
     return torch.cat([each.flatten() for each in rows])
 

@@ -10,7 +10,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.contract.regular import read_regular
+from models.weights.modules import FACTS, SavedModule
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
 MAX_MODULES = 100_000
 MAX_ENTRIES = 200_000  # For all modules together; YOLOv8x, the largest official file, has 2,000.
+
+_MAX_DIRECTIONS = 8
 
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
@@ -54,11 +57,14 @@ _SAFETENSORS_DTYPES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Content of a weight file: tensors by name in the file's own precision, labels if it has them."""
+    """Content of a weight file: tensors by name in the file's own precision, labels if it has them; for a network that
+    was saved whole, its modules by their paths.
+    """
 
     state: dict[str, Tensor]
     labels: tuple[str, ...] | None
     metadata: dict[str, str]
+    modules: Mapping[str, SavedModule] = field(default_factory=dict)
 
 
 def read(path: Path) -> Checkpoint:
@@ -121,7 +127,7 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")
-    return Checkpoint(found.state, labels_beside(path) or found.labels, found.metadata)
+    return replace(found, labels=labels_beside(path) or found.labels)
 
 
 def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
@@ -146,9 +152,15 @@ def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
 
 def _read_archive(path: Path, with_data: bool) -> Checkpoint:
     with Archive(path) as archive:
-        records = {name: value for name, value in _state(archive.root).items() if isinstance(value, StoredTensor)}
+        saved = _saved(archive.root)
+        entries, modules = _of_module(saved) if isinstance(saved, StandIn) else (saved, {})
+        records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
         state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
-        return Checkpoint(_unwrapped(state), _labels(archive.root), _metadata(archive.root))
+        unwrapped = _unwrapped(state)
+        first, left = next(iter(state), ""), next(iter(unwrapped), "")
+        wrapper = first.removesuffix(left) if left and first.endswith(left) else ""
+        modules = {name.removeprefix(wrapper): module for name, module in modules.items() if name.startswith(wrapper)}
+        return Checkpoint(unwrapped, _labels(archive.root), _metadata(archive.root), modules)
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -163,7 +175,7 @@ def _read_legacy(path: Path) -> Checkpoint:
             f"torch {'.'.join(map(str, _SAFE_LOAD))} or newer (anychip weights convert)"
         )
     root = torch.load(path, map_location="cpu", weights_only=True)
-    tensors = {name: value for name, value in _state(root).items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in _saved(root).items() if isinstance(value, Tensor)}
     size = path.stat().st_size
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
@@ -180,23 +192,24 @@ def _meta(record: StoredTensor) -> Tensor:
     return torch.empty_strided(record.shape, record.stride, dtype=record.storage.dtype, device="meta")
 
 
-def _state(root: Any) -> Mapping[str, Any]:
-    """Return the entries of the saved state dict: the root itself, one of its entries, or a whole module's."""
+def _saved(root: Any) -> Any:
+    """Return the saved state dict, as a mapping, or the whole module, as a StandIn: the root or one of its entries."""
     if isinstance(root, StandIn):
-        return _module_state(root)
+        return root
     if not isinstance(root, Mapping):
         raise RefusedError("holds no state dict")
     for key in _STATE_KEYS:
         if isinstance(root.get(key), StandIn | Mapping):
-            return _state(root[key])
+            return _saved(root[key])
     if not all(isinstance(name, str) and len(name) <= MAX_NAME_LENGTH for name in root):
         raise RefusedError("holds no state dict")
     return root
 
 
-def _module_state(module: StandIn) -> dict[str, Any]:
-    """Return what `state_dict()` of the pickled module would return."""
+def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]:
+    """Return what `state_dict()` of the pickled module would return, and its modules by their paths."""
     state: dict[str, Any] = {}
+    modules: dict[str, SavedModule] = {}
     todo = [("", module)]
     visited = entries = 0
     while todo:
@@ -212,6 +225,8 @@ def _module_state(module: StandIn) -> dict[str, Any]:
         # module.
         if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
+        facts = {name: attributes[name] for name in FACTS if _is_fact(attributes.get(name))}
+        modules[prefix.removesuffix(".")] = SavedModule(current.name, facts)
         unsaved = {name for name in hidden if isinstance(name, str)}
         for name, value in (*parameters.items(), *buffers.items()):
             if isinstance(value, StoredTensor) and name not in unsaved:
@@ -219,7 +234,14 @@ def _module_state(module: StandIn) -> dict[str, Any]:
         for name, child in children.items():
             if isinstance(child, StandIn):
                 todo.append((f"{prefix}{name}.", child))
-    return state
+    return state, modules
+
+
+def _is_fact(value: Any) -> bool:
+    """Return True for a scalar or a few of them."""
+    if isinstance(value, tuple | list):
+        return len(value) <= _MAX_DIRECTIONS and all(isinstance(each, int | float | str) for each in value)
+    return isinstance(value, int | float | str)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -70,19 +70,25 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
     Meta tensors suffice. Raises UnknownModelError, WeightsError.
     """
-    family, size, kind = parts_of(architecture)
+    family, _, kind = parts_of(architecture)
     last, found = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
     if found and found != architecture:
         raise WeightsError(f"The weights are of {'the size of ' if kind else ''}{found}, not of {architecture}.")
     if not found or last is None or last.ndim != 1 or len(last) == 0:
         what = f"{family.name} {'network of this kind' if kind else 'detector'}"
         raise WeightsError(f"The weights are not those of a {what}, so not of {architecture}.")
-    keypoints = _keypoints(architecture, state) if kind == "pose" else _COCO_KEYPOINTS
-    with torch.device("meta"):
-        expected = family.made(size, kind, len(last), keypoints).state_dict()
+    expected = skeleton(architecture, state).state_dict()
     used = {name: tensor for name, tensor in state.items() if not name.startswith(family.unused or "\0")}
     check_fits(architecture, used, expected)
     return len(last)
+
+
+def skeleton(architecture: str, state: Mapping[str, Tensor]) -> nn.Module:
+    """Build the network for as many classes as a state dict has, on the meta device."""
+    family, size, kind = parts_of(architecture)
+    keypoints = _keypoints(architecture, state) if kind == "pose" else _COCO_KEYPOINTS
+    with torch.device("meta"):
+        return family.made(size, kind, len(state[family.class_bias[kind == "cls"]]), keypoints)
 
 
 class DetectionNetwork(PixelNetwork):

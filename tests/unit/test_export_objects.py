@@ -105,6 +105,7 @@ IN_SHARES = "its boxes are in 0 to 1, and are multiplied by the size of its inpu
         ([columns(SIDE, objectness=True)], {}, IN_SHARES),
         ([rows()], {}, ""),
         (counted(), {}, ""),
+        (counted()[1:], {}, ""),
         ([*queries()], {"layout": "rfdetr"}, ""),
         ([*queries()[::-1]], {"layout": "rfdetr"}, ""),
         ([rows(lambda box, number, score: [*centred(box, SIDE), score, number])], {"layout": "rtdetr"}, ""),
@@ -142,6 +143,7 @@ def test_queries_with_two_scores_are_no_rows() -> None:
             "has boxes in 0 to 1",
         ),
         ([queries()[0], queries()[0]], {"layout": "rfdetr"}, "neither has boxes"),
+        ([queries(3)[1], queries(3)[0].sigmoid()], {"layout": "rfdetr"}, "has logits, and its scores are in 0 to 1"),
     ],
 )
 def test_numbers_that_the_layout_cannot_have_are_refused(
