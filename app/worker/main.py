@@ -59,7 +59,6 @@ def _forked(server: int, descriptors: Sequence[int]) -> None:
 
 
 _FRESH = "import sys; from app.worker import main; main.fresh(int(sys.argv[1]))"
-_BARE_PROGRAM = "import sys; from app.worker import main; main.bare_program(*map(int, sys.argv[1:]))"
 _BARE = "import sys; from app.worker import main; main.bare(*map(int, sys.argv[1:]))"
 
 
@@ -98,16 +97,10 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
-    if begin.program and begin.bare:  # Later messages wait until the program sends one.
-        _become_bare(begin, end, ())
-    if begin.program:
-        _settle(begin)
-        pkgutil.resolve_name(begin.program)(channel, messages[1:])
-        return
-    descriptors = [channel.take_descriptor() for _ in range(3)]
-    if begin.bare:
+    descriptors = [] if begin.program else [channel.take_descriptor() for _ in range(3)]
+    if begin.bare:  # Later messages of a program wait until it sends one.
         _become_bare(begin, end, descriptors)
-    _serve(begin, channel, *descriptors)
+    _run(begin, channel, messages[1:], descriptors)
 
 
 def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -> NoReturn:
@@ -117,13 +110,13 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     written = os.memfd_create("anychip-begin", 0)
     os.write(written, to_process(begin))
     os.lseek(written, 0, os.SEEK_SET)
-    kept = (end.fileno(), *descriptors, written)
+    kept = (end.fileno(), written, *descriptors)
     for each in kept:
         os.set_inheritable(each, True)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _only_write_to_terminals()
     sys.path[:] = begin.path
-    command = python_command("-c", _BARE_PROGRAM if begin.program else _BARE, *map(str, kept))
+    command = python_command("-c", _BARE, *map(str, kept))
     os.execve(command[0], command, begin.environment)
 
 
@@ -136,38 +129,29 @@ def _only_write_to_terminals() -> None:
             os.close(terminal)
 
 
-def bare(end: int, arena: int, results: int, load: int, begin: int) -> None:
+def bare(end: int, begin: int, *descriptors: int) -> None:
     """Run the process in an interpreter that has nothing of the server's but these descriptors."""
     name_process("anychip-worker")
     with open(begin, "rb") as file:
         message = begin_of(file.read())
-    for each in (end, arena, results, load):
+    for each in (end, *descriptors):
         os.set_inheritable(each, False)
-    _serve(message, Channel(socket.socket(fileno=end)), arena, results, load)
+    _run(message, Channel(socket.socket(fileno=end)), [], descriptors)
 
 
-def bare_program(end: int, begin: int) -> None:
-    """Run another program than a worker's, in an interpreter that has nothing of the server's."""
-    with open(begin, "rb") as file:
-        message = begin_of(file.read())
-    os.set_inheritable(end, False)
-    _settle(message)
-    pkgutil.resolve_name(message.program)(Channel(socket.socket(fileno=end)), [])
-
-
-def _serve(begin: Begin, channel: Channel, *descriptors: int) -> None:
-    *of_arena, load_descriptor = descriptors
-    arena = Arena.opened(begin.pools, *of_arena)
-    _settle(begin)
-    import_libraries()
-    run(channel, arena, read_packed(load_descriptor))
-
-
-def _settle(begin: Begin) -> None:
+def _run(begin: Begin, channel: Channel, messages: list[bytes], descriptors: Sequence[int]) -> None:
+    """Run the program of the first message, else a worker; `messages`: later ones that have come already."""
     os.environ.update(begin.environment)
     sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
+    if begin.program:
+        pkgutil.resolve_name(begin.program)(channel, messages)
+        return
+    *of_arena, load = descriptors
+    arena = Arena.opened(begin.pools, *of_arena)
+    import_libraries()
+    run(channel, arena, read_packed(load))
 
 
 def import_libraries() -> None:
