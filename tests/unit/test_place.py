@@ -17,6 +17,7 @@ from app.processes.place import (
     Cause,
     ChildStartError,
     ChildStatus,
+    PlaceStatus,
     SupervisedChild,
     Supervisor,
 )
@@ -28,7 +29,9 @@ ANSWER_S, START_S, END_S, KILL_S = 5.0, 30.0, 2.0, 3.0
 
 
 class Sleeper(SupervisedChild):
-    """A child that says nothing by itself. `fails`: cannot start; `loads`: is not ready by itself."""
+    """A child that says nothing by itself. It cannot start if it `fails`, is not ready by itself if it `loads`, and has
+    something to finish while it `works`.
+    """
 
     start_s, end_s, kill_s = START_S, END_S, KILL_S
 
@@ -36,6 +39,7 @@ class Sleeper(SupervisedChild):
         super().__init__(name)
         self.fails, self.loads, self.mortal, self.begins_s = fails, loads, mortal, begins_s
         self.disconnected = self.looks = 0
+        self.works = False
         self.told = []
 
     async def begin(self):
@@ -44,13 +48,16 @@ class Sleeper(SupervisedChild):
             raise self.fails
         self.process = Process(mortal=self.mortal)
         if not self.loads:
-            self.move(ChildStatus.READY)
+            self.move(ChildStatus.PREPARED)
 
     def disconnect(self):
         self.disconnected += 1
 
     def answer_s(self):
         return ANSWER_S
+
+    def has_work(self):
+        return self.works
 
     def look(self):
         self.looks += 1
@@ -200,6 +207,65 @@ async def test_a_process_that_cannot_be_killed_is_quarantined_and_another_one_st
         await turns()
         assert first.status is ChildStatus.ENDED
         assert gone == [("1", "hung")]
+
+
+async def test_the_one_that_takes_over_serves_at_once_and_the_old_one_has_time_to_finish(virtual_time):
+    async with supervised() as (supervisor, gone):
+        old, new = await supervisor.ready, Sleeper("new")
+        old.works = True
+        await supervisor.prepare(new)
+        assert (old.status, new.status, supervisor.child) == (ChildStatus.READY, ChildStatus.PREPARED, old)
+        over = supervisor.take_over(new, 60.0)
+        assert (old.status, new.status, supervisor.child) == (ChildStatus.RETIRING, ChildStatus.READY, new)
+        assert await supervisor.ready is new
+        for _ in range(59):
+            old.hear()
+            await asyncio.sleep(1.0)
+        new.kill("it died")
+        await turns()
+        assert (over.done(), supervisor.status) == (False, PlaceStatus.RESTARTING), "two are there already"
+        await over
+        assert (old.cause, old.process.killed, old.name in dict(gone)) == (Cause.REPLACED, 1, True)
+        assert (await supervisor.ready).name == "2"
+        assert supervisor.restarts == 1
+
+
+async def test_an_old_one_without_work_ends_at_once_and_has_not_failed(virtual_time):
+    async with supervised() as (supervisor, _):
+        old, new = await supervisor.ready, Sleeper("new")
+        await supervisor.prepare(new)
+        await supervisor.take_over(new, 60.0)
+        assert (old.cause, new.is_ready, supervisor.restarts) == (Cause.REPLACED, True, 0)
+        assert supervisor.breaker.in_a_row == 0
+
+
+@pytest.mark.parametrize("end", ["it cannot start", "it dies before it takes over", "it is not wanted any more"])
+async def test_where_the_new_one_does_not_take_over_the_old_one_serves_on(virtual_time, end):
+    async with supervised() as (supervisor, _):
+        old, new = await supervisor.ready, Sleeper("new", fails=OSError("no") if end == "it cannot start" else None)
+        with pytest.raises(ChildStartError) if end != "it is not wanted any more" else contextlib.nullcontext():
+            await supervisor.prepare(new)
+            if end == "it is not wanted any more":
+                await supervisor.discard(new)
+            else:
+                new.kill("it died")
+                supervisor.take_over(new, 60.0)
+        await turns()
+        assert (supervisor.child, supervisor.status, supervisor.children) == (old, PlaceStatus.READY, [old])
+        old.kill("it died")
+        assert await supervisor.ready, "another one may start"
+
+
+async def test_while_a_process_that_cannot_be_killed_is_there_an_exclusive_place_stays_empty(virtual_time, caplog):
+    async with supervised(lambda name: Sleeper(name, mortal=name != "1"), exclusive=True) as (supervisor, _):
+        first = await supervisor.ready
+        first.kill("it hung", Cause.HUNG)
+        await asyncio.sleep(600)
+        assert (supervisor.status, supervisor.child) == (PlaceStatus.QUARANTINED, first)
+        assert "cannot be killed" in supervisor.reason
+        first.process.exit(-signal.SIGKILL)
+        await supervisor.ready
+        assert (supervisor.status, supervisor.reason) == (PlaceStatus.READY, "")
 
 
 async def test_a_place_is_filled_again_where_what_a_child_had_cannot_be_given_back(virtual_time, caplog):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from app.fleet import replica as replica_module
 from app.fleet.device_metrics import RESTARTS
 from app.fleet.replica import Replica
+from app.fleet.spawn import spawn_with
 from app.processes.breaker import BROKEN_S, IN_A_ROW
 from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus
 from tests.support.doubles import MODEL, StartedWorkers, counting, events, fleet_of, plan_of, turns
@@ -131,6 +133,17 @@ async def test_while_a_process_that_cannot_be_killed_holds_the_device_nothing_is
     worker.process.exit(0)
     await place.begun()
     assert place.replica.status is PlaceStatus.READY
+
+
+async def test_a_start_that_is_cancelled_while_it_packs_leaves_no_memory():
+    before = os.listdir("/proc/self/fd")
+    starting = asyncio.ensure_future(spawn_with([bytes(1 << 24)], "a-load", "a worker", forks=False))
+    await turns(2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.get_running_loop().shutdown_default_executor()  # It writes on, whoever waits for it.
+    assert os.listdir("/proc/self/fd") == before
 
 
 async def test_whom_a_hand_over_replaces_has_not_died(place):
