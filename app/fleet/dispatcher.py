@@ -240,10 +240,6 @@ class Dispatcher:
         self._again(batch.items, reason, suspects=True)
         self.dispatch_soon()
 
-    def retire(self, worker: WorkerProcess) -> None:
-        """Send a worker nothing more."""
-        self._scheduler.retire_worker(worker.name)
-
     def gone(self, worker: WorkerProcess, reason: str) -> None:
         """Retry all batches in flight on a worker that has ended."""
         lost = self._scheduler.remove_worker(worker.name)

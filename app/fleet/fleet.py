@@ -118,7 +118,7 @@ class Fleet:
             ready=self._worker_ready,
             computed=self.dispatcher.computed,
             message=self._worker_message,
-            retiring=self.dispatcher.retire,
+            retiring=lambda worker: self.scheduler.retire_worker(worker.name),
             gone=self._worker_gone,
             died=self._worker_died,
             broken=self._replica_broken,

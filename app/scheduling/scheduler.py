@@ -203,10 +203,6 @@ class Scheduler(Generic[T]):
             worker.interrupted()
         return LostBatches(batches[:begun], batches[begun:])
 
-    def idle(self, name: str) -> bool:
-        """Return True if nothing is in flight with this worker."""
-        return name not in self._workers or not self._workers[name].batches
-
     def serves(self, model: str) -> bool:
         """Return True if any worker takes new batches of the model."""
         return bool(self._serving[model])

@@ -165,7 +165,7 @@ async def test_an_upload_that_outlives_an_unload_is_refused_and_does_not_wait_fo
         await turns()
         hear(fleet, worker, done(worker.runs[0]))
         await task
-        fleet.dispatcher.retire(worker)
+        fleet.scheduler.retire_worker(worker.name)
         fleet._worker_ready(Worker("null:0#2", models=(None,)))
         with pytest.raises(ServiceError, match="unloaded") as refusal:
             await submit(fleet, room, 1)
@@ -371,7 +371,7 @@ async def of_device(fleet, worker, undecoded=()):
     hear(fleet, worker, undone(worker.runs[-1], tuple(undecoded)))
     while not all(task.done() for task in tasks):
         await turns()
-        if worker.runs[-1].files == () and not fleet.scheduler.idle(worker.name):
+        if worker.runs[-1].files == () and fleet.scheduler.queues["m"].in_flight:
             hear(fleet, worker, done(worker.runs[-1]))
     await asyncio.gather(*tasks)
 
