@@ -8,8 +8,8 @@ Owns: running the reference and the executable, keeping the reference's outputs 
 and the limit of int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's
 outputs. It knows only that `eager` in float32 is the last engine.
 
-What was refused is not made ready again for the same network, device and software (`refused`). What was accepted is
-compared again, with one batch of each size in place of all probes.
+What was refused, or could not be converted, is not made ready again for the same network, device and software
+(`refused`). What was accepted is compared again, with one batch of each size in place of all probes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import torch
 from app.precision.described import weights_key
 from app.precision.probes import Calibration
 from app.precision.verdicts import Verdict, Verdicts, today
-from backends import CompileOptions, EngineCache, Executable, LoadReport, WrongAnswersError
+from backends import CompileOptions, EngineCache, EngineRefusal, Executable, LoadReport, WrongAnswersError
 from models import Model, PixelModel, TensorModel
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,17 @@ class Gate:
         self._cache, self._verdicts = cache, verdicts
         self._network: Any = None
 
-    def refused(self, engine: str, precision: str, sizes: Sequence[int]) -> str:
-        """Return the reason for which an engine was refused before; "" if it was not, or if nobody knows."""
+    def refused(self, engine: str, precision: str, sizes: Sequence[int]) -> EngineRefusal | None:
+        """Return how an engine was refused before; None if it was not, or if nobody knows."""
         kept = self._verdicts.get(engine, precision, sizes) if self._verdicts else None
-        return f"{kept.reason} (found on {kept.date})" if kept is not None and kept.reason else ""
+        if kept is None or not kept.reason:
+            return None
+        return EngineRefusal(f"{kept.reason} (found on {kept.date})", kept.wrong)
+
+    def unfit(self, engine: str, precision: str, sizes: Sequence[int], reason: str) -> None:
+        """Keep that an engine cannot convert the network."""
+        if self._verdicts:
+            self._verdicts.put(engine, precision, sizes, Verdict(today(), reason, wrong=False))
 
     def check(self, executable: Executable, report: LoadReport) -> Mapping[str, float]:
         """Return the largest error of each measure over all batch sizes.
@@ -302,4 +309,4 @@ def compile_options(
         of = {"key": key, "device": tuple(device), "probes": seen, "images": calibration_key}
         verdicts = Verdicts(cache, of)
     gate = Gate(model, probes, calibration, cache, verdicts)
-    return replace(options, gate=gate.check, refused=gate.refused)
+    return replace(options, gate=gate.check, refused=gate.refused, unfit=gate.unfit)

@@ -309,9 +309,20 @@ def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
     return {}
 
 
-def _never(engine: str, precision: str, batch_sizes: Sequence[int]) -> str:
-    """Return no reason: nothing is known of an engine."""
-    return ""
+class EngineRefusal(NamedTuple):
+    """Reason for which an engine was refused. `wrong`: its answers were; else it could not convert the network."""
+
+    reason: str
+    wrong: bool
+
+
+def _unknown(engine: str, precision: str, batch_sizes: Sequence[int]) -> EngineRefusal | None:
+    """Return None: nothing is known of an engine."""
+    return None
+
+
+def _forget(engine: str, precision: str, batch_sizes: Sequence[int], reason: str) -> None:
+    """Keep nothing."""
 
 
 @dataclass(frozen=True)
@@ -319,17 +330,18 @@ class CompileOptions:
     """Options to make a network ready.
 
     `gate`: takes an executable and the report so far (engine, version, precision), runs it at every batch size and
-    returns its measures, or raises WrongAnswersError: then the next engine or precision is tried. `refused`: the reason
-    of an earlier WrongAnswersError for an engine, a precision and batch sizes, with which it is not tried again while
-    another one serves; "" without. `calibration`: images like those to come, uint8 [n, height, width, 3], which int8
-    needs. `cache_dir`: folder for compiled networks; `key`:
-    identifies the network in it (its weights' hash), `calibration_key` the images. `quick`: leave out engines that take
-    more than seconds. `batch_sizes`: those to compile, ascending. `automatic`: the user has not named the precision, so
-    that a finer one does for engines that lack it.
+    returns its measures, or raises WrongAnswersError: then the next engine or precision is tried. `refused`: how an
+    engine was refused before, in a precision and for batch sizes: it is not tried again while another one serves.
+    `unfit`: told that an engine has raised NotConvertedError, and why. `calibration`: images like those to come, uint8
+    [n, height, width, 3], which int8 needs. `cache_dir`: folder for compiled networks; `key`: identifies the network in
+    it (its weights' hash), `calibration_key` the images. `quick`: leave out engines that take more than seconds.
+    `batch_sizes`: those to compile, ascending. `automatic`: the user has not named the precision, so that a finer one
+    does for engines that lack it.
     """
 
     gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
-    refused: Callable[[str, str, Sequence[int]], str] = _never
+    refused: Callable[[str, str, Sequence[int]], EngineRefusal | None] = _unknown
+    unfit: Callable[[str, str, Sequence[int], str], None] = _forget
     calibration: Callable[[], Pixels] | None = None
     cache_dir: Path | None = None
     key: str = ""

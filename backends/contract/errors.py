@@ -24,6 +24,10 @@ class EngineRefusedError(BackendError):
     """An engine cannot run this network at this precision here; the message says why."""
 
 
+class NotConvertedError(EngineRefusedError):
+    """A compiler's converter does not take the network, and the same one would not at the next start either."""
+
+
 class WrongAnswersError(EngineRefusedError):
     """An engine runs the network, and its answers are not the network's; the message says by how much."""
 
@@ -61,6 +65,17 @@ def translated_errors(device: str) -> Iterator[None]:
         if any(phrase in said for row in rows for phrase in row.lost):
             raise DeviceLostError(f"{device} is lost: {reason}{remedy}") from error
         raise BackendError(f"{device} failed: {reason}{remedy}") from error
+
+
+def not_converted(what: str, *errors: Exception) -> EngineRefusedError:
+    """Return the refusal for the errors of converters: NotConvertedError, unless the machine lacked memory or room."""
+    causes: list[BaseException] = list(errors)
+    for each in causes:  # It grows meanwhile.
+        causes += [more for more in (each.__cause__, each.__context__) if more is not None and more not in causes]
+    text = "\n".join(map(str, causes)).lower()
+    scarce = any(isinstance(each, OSError | MemoryError) for each in causes)
+    kind = EngineRefusedError if scarce or any(each in text for each in _OUT_OF_MEMORY) else NotConvertedError
+    return kind(f"{what}: {'; '.join(map(first_line, errors))}")
 
 
 def first_line(error: BaseException) -> str:

@@ -37,6 +37,7 @@ from backends.contract.errors import (
     BackendError,
     DeviceLostError,
     EngineRefusedError,
+    NotConvertedError,
     OutOfDeviceMemoryError,
     WrongAnswersError,
 )
@@ -203,11 +204,12 @@ def compile_first(
             if engine not in able:
                 refusals[name] = f"it offers {' and '.join(engine.precisions)} here, not {precision}"
                 continue
-            if reason := options.refused(engine.name, precision, sizes):
+            if refusal := options.refused(engine.name, precision, sizes):
                 wrong = known = True
-                rejected.append((engine.name, precision))
-                refusals[name] = reason
-                log.info("%s is not used on %s in %s: %s", engine.name, device, precision, reason)
+                if refusal.wrong:
+                    rejected.append((engine.name, precision))
+                refusals[name] = refusal.reason
+                log.info("%s is not used on %s in %s: %s", engine.name, device, precision, refusal.reason)
                 continue
             if options.quick and not engine.is_quick(network, precision, options):
                 refusals[name] = f"{precision} takes long to make ready: it is made meanwhile, and takes over"
@@ -228,6 +230,8 @@ def compile_first(
                 wrong = True  # Or it cannot compute in a precision with mixed types of weights.
                 if isinstance(error, WrongAnswersError):
                     rejected.append((engine.name, precision))
+                elif isinstance(error, NotConvertedError):
+                    options.unfit(engine.name, precision, sizes, str(error))
                 refusals[name] = str(error)
                 log.info("%s is not used on %s in %s: %s", engine.name, device, precision, error)
         if not wrong:

@@ -23,7 +23,7 @@ from torch import nn
 from anychip_base.extras import how_to_install
 from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
-from backends.contract.errors import EngineRefusedError, first_line
+from backends.contract.errors import EngineRefusedError, first_line, not_converted
 from backends.engines.compiled import imported, version_of, without_prints
 from backends.engines.engine import (
     DTYPES,
@@ -286,15 +286,15 @@ def _exported(network: Network, size: int) -> bytes:
     # At least two: a size of one would be taken for a dimension that never changes.
     example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
     module = cast(nn.Module, network)
-    reasons = []
+    errors = []
     for export in (_by_export, exported_by_tracing):
         try:
             with torch.no_grad(), without_prints(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Both exporters warn of their own parts that PyTorch deprecates.
                 return export(module, example)
         except Exception as error:
-            reasons.append(first_line(error))
-    raise EngineRefusedError(f"PyTorch cannot export the network to ONNX: {'; '.join(reasons)}")
+            errors.append(error)
+    raise not_converted("PyTorch cannot export the network to ONNX", *errors) from errors[-1]
 
 
 def _by_export(module: nn.Module, example: tuple[Any, ...]) -> bytes:

@@ -34,7 +34,13 @@ from backends.contract.backend import (
     built,
     form_of,
 )
-from backends.contract.errors import EngineRefusedError, first_line, translated_errors
+from backends.contract.errors import (
+    EngineRefusedError,
+    NotConvertedError,
+    first_line,
+    not_converted,
+    translated_errors,
+)
 from backends.engines.compiled import imported, version_of
 from backends.engines.engine import (
     Engine,
@@ -201,7 +207,7 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
         model = core.read_model(network.file)
         model.reshape({name: list(array.shape) for name, array in _one_item(network)})
     except Exception as error:
-        raise EngineRefusedError(f"OpenVINO cannot read the network: {first_line(error)}") from error
+        raise not_converted("OpenVINO cannot read the network", error) from error
     return _of_one_item(model, network)
 
 
@@ -214,7 +220,7 @@ def _converted(core: Any, network: Network) -> Any:
             warnings.simplefilter("ignore")  # PyTorch deprecates the tracer that OpenVINO uses.
             model = _around_file(core, module, inputs) if form_of(network) == "openvino" else _traced(module, inputs)
     except Exception as error:
-        raise EngineRefusedError(f"OpenVINO cannot convert the network: {first_line(error)}") from error
+        raise not_converted("OpenVINO cannot convert the network", error) from error
     return _of_one_item(model, network)
 
 
@@ -311,7 +317,7 @@ def _one_item(network: Network) -> list[tuple[str, Array]]:
 
 def _of_one_item(model: Any, network: Network) -> Any:
     if any(port.partial_shape.is_dynamic for port in model.outputs):
-        raise EngineRefusedError("how long its outputs are shows only when it has run")
+        raise NotConvertedError("how long its outputs are shows only when it has run")
     if is_batched(network) and any(list(port.shape)[:1] != [1] for port in model.outputs):
-        raise EngineRefusedError(f"it answers one item with {[list(port.shape) for port in model.outputs]}")
+        raise NotConvertedError(f"it answers one item with {[list(port.shape) for port in model.outputs]}")
     return model

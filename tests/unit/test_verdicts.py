@@ -18,7 +18,17 @@ from app.precision.gate import Gate, compile_options
 from app.precision.verdicts import Verdict, Verdicts, what_computes
 from app.worker import load as loading
 from app.worker.messages import Load, ModelPlan
-from backends import CompileOptions, Device, EngineCache, EngineRefusedError, Executable, LoadReport, WrongAnswersError
+from backends import (
+    CompileOptions,
+    Device,
+    EngineCache,
+    EngineRefusedError,
+    Executable,
+    LoadReport,
+    NotConvertedError,
+    WrongAnswersError,
+)
+from backends.contract.errors import not_converted
 from backends.engines import Engine, compile_first
 from models.contract.pixel_model import PixelModel
 from models.contract.resize import Whole
@@ -108,7 +118,7 @@ def judged(folder: Path, errors: dict[int, float], precision: str = "bf16", mode
 def started(folder: Path, *engines: Engine, quick: bool = False) -> Any:
     network: Any = type("Network", (), {"input_shape": SHAPE})()
     given = options(folder)
-    asked = CompileOptions(gate=given.gate, refused=given.refused, quick=quick)
+    asked = CompileOptions(gate=given.gate, refused=given.refused, unfit=given.unfit, quick=quick)
     return compile_first(engines, network, "cpu:0", ("bf16", "fp32"), SIZES, options=asked).report
 
 
@@ -138,6 +148,47 @@ def test_what_takes_minutes_and_was_refused_is_not_left_for_later(tmp_path: Path
     assert slow.compiled == 1
 
 
+class Unfit(Compiler):
+    """Cannot convert the network, for the reason that `raised` says."""
+
+    raised: Exception = NotConvertedError("it has loops")
+
+    def compile(self, network: Any, device: str, precision: str, batch_sizes: Any, options: Any) -> Executable:
+        self.compiled += 1
+        raise self.raised
+
+
+def test_what_could_not_be_converted_is_not_tried_again_and_answers_nothing_wrong(tmp_path: Path) -> None:
+    unfit, right = Unfit("unfit", {"bf16": 0.0}), Compiler("right", {"bf16": 0.0})
+    first, second = started(tmp_path, unfit, right), started(tmp_path, unfit, right)
+    assert unfit.compiled == 1
+    assert first.rejected == second.rejected == ()
+    assert second.refusals == {"unfit": f"it has loops (found on {DATE})"}
+
+
+LOST: dict[str, Exception] = {
+    "no disk": not_converted("no export", ValueError("step 1"), OSError(28, "No space left on device")),
+    "no memory": not_converted("no export", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+    "a package is missing": EngineRefusedError("pip install openvino"),
+}
+
+
+@pytest.mark.parametrize("why", LOST)
+def test_what_another_start_may_mend_is_tried_again(why: str, tmp_path: Path) -> None:
+    unfit, right = Unfit("unfit", {"bf16": 0.0}), Compiler("right", {"bf16": 0.0})
+    unfit.raised = LOST[why]
+    assert started(tmp_path, unfit, right).refusals == started(tmp_path, unfit, right).refusals
+    assert unfit.compiled == 2
+
+
+def test_a_converters_error_names_every_reason_and_sees_what_lies_behind_one() -> None:
+    assert str(not_converted("no export", ValueError("one"), KeyError("two"))) == "no export: one; 'two'"
+    assert isinstance(not_converted("no export", ValueError("one")), NotConvertedError)
+    behind = ValueError("step 1 of 3 failed")
+    behind.__cause__ = RuntimeError("std::bad_alloc")
+    assert not isinstance(not_converted("no export", behind), NotConvertedError)
+
+
 def test_no_earlier_verdict_alone_keeps_a_network_from_being_served(tmp_path: Path) -> None:
     engine = Compiler("one", {"bf16": 3.0})
     with pytest.raises(EngineRefusedError, match="the error off is 3"):
@@ -153,7 +204,7 @@ def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_pat
     assert judged(tmp_path, {}) == ({"off": 0.25}, 1 + 2 + 4), "the largest errors that were ever found"
     with pytest.raises(WrongAnswersError, match="batches of 2 are not the network's"):
         judged(tmp_path, {2: 3.0})
-    assert options(tmp_path).refused("one", "bf16", SIZES).endswith(f"is allowed in bf16 (found on {DATE})")
+    assert f"is allowed in bf16 (found on {DATE})" in options(tmp_path).refused("one", "bf16", SIZES).reason
 
 
 def test_a_finished_file_is_compared_with_itself_as_at_its_first_start(tmp_path: Path) -> None:
@@ -247,7 +298,8 @@ def test_a_gate_without_a_folder_keeps_nothing() -> None:
     gate = Gate(Sums(), PROBES)
     with pytest.raises(WrongAnswersError):
         gate.check(Answering({1: 3.0}), LoadReport("one", "bf16"))
-    assert gate.refused("one", "bf16", SIZES) == ""
+    gate.unfit("one", "bf16", SIZES, "it has loops")
+    assert gate.refused("one", "bf16", SIZES) is None
 
 
 def test_a_confined_process_has_looked_at_all_packages_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
