@@ -468,6 +468,27 @@ MUTATIONS = (
         "test_gate_rules.py::test_every_item_is_answered_once_and_by_its_own_answer_whatever_the_size",
     ),
     Mutation(
+        "a verdict holds though a library is another",
+        "app/precision/verdicts.py",
+        ' if each.endswith((".dist-info", ".egg-info"))',
+        " if not each",
+        "test_verdicts.py::test_a_verdict_is_that_of_the_same_network_device_and_software",
+    ),
+    Mutation(
+        "what was accepted before is compared with nothing",
+        "app/precision/gate.py",
+        "self._probes[:size] if one_batch",
+        "self._probes[:0] if one_batch",
+        "test_verdicts.py::test_what_was_accepted_is_compared_again_with_one_batch_of_each_size",
+    ),
+    Mutation(
+        "an earlier verdict alone keeps a network from being served",
+        "backends/engines/engine.py",
+        "    if known:",
+        "    if False:",
+        "test_verdicts.py::test_no_earlier_verdict_alone_keeps_a_network_from_being_served",
+    ),
+    Mutation(
         "a verdict holds though torch is another",
         "app/precision/gate.py",
         '"torch": torch.__version__, ',
