@@ -21,12 +21,34 @@ ON_REGISTRY = [
 ]
 
 
+OLDER = [
+    pytest.param(name, version, id=f"{name} of {version}")
+    for name, table in TABLES.items()
+    for version in table.get("older", ())
+]
+
+
+def lacks(name: str, call: dict[str, Any], version: str = "") -> str:
+    """Return why a call does not fit a version's wheel; "" if it does."""
+    found = sources(name, version).find(TABLES[name]["module"], call["name"])
+    if found is None:
+        return f"{call['name']} is not in {wheel(TABLES[name]['package'], version)}"
+    if "." in call["name"] and not isinstance(found, ast.FunctionDef):
+        return ""
+    return misfit(found, call["positional"], call["keywords"])
+
+
 @pytest.mark.parametrize(("name", "call"), ON_REGISTRY)
 def test_what_we_call_is_in_the_wheel(name: str, call: dict[str, Any]) -> None:
-    found = sources(name).find(TABLES[name]["module"], call["name"])
-    assert found is not None, f"{TABLES[name]['module']}.{call['name']} is not in {wheel(TABLES[name]['package'])}"
-    if "." not in call["name"] or isinstance(found, ast.FunctionDef):
-        assert misfit(found, call["positional"], call["keywords"]) == ""
+    assert lacks(name, call) == ""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "version"), OLDER)
+def test_what_we_call_is_in_the_wheels_that_installations_have(name: str, version: str) -> None:
+    """Nothing of them runs: no CPU build of their torch is on the registry for x86-64."""
+    assert list(filter(None, (lacks(name, call, version) for call in TABLES[name]["calls"]))) == []
+    assert lacks(name, {"name": "no_such_name", "positional": 0, "keywords": []}, version)
 
 
 def test_what_is_not_in_the_wheel_is_not_found() -> None:
@@ -38,10 +60,13 @@ def test_what_is_not_in_the_wheel_is_not_found() -> None:
     assert misfit(compile_mode, 0, ["jit"]) == "has no parameter jit"
 
 
-def test_torchair_has_the_options_that_are_set() -> None:
+@pytest.mark.parametrize(
+    "version", ["", *(pytest.param(each, marks=pytest.mark.nightly) for each in TABLES["torchair"]["older"])]
+)
+def test_torchair_has_the_options_that_are_set(version: str) -> None:
     """Attributes, which the table of calls cannot hold."""
-    config = sources("torchair").tree("torchair.configs.compiler_config")
-    experimental = sources("torchair").tree("torchair.configs.experimental_config")
+    config = sources("torchair", version).tree("torchair.configs.compiler_config")
+    experimental = sources("torchair", version).tree("torchair.configs.experimental_config")
     assert config is not None
     assert experimental is not None
     text = ast.unparse(config)

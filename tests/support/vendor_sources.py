@@ -138,25 +138,32 @@ def _misfit(arguments: ast.arguments, positional: int, keywords: list[str]) -> s
 
 
 @functools.cache
-def wheel(package: str) -> Path | str:
-    """Return the newest wheel in the cache directory, after asking the registry for a newer; or why there is none."""
+def wheel(package: str, version: str = "") -> Path | str:
+    """Return the wheel of a version, by default the newest on the registry, in the cache directory; or why there is
+    none.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(17, 40)]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.11"]
-    options = [*platforms, "--timeout=15", "--retries=0", "--disable-pip-version-check", f"--dest={CACHE}", package]
+    options = [*platforms, "--timeout=15", "--retries=0", "--disable-pip-version-check", f"--dest={CACHE}"]
+    options += [f"{package}=={version}" if version else package]
     try:
         done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=False)
         reason = (done.stderr.strip().splitlines() or [""])[-1] if done.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    found = sorted(CACHE.glob(f"{package.replace('-', '_')}-*.whl"), key=lambda path: path.stat().st_mtime)
+    named = CACHE.glob(f"{package.replace('-', '_')}-{version or '*'}-*.whl")
+    left_out = set() if version else {each for table in TABLES.values() for each in table.get("older", ())}
+    found = [path for path in named if path.name.split("-")[1] not in left_out]
+    found.sort(key=lambda path: path.stat().st_mtime)
     whole = [path for path in found if zipfile.is_zipfile(path)]
     return whole[-1] if whole else f"no wheel of {package}: {reason}"
 
 
 @functools.cache
-def sources(name: str) -> Sources:
-    path = wheel(TABLES[name]["package"])
+def sources(name: str, version: str = "") -> Sources:
+    """Return the sources of a table's package in a version, by default the newest. Skip the test without its wheel."""
+    path = wheel(TABLES[name]["package"], version)
     if isinstance(path, str):
         pytest.skip(path)
     with zipfile.ZipFile(path) as archive:
