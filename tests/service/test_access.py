@@ -161,6 +161,7 @@ def test_every_call_of_the_administration_is_in_the_audit(guarded):
         ("unload", "", "nobody", "UNAUTHORIZED"),
     ]
     assert not any(key in service.log.read_text() for key in (made["infer"], made["admin"]))
+    assert '"message":"request"' not in service.log.read_text(), "without --log-requests"
 
 
 @pytest.mark.parametrize("limits", LIMITED)
@@ -237,9 +238,10 @@ async def test_loads_never_queue_up_and_are_not_too_frequent(tmp_path):
         assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403
 
 
-def test_without_keys_administration_is_where_it_was_asked_for(tmp_path):
-    path = f"/v2/repository/models/{MODEL}/unload"
-    with serving(tmp_path, "", "--admin", "off") as service:
-        assert httpx.post(service.url + path, timeout=WAIT_S).status_code == 403
+def test_administration_and_the_page_can_be_turned_off(tmp_path):
+    with serving(tmp_path, "", "--admin", "off", "--playground", "false") as service, service.client() as client:
+        assert client.post(f"/v2/repository/models/{MODEL}/unload").status_code == 403
         with pytest.raises(AssertionError, match="no administration"):
             _ = service.admin_url
+        for path in ("/", "/playground/main.js"):
+            assert client.get(path, headers={"Accept": "text/html"}).status_code == 404

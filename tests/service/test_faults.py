@@ -215,6 +215,9 @@ async def test_overload_is_refused_and_memory_stays_flat(serve):
             assert_nothing_left(service)
         # After the first round every buffer has its size.
         assert sizes[2] - sizes[0] < 30_000_000
+        # So many at once never fit, whenever they are sent.
+        many = httpx.post(service.url + PREDICT, files=[("file", ("a.png", GREY))] * 17, timeout=WAIT_S)
+        assert (many.status_code, "retry-after" in many.headers) == (400, False)
 
 
 async def test_deadlines_end_to_end(serve):

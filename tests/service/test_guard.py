@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.support.constants import MAX_TIMEOUT_S
 from tests.support.liveness import answering
 from tests.support.loop_guard import BLOCKED_IS_SEEN, BLOCKED_S, COMPUTED_TURNS, written
 from tests.support.null_service import post, serving
@@ -52,8 +51,3 @@ def test_without_a_guard_nothing_is_asserted_in_silence(service, tmp_path):
         pass
     with pytest.raises(FileNotFoundError):
         written(tmp_path / "held.jsonl")
-
-
-def test_constants_and_a_guard_go_together(tmp_path):
-    with serving(tmp_path, "delay_ms=1", constants={MAX_TIMEOUT_S: 5}, guarded=True) as service, answering(service):
-        assert post(service, **{"X-Timeout-Ms": "1e9"}) == (200, "OK")

@@ -1,4 +1,4 @@
-"""The service's life on a real device: start, overload, a worker that is killed, SIGTERM, SIGKILL; nothing is left.
+"""The service's life on a real device: starts that are refused, and the grace period.
 
 tests/service/test_faults.py has what a device can do wrong.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -24,32 +23,8 @@ OPTIONS = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2"
 WAIT_S = 120
 
 
-def ask(url, **options):
-    """One request on a connection of its own: its status and code."""
-    try:
-        answer = httpx.post(url + PREDICT, content=PHOTO, headers=JPEG, timeout=WAIT_S, **options)
-    except httpx.ConnectError:
-        return "refused", ""
-    return answer.status_code, answer.json().get("code", "OK")
-
-
 def ready(service):
     return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
-
-
-def test_overload_is_refused_at_the_door_and_nothing_is_lost(tmp_path):
-    with running(tmp_path, *OPTIONS, "--queue-size", "2") as service, ThreadPoolExecutor(24) as threads:
-        answers = list(threads.map(lambda _: ask(service.url), range(96)))
-        assert set(answers) == {(200, "OK"), (429, "QUEUE_FULL")}
-        refused = httpx.post(
-            service.url + PREDICT, files=[("file", ("a.jpg", PHOTO))] * 3, timeout=WAIT_S
-        )  # Three at once never fit into two places.
-        assert refused.status_code == 400
-        assert "retry-after" not in refused.headers
-        metrics = httpx.get(f"{service.url}/metrics").text
-        assert 'anychip_images_in_flight{model="resnet18"} 0.0' in metrics
-        assert 'anychip_queue_depth{model="resnet18"} 0.0' in metrics
-        assert ask(service.url) == (200, "OK")
 
 
 def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
@@ -58,7 +33,7 @@ def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
         until(lambda: ready(service).status_code == 503)
         assert ready(service).json()["code"] == "DRAINING"
         assert ready(service).headers["connection"] == "close"
-        assert ask(service.url) == (200, "OK")
+        assert httpx.post(service.url + PREDICT, content=PHOTO, headers=JPEG, timeout=WAIT_S).status_code == 200
         service.process.send_signal(signal.SIGTERM)  # A second one: no more patience.
         assert service.process.wait(WAIT_S) == 0
 
@@ -72,11 +47,9 @@ def anychip(folder, *arguments):
     ("arguments", "sentence"),
     [
         (("--models", "resnet19"), "resnet"),
-        (("--models", "resnet18", "--weights", "sample"), "sample"),
         (("--models", "resnet18", "--weights", "missing.pth"), "missing.pth"),
         (("--models", "resnet18,resnet18", "--weights", "random"), "one name"),
         (("--models", "resnet18", "--weights", "random", "--device", "npu"), "npu"),
-        (("--models", "resnet18", "--weights", "random", "--device", "null", "--null", "crash=often"), "crash=often"),
         (
             (
                 "--models",

@@ -624,14 +624,3 @@ def test_as_many_follow_the_numbers_as_may_and_no_more(null_service):
                 if stream.status_code == 200:
                     break
         assert stream.status_code == 200
-
-
-def test_the_page_can_be_turned_off(tmp_path):
-    off = {"ANYCHIP_PLAYGROUND": "0"}
-    with (
-        running(tmp_path, "--models", "resnet18", *NULL, environment=off) as service,
-        service.client() as client,
-    ):
-        assert client.get("/", headers=HTML).status_code == 404
-        assert client.get("/playground/main.js").status_code == 404
-        assert client.get("/v2/health/live").status_code == 200

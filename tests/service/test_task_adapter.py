@@ -76,58 +76,59 @@ def png(level):
     return stream.getvalue()
 
 
-def test_it_is_served_like_any_network(environment, sidecar, tmp_path):
-    file = written(tmp_path / "sharp.onnx", Mean(), sidecar)
-    options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32")
-    with (
-        running(tmp_path, "--models", str(file), *options, environment=environment) as service,
-        service.client() as client,
-    ):
-        images = [("file", (f"{level}.png", png(level))) for level in (204, 51)]
-        answer = client.post("/v1/models/sharp:predict", files=images).json()
-        assert answer["predictions"] == [
-            {"sharpness": pytest.approx(0.8, abs=1e-4), "is_sharp": True, "width": 200, "height": 100},
-            {"sharpness": pytest.approx(0.2, abs=1e-4), "is_sharp": False, "width": 200, "height": 100},
-        ]
-        described = client.get("/v2/models/sharp").json()
-        assert [each["name"] for each in described["outputs"]] == ["sharpness", "predictions"]
-        [served_on] = described["parameters"]["served_on"]
-        assert served_on["errors"] == {"sharpness": pytest.approx(0, abs=1e-5)}, "the gate measures what the task does"
-        raw = {"Inference-Header-Content-Length": "0"}
-        answer = client.post("/v2/models/sharp/infer", content=png(204), headers=raw)
-        assert b"is_sharp" in answer.content
-        pixels = {"name": "pixels", "datatype": "UINT8", "shape": [1, 64, 64, 3], "data": [51] * (64 * 64 * 3)}
-        [wanted] = client.post(
-            "/v2/models/sharp/infer", json={"inputs": [pixels], "outputs": [{"name": "sharpness"}]}
-        ).json()["outputs"]
-        assert (wanted["shape"], wanted["data"]) == ([1, 1], [pytest.approx(0.2, abs=1e-4)])
-        [status] = client.get("/v1/models").json()["models"]
-        assert (status["task"], status["finds"]) == ("sharpness", "other")
-        assert client.post("/predictions/sharp", content=png(51)).json()["is_sharp"] is False
-        assert "finds no objects" in client.post("/v1/models/sharp:predict?tile=64", files=images).json()["error"]
-
-
-def test_one_that_finds_objects_is_asked_and_shown_like_ours(environment, tmp_path):
-    file = written(tmp_path / "best.onnx", Box(), '{"task": "largest", "size": 64, "labels": ["thing"]}')
+@pytest.fixture(scope="module")
+def client(environment, sidecar, tmp_path_factory):
+    """Ask a service of the page's task and of one that finds objects."""
+    folder = tmp_path_factory.mktemp("service")
+    files = (
+        written(folder / "sharp.onnx", Mean(), sidecar),
+        written(folder / "best.onnx", Box(), '{"task": "largest", "size": 64, "labels": ["thing"]}'),
+    )
     options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32", "--compat", "deepstack")
+    models = ",".join(map(str, files))
+    with running(folder, "--models", models, *options, environment=environment) as service, service.client() as client:
+        yield client
+
+
+def test_it_is_served_like_any_network(client):
+    images = [("file", (f"{level}.png", png(level))) for level in (204, 51)]
+    answer = client.post("/v1/models/sharp:predict", files=images).json()
+    assert answer["predictions"] == [
+        {"sharpness": pytest.approx(0.8, abs=1e-4), "is_sharp": True, "width": 200, "height": 100},
+        {"sharpness": pytest.approx(0.2, abs=1e-4), "is_sharp": False, "width": 200, "height": 100},
+    ]
+    described = client.get("/v2/models/sharp").json()
+    assert [each["name"] for each in described["outputs"]] == ["sharpness", "predictions"]
+    [served_on] = described["parameters"]["served_on"]
+    assert served_on["errors"] == {"sharpness": pytest.approx(0, abs=1e-5)}, "the gate measures what the task does"
+    raw = {"Inference-Header-Content-Length": "0"}
+    answer = client.post("/v2/models/sharp/infer", content=png(204), headers=raw)
+    assert b"is_sharp" in answer.content
+    pixels = {"name": "pixels", "datatype": "UINT8", "shape": [1, 64, 64, 3], "data": [51] * (64 * 64 * 3)}
+    asked = {"inputs": [pixels], "outputs": [{"name": "sharpness"}]}
+    [wanted] = client.post("/v2/models/sharp/infer", json=asked).json()["outputs"]
+    assert (wanted["shape"], wanted["data"]) == ([1, 1], [pytest.approx(0.2, abs=1e-4)])
+    status = client.get("/v1/models").json()["models"][0]
+    assert (status["task"], status["finds"]) == ("sharpness", "other")
+    assert client.post("/predictions/sharp", content=png(51)).json()["is_sharp"] is False
+    assert "finds no objects" in client.post("/v1/models/sharp:predict?tile=64", files=images).json()["error"]
+
+
+def test_one_that_finds_objects_is_asked_and_shown_like_ours(client):
     white = io.BytesIO()
     Image.new("RGB", (128, 128), "white").save(white, "PNG")
     upload = {"file": ("white.png", white.getvalue())}
-    with (
-        running(tmp_path, "--models", str(file), *options, environment=environment) as service,
-        service.client() as client,
-    ):
-        assert client.get("/v1/models").json()["models"][0]["finds"] == "objects"
-        [prediction] = client.post("/v1/models/best:predict", files=upload).json()["predictions"]
-        [found] = prediction["detections"]
-        assert (found["label"], found["score"]) == ("thing", pytest.approx(1, abs=1e-4))
-        assert found["box"] == pytest.approx({"x1": 32, "y1": 32, "x2": 96, "y2": 64})
-        [tiled] = client.post("/v1/models/best:predict?tile=64&overlap=0", files=upload).json()["predictions"]
-        corners = {(each["box"]["x1"], each["box"]["y1"]) for each in tiled["detections"]}
-        assert {(80, 80), (16, 80)} <= corners, "each tile has one of its own"
-        named = {"image": ("white.png", white.getvalue())}
-        [theirs] = client.post("/v1/vision/detection", files=named).json()["predictions"]
-        assert theirs["label"] == "thing"
+    assert client.get("/v1/models").json()["models"][1]["finds"] == "objects"
+    [prediction] = client.post("/v1/models/best:predict", files=upload).json()["predictions"]
+    [found] = prediction["detections"]
+    assert (found["label"], found["score"]) == ("thing", pytest.approx(1, abs=1e-4))
+    assert found["box"] == pytest.approx({"x1": 32, "y1": 32, "x2": 96, "y2": 64})
+    [tiled] = client.post("/v1/models/best:predict?tile=64&overlap=0", files=upload).json()["predictions"]
+    corners = {(each["box"]["x1"], each["box"]["y1"]) for each in tiled["detections"]}
+    assert {(80, 80), (16, 80)} <= corners, "each tile has one of its own"
+    named = {"image": ("white.png", white.getvalue())}
+    [theirs] = client.post("/v1/vision/detection", files=named).json()["predictions"]
+    assert theirs["label"] == "thing"
 
 
 @pytest.mark.parametrize(
