@@ -63,17 +63,6 @@ def test_a_message_larger_than_the_socket_waits_for_no_reader():
         assert not pair.ours.waiting
 
 
-def test_half_a_message_is_waited_for_and_blocks_nobody():
-    with Pair() as pair:
-        pair.raw.sendall((1000).to_bytes(4, "little") + bytes(400))
-        assert pair.theirs.receive() == []
-        assert pair.theirs.receive() == []
-        pair.raw.sendall(bytes(600) + (2).to_bytes(4, "little") + b"ab" + b"\x05")
-        assert pair.theirs.receive() == [bytes(1000), b"ab"]
-        pair.raw.sendall((5).to_bytes(4, "little")[1:] + b"hello")
-        assert pair.theirs.receive() == [b"hello"]
-
-
 def test_what_waits_is_bounded():
     def flood(channel):
         for _ in range(100):

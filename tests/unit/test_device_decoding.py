@@ -20,8 +20,8 @@ from app.images.passing import MOST_PIXELS, plain_header, read_file, write_file
 from app.precision.probes import seen
 from app.processes.arena import Arena
 from app.serving.filling import Filling
-from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
-from backends import BackendError, BackendUnavailableError, DeviceLostError
+from app.worker.device_decoding import DeviceDecoding
+from backends import BackendError, DeviceLostError
 from backends.contract import image_decoder as module
 from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
 from models import ModelSpec, Placement, open_model
@@ -195,12 +195,6 @@ def test_every_other_file_is_a_decoders_to_answer(filling, file):
     assert (filling.heard, item.refill) == ([], None)
 
 
-def test_no_file_passes_where_the_models_workers_do_not_all_decode(filling):
-    filling.pool.passes_files = False
-    filling.fill(PHOTO)
-    assert len(filling.decoders.given) == 1
-
-
 class FakeDecoder(ImageDecoder):
     """The host's own pixels, brighter by `off`; some files it cannot decode, and then it decodes none of the list."""
 
@@ -251,19 +245,6 @@ def test_a_turned_image_is_placed_as_on_the_host(orientation):
         assert np.abs(seen(RESNET, jpeg(400, 300, quality=95))[0].astype(int) - row).max() > 50
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_one_broken_file_of_eight_is_left_alone(place):
-    files = [jpeg(200 + number, 150) for number in range(8)]
-    decoder = FakeDecoder(bad=[files[place]])
-    rows, undecoded = filled(decoder, files)
-    assert undecoded == (place,)
-    assert not rows[place].any()
-    for number, (file, row) in enumerate(zip(files, rows, strict=True)):
-        if number != place:
-            assert np.abs(seen(RESNET, file)[0].astype(int) - row).max() <= 1
-    assert sorted(decoder.calls) == [1, 1, 2, 2, 4, 4, 8]
-
-
 def test_a_lost_device_is_lost():
     file = jpeg()
     with pytest.raises(DeviceLostError):
@@ -285,40 +266,6 @@ def test_large_images_are_decoded_a_few_at_a_time():
     assert undecoded == ()
     assert sum(decoder.calls) == 40
     assert max(decoder.calls) == (32 << 20) // (1900 * 1080)
-
-
-class Executable:
-    """Logits that are sums of the pixels' parts: what an image looks like is what it answers."""
-
-    batch_sizes = (4,)
-
-    def run(self, pixels):
-        items = pixels.reshape(len(pixels), 1000, -1).astype(np.float32) if pixels[0].size % 1000 == 0 else None
-        if items is None:
-            items = pixels.reshape(len(pixels), -1)[:, :150_000].reshape(len(pixels), 1000, 150).astype(np.float32)
-        return (items.mean(2),)
-
-
-def test_the_gate_lets_a_decoder_pass_that_differs_by_a_grey_level():
-    decoding, said = agreed(FakeDecoder(off=1), RESNET, Executable(), "auto")
-    assert decoding is not None
-    assert said.by == "device"
-    assert said.refusal == ""
-    assert 0 < said.errors["logit"] < 0.1
-
-
-class Backend:
-    def __init__(self, decoder):
-        self.image_decoder = lambda device: decoder
-
-
-def test_a_device_without_a_decoder_is_refused_where_it_has_to_decode():
-    decoder = FakeDecoder()
-    assert image_decoder(Backend(decoder), "npu:0", "host") is None
-    assert image_decoder(Backend(decoder), "npu:0", "auto") is decoder
-    assert image_decoder(Backend(None), "npu:0", "auto") is None
-    with pytest.raises(BackendUnavailableError, match=r"^npu:0 decodes no images: choose --decode host, or auto\.$"):
-        image_decoder(Backend(None), "npu:0", "device")
 
 
 def test_nvjpeg_is_asked_by_torchvisions_operator(monkeypatch):

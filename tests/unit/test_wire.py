@@ -72,27 +72,6 @@ def test_bytes_that_do_not_fit_are_refused_before_memory_is_taken(datatype, shap
     assert array is None or array.nbytes == len(content)
 
 
-JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(allow_nan=False), st.text(max_size=3)),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=2)),
-    max_leaves=12,
-)
-
-
-@given(st.sampled_from(sorted(wire.DATATYPES)), st.lists(st.integers(0, 5), max_size=3), st.lists(JSON, max_size=5))
-def test_any_json_is_a_tensor_or_is_refused(datatype, shape, values):
-    array = attempt(wire.from_values, datatype, shape, values)
-    assert array is None or (array.shape, array.dtype) == (tuple(shape), wire.DATATYPES[datatype])
-
-
-@given(st.integers(0, 2**40), st.binary(max_size=60))
-def test_any_bytes_are_elements_or_are_refused(count, content):
-    elements = attempt(wire.elements, count, content)
-    if elements is not None:
-        assert len(elements) == count
-        assert sum(4 + len(element) for element in elements) == len(content)
-
-
 def test_a_byte_that_is_no_truth_value_is_true():
     assert wire.from_bytes("x", "BOOL", (3,), b"\0\1\7").tolist() == [False, True, True]
 
