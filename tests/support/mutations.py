@@ -547,8 +547,8 @@ MUTATIONS = (
     Mutation(
         "nobody is told which engines answered wrongly",
         "backends/engines/engine.py",
-        "rejected.append((engine.name, precision))",
-        "pass",
+        "rejected.append((engine.name, precision))\n                elif",
+        "pass\n                elif",
         "test_gate_rules.py::test_who_is_refused_leaves_nothing_behind_and_the_next_has_the_network_as_it_was",
     ),
     Mutation(

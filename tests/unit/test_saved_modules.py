@@ -51,7 +51,12 @@ def test_a_network_that_was_changed_is_refused(change: str | None, wrapped: bool
         ("model.0.act", "torch.nn.modules.activation.SiLU", {}, ""),
         ("model.0.act", "torch.nn.modules.activation.ReLU", {}, "is ReLU and not SiLU"),
         ("model.9.m", "torch.nn.modules.pooling.MaxPool2d", {"kernel_size": (5, 5), "padding": 2, "dilation": 1}, ""),
-        ("model.9.m", "torch.nn.modules.pooling.MaxPool2d", {"kernel_size": 3, "padding": 1}, "has kernel_size 3 and has"),
+        (
+            "model.9.m",
+            "torch.nn.modules.pooling.MaxPool2d",
+            {"kernel_size": 3, "padding": 1},
+            "has kernel_size 3 and has",
+        ),
         ("model.10", "torch.nn.modules.upsampling.Upsample", {"scale_factor": 2.0, "mode": "nearest"}, ""),
         ("model.10", "torch.nn.modules.upsampling.Upsample", {"mode": "bilinear"}, "has mode bilinear"),
         ("model.10", "ultralytics.nn.modules.conv.Concat", {}, ""),

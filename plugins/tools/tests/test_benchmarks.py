@@ -90,7 +90,7 @@ async def test_it_never_waits_for_an_answer_and_leaves_no_connection():
     async with Server(None) as server:
         loop = OpenLoop(server.port, REQUEST, timeout_s=1)
         await sent(server, loop, 20)
-        assert (server.connections, loop.open_connections) == (20, 20)
+        assert server.connections == 20
         await loop.close()
         await server.until(lambda: server.open == 0)
         assert (loop.load.sent, loop.load.unanswered) == (20, 20)
