@@ -99,20 +99,6 @@ async def test_a_worker_that_leaks_before_it_has_answered_anything_breaks_the_re
     assert [each[0] for each in place.told].count("broken") == 2
 
 
-async def test_one_that_has_served_for_a_minute_ends_the_time_of_a_broken_replica(place):
-    for _ in range(IN_A_ROW):
-        worker, _ = await place.begun()
-        worker.kill("it died")
-        await turns()
-    worker, after_s = await place.begun()
-    assert after_s >= BROKEN_S
-    worker.has_served = True
-    await asyncio.sleep(60)
-    worker.kill("it died")
-    _, after_s = await place.begun()
-    assert after_s < 1
-
-
 async def test_the_first_worker_that_cannot_start_is_an_error_of_the_service_and_no_restart(place):
     await turns()
     place.made[0].fail()
@@ -121,18 +107,6 @@ async def test_the_first_worker_that_cannot_start_is_an_error_of_the_service_and
     await turns()
     assert place.moved() == {}
     assert (place.replica.status, len(place.made)) == (PlaceStatus.STOPPED, 1)
-
-
-async def test_while_a_process_that_cannot_be_killed_holds_the_device_nothing_is_started(place):
-    worker, _ = await place.begun()
-    worker.process.mortal, worker.has_served = False, True
-    worker.kill("it hangs", Cause.HUNG)
-    await asyncio.sleep(600)
-    assert (place.replica.status, len(place.made)) == (PlaceStatus.QUARANTINED, 1)
-    assert place.moved() == {"worker_restarts null:0 hung": 1}
-    worker.process.exit(0)
-    await place.begun()
-    assert place.replica.status is PlaceStatus.READY
 
 
 async def test_a_start_that_is_cancelled_while_it_packs_leaves_no_memory():
