@@ -9,13 +9,14 @@ and the limit of int8's loss. A model's `errors` compares. Must not know engines
 outputs. It knows only that `eager` in float32 is the last engine.
 
 What was refused, or could not be converted, is not made ready again for the same network, device and software
-(`refused`). What was accepted is compared again, with one batch of each size in place of all probes.
+(`refused`). What was accepted is compared again, with one batch of a size in place of all probes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
+
+_SLOW_S = 0.1
+"""Seconds from which on a batch is not run only to be warm: it is on a CPU, where the first one is hardly slower."""
 
 
 class Gate:
@@ -77,25 +81,25 @@ class Gate:
         verdicts, asked = self._verdicts, (report.engine, report.precision, executable.batch_sizes)
         kept = verdicts.get(*asked) if verdicts else None
         # A finished file is compared with itself, of which one batch says nothing.
-        again = kept is not None and not kept.reason and self._model.has_reference
+        before = kept if kept is not None and not kept.reason and self._model.has_reference else None
         try:
-            worst, excuse = self._compared(executable, report, one_batch=again)
+            worst, excuse = self._compared(executable, report, before)
             if report.precision == "int8" and self._calibration is not None:
                 worst.update(self._checked_loss(executable, report, self._calibration))
         except WrongAnswersError as error:
             if verdicts:
                 verdicts.put(*asked, Verdict(today(), str(error)))
             raise
-        if again:
-            assert kept is not None
-            worst = {name: max(error, kept.measures.get(name, 0.0)) for name, error in worst.items()}
-            excuse = excuse or kept.excuse
+        if before is not None:
+            worst = {name: max(error, before.measures.get(name, 0.0)) for name, error in worst.items()}
+            excuse = excuse or before.excuse
             log.info(
-                "%s: what %s answers in %s was compared on %s, and is now compared with one batch of each size",
-                *(self._model.name, report.engine, report.precision, kept.date),
+                "%s: what %s answers in %s was compared on %s, and is now compared with one batch of a size",
+                *(self._model.name, report.engine, report.precision, before.date),
             )
         elif verdicts:
-            verdicts.put(*asked, Verdict(today(), measures=worst, excuse=excuse))
+            found = Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
+            verdicts.put(*asked, found)
         if excuse:
             log.warning(
                 "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
@@ -109,10 +113,13 @@ class Gate:
             )
         return worst
 
-    def _compared(self, executable: Executable, report: LoadReport, *, one_batch: bool) -> tuple[dict[str, float], str]:
-        """Return the largest errors, and what is over a limit although it serves. `one_batch`: compare one batch of
-        each size, not all probes.
+    def _compared(
+        self, executable: Executable, report: LoadReport, before: Verdict | None
+    ) -> tuple[dict[str, float], str]:
+        """Return the largest errors, and what is over a limit although it serves.
 
+        `before`: an earlier verdict, with which one batch of a size is compared, not all probes. Sizes between the
+        smallest and the largest are left out if they take long; their times follow from those of the largest.
         Raises the errors of `check`.
         """
         limits = self._model.limits.get(report.precision)
@@ -120,8 +127,11 @@ class Gate:
             raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
         worst, excuse = dict.fromkeys(limits, 0.0), ""
         alone: tuple[Array, ...] = ()
+        left_out = [] if before is None else _slow_between(before.seconds, executable.batch_sizes)
         for size in executable.batch_sizes:
-            probes = self._probes[:size] if one_batch else self._probes
+            if size in left_out:
+                continue
+            probes = self._probes if before is None else self._probes[:size]
             outputs = outputs_of(executable.run, probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
                 raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
@@ -137,6 +147,10 @@ class Gate:
                 if not self._is_last(executable, report, measured):
                     raise
                 excuse = str(error)
+        if before is not None and left_out:
+            largest = executable.batch_sizes[-1]
+            pace = executable.fastest_s[largest] / before.seconds[largest]
+            executable.fastest_s.update({size: pace * before.seconds[size] for size in left_out})
         return worst, excuse
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
@@ -238,6 +252,13 @@ class Gate:
         computed = compute()
         self._cache.put(lambda folder: np.savez(folder / "arrays.npz", *computed), **parts)
         return computed
+
+
+def _slow_between(seconds: Mapping[int, float], sizes: Sequence[int]) -> list[int]:
+    """Return the sizes between the smallest and the largest that take long; none if a time is unknown."""
+    if any(not 0 < seconds.get(size, 0.0) < math.inf for size in sizes):
+        return []
+    return [size for size in sizes[1:-1] if seconds[size] >= _SLOW_S]
 
 
 def _refuse_over(limits: Mapping[str, float], measured: Mapping[str, float], what: str, where: str = "") -> None:

@@ -33,7 +33,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=4000)]
 class Verdict(msgspec.Struct, frozen=True):
     """Verdict on an engine in one precision. `reason`: of a refusal, else ""; `wrong`: its answers were, else it could
     not convert the network. `measures`: the largest errors of one that was accepted; `excuse`: what is over a limit
-    although it serves; `date`: of the comparison.
+    although it serves; `date`: of the comparison; `seconds`: the shortest of a batch, by size.
     """
 
     date: Annotated[str, msgspec.Meta(max_length=10)]
@@ -41,6 +41,7 @@ class Verdict(msgspec.Struct, frozen=True):
     wrong: bool = True
     measures: Annotated[dict[_Text, float], msgspec.Meta(max_length=64)] = {}
     excuse: _Text = ""
+    seconds: Annotated[dict[int, float], msgspec.Meta(max_length=64)] = {}
 
 
 @dataclass(frozen=True)

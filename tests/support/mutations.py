@@ -477,8 +477,8 @@ MUTATIONS = (
     Mutation(
         "what was accepted before is compared with nothing",
         "app/precision/gate.py",
-        "self._probes[:size] if one_batch",
-        "self._probes[:0] if one_batch",
+        "else self._probes[:size]",
+        "else self._probes[:0]",
         "test_verdicts.py::test_what_was_accepted_is_compared_again_with_one_batch_of_each_size",
     ),
     Mutation(

@@ -207,6 +207,29 @@ def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_pat
     assert f"is allowed in bf16 (found on {DATE})" in options(tmp_path).refused("one", "bf16", SIZES).reason
 
 
+@pytest.mark.parametrize(("slow", "images"), [({}, 7), ({2: 0.2}, 5), ({1: 0.2, 2: 0.2, 4: 0.2}, 5), ({4: 0.2}, 7)])
+def test_sizes_between_that_take_long_are_left_out_and_their_times_follow_the_largest(
+    tmp_path: Path, slow: dict[int, float], images: int
+) -> None:
+    class Timed(Answering):
+        """Says that a batch takes these seconds, times its pace."""
+
+        def __init__(self, pace: float) -> None:
+            super().__init__({})
+            self.pace = pace
+
+        def run(self, pixels: Any) -> tuple[Any, ...]:
+            outputs = super().run(pixels)
+            self.fastest_s[len(pixels)] = self.pace * slow.get(len(pixels), 0.01)
+            return outputs
+
+    first, second = Timed(1.0), Timed(3.0)
+    for executable in (first, second):
+        options(tmp_path).gate(executable, LoadReport("one", "bf16"))
+    assert (first.images, second.images) == (6 + 6 + 8, images)
+    assert second.fastest_s == pytest.approx({size: 3 * slow.get(size, 0.01) for size in SIZES})
+
+
 def test_a_finished_file_is_compared_with_itself_as_at_its_first_start(tmp_path: Path) -> None:
     model = Sums(reference=False)
     assert judged(tmp_path, {}, model=model)[1] == judged(tmp_path, {}, model=model)[1] == 6 + 6 + 8
