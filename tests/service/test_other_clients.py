@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 import subprocess
+import sys
 from ctypes.util import find_library
 from pathlib import Path
 
@@ -29,6 +31,7 @@ EXAMPLES = os.environ.get("ANYCHIP_TEST_TRITON_EXAMPLES", "")
 """A checkout of triton-inference-server/client: no package has its examples."""
 FRIGATE = os.environ.get("ANYCHIP_TEST_FRIGATE", "")
 """A checkout of blakeblackshear/frigate: no package has it."""
+MLFLOW = PYTHON.parents[1] / "mlflow"
 IMAGE = IMAGES / "detect_1.jpg"
 HEART = IMAGES / "classify_heart.jpg"
 WAIT_S = 120
@@ -292,3 +295,40 @@ def test_frigates_zmq_detector(service, tmp_path, expected, checkout):
         assert row[0] == detection["class_id"]
         assert row[1] == pytest.approx(detection["score"], abs=1e-3)
         assert row[2:] == pytest.approx([top / height, left / width, bottom / height, right / width], abs=5e-3)
+
+
+@pytest.mark.skipif(not MLFLOW.exists(), reason=f"make clients-environment makes what is missing here: {MLFLOW}")
+def test_mlflow_deployments(service, tmp_path, expected):
+    """MLflow's own command, with the installed package of deploy/upstream/mlflow as its plug-in."""
+    sources = shutil.copytree(ROOT / "deploy" / "upstream" / "mlflow", tmp_path / "sources")
+    install = (sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation")
+    subprocess.run([*install, "--target", tmp_path / "plugin", sources], check=True, capture_output=True)
+    image = base64.b64encode(IMAGE.read_bytes()).decode()
+    (tmp_path / "images.json").write_text(json.dumps([{"image": image}] * 2))
+    found_at = {"PYTHONPATH": (tmp_path / "plugin", MLFLOW), "PATH": (tmp_path / "bin", os.environ["PATH"])}
+    environment = CHILD | {name: os.pathsep.join(map(str, folders)) for name, folders in found_at.items()}
+
+    def mlflow(command, *options, status=0):
+        words = [PYTHON, "-m", "mlflow", "deployments", command, "--target", f"anychip:{service.url}", *options]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=WAIT_S, env=environment)
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    assert "anychip:http://" in mlflow("help")
+    assert all(name in mlflow("list") for name in ("resnet18", "yolov8n", "relu"))
+    assert "name: yolov8n" in mlflow("get", "--name", "yolov8n")
+    answers = tmp_path / "answers.json"
+    mlflow("predict", "--name", "yolov8n", "-I", tmp_path / "images.json", "-O", answers)
+    for found in json.loads(answers.read_text())["predictions"]:
+        assert [each["label"] for each in found["detections"]] == [
+            each["label"] for each in expected["yolov8n"]["detections"]
+        ]
+    assert "MODEL_NOT_FOUND" in mlflow("predict", "--name", "cats", "-I", tmp_path / "images.json", status=1)
+    assert "where it starts" in mlflow("delete", "--name", "yolov8n", status=1)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "anychip").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "bin" / "anychip").chmod(0o755)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.onnx").touch()
+    said = mlflow("run-local", "--name", "net", "-m", tmp_path / "model", "-C", "port=0")
+    assert f"serve --models net={tmp_path / 'model' / 'model.onnx'} --port 0" in said

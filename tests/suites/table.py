@@ -565,6 +565,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deploy/three-machines/", ("proxy", "deployment")),
     ("deploy/upstream/", ("deployment",)),
     ("deploy/upstream/frigate/", ("clients",)),
+    ("deploy/upstream/mlflow/", ("clients",)),
     ("Dockerfile.*", ("images",)),
     (".dockerignore", ("images",)),
     ("docker-bake.hcl", ("images",)),
