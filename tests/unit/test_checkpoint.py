@@ -127,9 +127,6 @@ def test_a_module_of_an_unknown_class_is_refused_with_what_to_save(tmp_path: Pat
         read(tmp_path / "model.pth")
 
 
-# Official YOLOv8 files: written by ultralytics, read where it cannot be imported
-
-
 # Hostile files
 
 

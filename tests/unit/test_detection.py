@@ -225,9 +225,3 @@ def test_the_best_anchors_leave_the_device_and_the_answers_are_those_of_all(monk
         found_some = found_some or bool(given["detections"])
     assert found_some
     assert not any(RANDOM.errors(found, found).values())
-
-
-# Against the reference
-
-
-# Engines

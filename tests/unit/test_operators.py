@@ -198,6 +198,3 @@ def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
 
 def test_the_documented_table_is_the_one_there_is():
     assert set(re.findall(r"^\| `(aten::\w+)` \|", DOCS.read_text(), re.MULTILINE)) == set(REPLACEMENTS)
-
-
-# On a device

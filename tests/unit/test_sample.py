@@ -57,12 +57,6 @@ def test_the_sample_images_are_those_of_the_generator(tmp_path: Path) -> None:
         assert np.abs(stored - drawn).mean() < 1  # JPEG codecs differ by a rounding
 
 
-# The loss
-
-
-# Rounding
-
-
 # Average precision
 
 
