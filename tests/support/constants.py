@@ -26,7 +26,6 @@ Constants = Mapping[str, float]
 HEARTBEAT_TIMEOUT_S = "app.fleet.plans._HEARTBEAT_TIMEOUT_S"
 GUARD_COOLDOWN_S = "app.fleet.plans._GUARD.cooldown_s"
 HANDOVER_INTERVAL_S = "app.fleet.handover._HANDOVER_INTERVAL_S"
-COMPILE_TIMEOUT_S = "app.fleet.handover._COMPILE_TIMEOUT_S"
 DECODE_TIMEOUT_S = "app.serving.service._DECODE_TIMEOUT_S"
 HEADER_TIMEOUT_S = "app.main._LIMITS.head_timeout_s"
 LEAST_UPLOAD_BYTES_PER_S = "app.http.call._LEAST_UPLOAD_BYTES_PER_S"

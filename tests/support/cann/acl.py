@@ -490,12 +490,6 @@ class media:
             return 0, 0, 0, UNSUPPORTED_JPEG
 
     @staticmethod
-    def dvpp_jpeg_predict_dec_size(pointer: int, size: int, form: int) -> tuple[int, int]:
-        width, height, _, code = media.dvpp_jpeg_get_image_info(pointer, size)
-        wide, high = -(-width // 128) * 128, -(-height // 16) * 16
-        return wide * high * 3 // 2, code or (0 if form == 1 else INVALID_PARAM)
-
-    @staticmethod
     def dvpp_jpeg_decode_async(channel: int, pointer: int, size: int, picture: int, stream: int) -> int:
         from PIL import Image
 
