@@ -158,6 +158,11 @@ def test_a_wheel_without_the_sample_weights_names_theirs(tmp_path: Path, monkeyp
         open_model(parse_spec("resnet50:sample"), tmp_path / "cache")
 
 
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsNotFoundError, match=r"no weights file 'dogs\.pt' for dogs"):
+        open_model(parse_spec("dogs=resnet50:dogs.pt"), tmp_path)
+
+
 # A folder in the place of a file, as KServe's storage initialiser leaves one
 
 
