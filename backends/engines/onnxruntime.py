@@ -92,12 +92,13 @@ class OnnxRuntimeEngine(Engine):
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.log_severity_level = 3
         choice: Any = provider
-        if not provider.startswith(("CPU", "OpenVINO")):
+        on_cpu = provider == "CPUExecutionProvider"
+        if not on_cpu:
             choice = (provider, _provider_options(provider, torch.device(device).index or 0))
         session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
-        if not provider.startswith(("CPU", "OpenVINO")):
+        if not on_cpu:
             _refuse_work_of_the_cpu(runtime, exported, settings, choice, batch_sizes[0])
         if packed is not None:
             return _OnnxRuntimeExecutable(device, batch_sizes, packed, session)
