@@ -451,8 +451,8 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags
         if libc.syscall(_LANDLOCK_ADD, rules, 1, rule, 0) != 0:
             raise OSError(ctypes.get_errno(), f"landlock refuses {path}")
     finally:
-        # /proc may make an entry anew: the rule holds for this entry, which stays while it is open.
-        if path != _OWN_PROCESS:
+        # /proc makes an entry anew when memory is short: the rule holds for this entry, which stays while it is open.
+        if not path.is_relative_to(_OWN_PROCESS.parent):
             os.close(beneath)
 
 
