@@ -119,7 +119,7 @@ class Gate:
         """Return the largest errors, and what is over a limit although it serves.
 
         `before`: an earlier verdict, with which one batch of a size is compared, not all probes. Sizes between the
-        smallest and the largest are left out if they take long; their times follow from those of the largest.
+        smallest and the largest are left out if they take long; their times follow from those of these two.
         Raises the errors of `check`.
         """
         limits = self._model.limits.get(report.precision)
@@ -148,8 +148,8 @@ class Gate:
                     raise
                 excuse = str(error)
         if before is not None and left_out:
-            largest = executable.batch_sizes[-1]
-            pace = executable.fastest_s[largest] / before.seconds[largest]
+            # The quicker of the two: a first run may have waited for memory, and what seems slow is measured again.
+            pace = min(taken_s / before.seconds[size] for size, taken_s in executable.fastest_s.items())
             executable.fastest_s.update({size: pace * before.seconds[size] for size in left_out})
         return worst, excuse
 

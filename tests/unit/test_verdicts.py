@@ -208,7 +208,7 @@ def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_pat
 
 
 @pytest.mark.parametrize(("slow", "images"), [({}, 7), ({2: 0.2}, 5), ({1: 0.2, 2: 0.2, 4: 0.2}, 5), ({4: 0.2}, 7)])
-def test_sizes_between_that_take_long_are_left_out_and_their_times_follow_the_largest(
+def test_sizes_between_that_take_long_are_left_out_and_their_times_follow_from_the_others(
     tmp_path: Path, slow: dict[int, float], images: int
 ) -> None:
     class Timed(Answering):
