@@ -1,9 +1,10 @@
-"""Photographs the page at `/` as it runs, light and dark: the pictures at the top of README.
+"""Photograph and film the page at `/` as it runs: the moving picture of README and the picture of docs/playground.md.
 
-    python docs/screenshots.py            # writes docs/images/playground-light.png and playground-dark.png
+    python docs/screenshots.py            # writes docs/images/playground.png and playground.gif
 
 Owns: what is on the pictures. It starts the service on its sample weights, drives the system's `chromium` by
-Playwright, asks for a sample image and runs a short load, so that every number on a picture is one the page has shown.
+Playwright, asks for sample images and runs a short load, so that every number on a picture is one the page has shown.
+The film's waits are cut, and it has no times: it shows what happens, and not how long it takes.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
-WIDTH, HEIGHT = 1280, 1180
-MAX_BYTES = 300_000
+WIDTH, HEIGHT = 1280, 1100
+SHOWN_WIDTH = 900
+COLOURS = 96
+NO_TIMES = """() => {
+  const style = new CSSStyleSheet();
+  style.replaceSync("#timing { display: none !important } #summary { font-size: 0 } #summary * { font-size: 1rem }");
+  document.adoptedStyleSheets = [style];
+}"""
+MAX_BYTES, MAX_FILM_BYTES = 300_000, 1_500_000
 
 
 def main() -> None:
@@ -47,7 +55,7 @@ def main() -> None:
 
 
 def photograph(url: str) -> None:
-    """Both themes."""
+    """Write the picture and the film."""
     executable = shutil.which("chromium")
     if executable is None:
         sys.exit("there is no chromium here: apt-get install chromium")
@@ -55,15 +63,15 @@ def photograph(url: str) -> None:
         context = driver.chromium.launch_persistent_context(
             profile, executable_path=executable, headless=True, args=["--no-sandbox", "--disable-gpu"]
         )
-        for theme in ("light", "dark"):
-            page = context.new_page()
-            page.set_default_timeout(120_000)
-            page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
-            page.emulate_media(color_scheme=theme, reduced_motion="reduce")
-            page.goto(url)
-            arrange(page)
-            save(page.screenshot(), IMAGES / f"playground-{theme}.png")
-            page.close()
+        page = context.new_page()
+        page.set_default_timeout(120_000)
+        page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+        page.emulate_media(color_scheme="light", reduced_motion="reduce")
+        page.goto(url)
+        arrange(page)
+        save(page.screenshot(), IMAGES / "playground.png")
+        page.goto(url)
+        save_film(film(page), IMAGES / "playground.gif")
         context.close()
 
 
@@ -91,6 +99,65 @@ def save(png: bytes, path: Path) -> None:
             print(f"{path}: {path.stat().st_size} bytes")
             return
     sys.exit(f"{path} has more than {MAX_BYTES} bytes")
+
+
+def film(page: Page) -> list[tuple[Image.Image, int]]:
+    """Use the page as a visitor does; return what it shows, each with the milliseconds for which it is shown."""
+    frames: list[tuple[Image.Image, int]] = []
+    at = WIDTH / 2, HEIGHT / 2
+
+    def take(shown_ms: int) -> None:
+        with Image.open(io.BytesIO(page.screenshot())) as png:
+            image = png.convert("RGB")
+        x, y = at
+        arrow = [(0, 0), (0, 26), (6, 20), (11, 31), (16, 29), (11, 18), (19, 18)]  # Screenshots have no pointer.
+        ImageDraw.Draw(image).polygon([(x + right, y + down) for right, down in arrow], "black", "white", 2)
+        height = round(HEIGHT * SHOWN_WIDTH / WIDTH)
+        frames.append((image.resize((SHOWN_WIDTH, height), Image.Resampling.LANCZOS), shown_ms))
+
+    def point(selector: str) -> None:
+        nonlocal at
+        box = page.locator(selector).first.bounding_box()
+        assert box is not None, selector
+        start, end = at, (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        for step in (0.4, 0.8, 1):
+            at = start[0] + step * (end[0] - start[0]), start[1] + step * (end[1] - start[1])
+            take(80)
+        frames[-1] = frames[-1][0], 500
+
+    page.wait_for_selector("html[data-loaded]")
+    page.evaluate(NO_TIMES)
+    take(1200)
+    point("#samples button:first-child")
+    page.click("#samples button:first-child")
+    page.wait_for_selector("#canvas[data-answers]")
+    take(2200)
+    point("#choose")
+    page.set_input_files("#file", sorted((ROOT / "models" / "sample" / "images").glob("detect_*.jpg")))
+    page.wait_for_selector("#all:not([hidden])")
+    page.wait_for_selector("#save-csv:not([disabled])")
+    take(2000)
+    for number in (2, 3):
+        point(f"#files li:nth-child({number})")
+        page.click(f"#files li:nth-child({number}) button")
+        page.wait_for_timeout(300)
+        take(1500)
+    point("#filter")
+    page.select_option("#filter", "star")
+    page.wait_for_timeout(300)
+    take(2500)
+    return frames
+
+
+def save_film(frames: list[tuple[Image.Image, int]], path: Path) -> None:
+    """Write frames as a GIF in one palette, so that only what changes is stored."""
+    palette = frames[len(frames) // 2][0].quantize(COLOURS)
+    first, *others = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image, _ in frames)
+    durations = [shown_ms for _, shown_ms in frames]
+    first.save(path, save_all=True, append_images=others, duration=durations, loop=0, optimize=True)
+    if path.stat().st_size > MAX_FILM_BYTES:
+        sys.exit(f"{path} has more than {MAX_FILM_BYTES} bytes")
+    print(f"{path}: {path.stat().st_size} bytes, {len(frames)} frames")
 
 
 if __name__ == "__main__":
