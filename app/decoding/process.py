@@ -62,7 +62,7 @@ class DecoderProcess(SupervisedChild):
     send at the end of this turn of the loop. `heard_s` is of `clock.monotonic()`.
     """
 
-    look_s, kill_s = 0.25, 2.0
+    look_s, kill_s = 0.25, 4.0
 
     def __init__(self, of: Replicas, number: int) -> None:
         super().__init__(f"decoder {number}")
