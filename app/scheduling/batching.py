@@ -10,6 +10,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+_REMEMBERED_S = 5.0
+_MOST_RATE = 0.125
 _LEARNING_RATE = 0.2
 _DRIFT = 0.01
 _CREDIBLE = 3.0
@@ -17,6 +19,13 @@ _FAR = 4.0
 _SHORTEST_S = 1e-4
 _CEILING_S = 30.0
 _LONGEST_CEILING_S = 600.0
+
+
+def _rate(least: float, since_s: float) -> float:
+    """Return the share by which an estimate moves towards an answer `since_s` seconds after the last one: more if they
+    are rare, so that their number does not matter.
+    """
+    return max(least, min(since_s / _REMEMBERED_S, _MOST_RATE))
 
 
 class BatchLatencies:
@@ -33,6 +42,7 @@ class BatchLatencies:
         """Shortest time of any batch so far."""
         self.rate = 0.0
         """Images a second in batches of the fastest size."""
+        self._heard_s = self._aged_s = -math.inf  # Time of the last batch; of the last batch or `age`.
         self._usable = len(self.sizes)
         self._limited_until_s = 0.0
         self._limited_for_s = _CEILING_S
@@ -44,22 +54,31 @@ class BatchLatencies:
         """Return the credible part of a batch's time; in the rest of it a process or the device stood still."""
         return min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
 
-    def learn(self, size: int, seconds: float) -> None:
+    def learn(self, size: int, seconds: float, now: float) -> None:
         """Move the estimate for `size` towards the time a batch just took. A stall moves it by no more than a limit."""
         self._seconds[size] += _LEARNING_RATE * (self.credible_s(size, seconds) - self._seconds[size])
         # Of two results that are read at once, the second seems to have taken no time.
         self.least_s = min(self.least_s, max(seconds, self._seconds[size] / _CREDIBLE))
         # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
         scale = self._seconds[size] / self._measured[size]
+        drift = _rate(_DRIFT, now - self._heard_s)
         for other in self.sizes:
-            self._seconds[other] -= _DRIFT * max(0.0, self._seconds[other] - self._measured[other] * scale)
+            self._seconds[other] -= drift * max(0.0, self._seconds[other] - self._measured[other] * scale)
+        self._heard_s = self._aged_s = now
         self._rated()
 
-    def halve(self) -> None:
-        """Forget half of the learned excess over the times measured at the start."""
+    def age(self, now: float, period_s: float) -> bool:
+        """Forget half of the learned excess over the times measured at the start, for each period since the last batch
+        if one has passed; return True if so.
+        """
+        periods = (now - self._aged_s) / period_s
+        if periods < 1:
+            return False
         for size, measured_s in self._measured.items():
-            self._seconds[size] -= 0.5 * max(0.0, self._seconds[size] - measured_s)
+            self._seconds[size] -= (1 - 0.5**periods) * max(0.0, self._seconds[size] - measured_s)
+        self._aged_s = now
         self._rated()
+        return True
 
     def of(self, size: int) -> float:
         """Return the seconds expected of a batch of `size`."""
@@ -128,41 +147,55 @@ class BatchLatencies:
 class Lateness:
     """Delay of answers beyond the queue's wait: decoding, the event loop, the pipe, other processes.
 
-    Mean and deviation follow TCP's estimate of round trips (RFC 6298), but move more slowly: under overload every dip
-    admits a crowd. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
+    Mean and deviation follow TCP's estimate of round trips (RFC 6298), but move more slowly while answers are many:
+    under overload every dip admits a crowd. Rare answers count more, so that what was learned is forgotten in seconds,
+    however few they are. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
     `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
-    will teach this estimate; `forgot_s`: time of the last `halve`.
+    will teach this estimate.
     """
 
     _MEAN_RATE = 1 / 32
-    _DEVIATION_RATE = 1 / 16
     _DEVIATIONS = 4.0
     _CREDIBLE = 3.0
     _ALWAYS_CREDIBLE_S = 0.1
 
     def __init__(self) -> None:
-        self.admitted_s = self.forgot_s = -math.inf
+        self.admitted_s = self._aged_s = self._heard_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
         self.seconds = 0.0
 
-    def learn(self, seconds: float, *, alone: bool = False) -> None:
+    @property
+    def has_heard(self) -> bool:
+        """True once an answer has taught it."""
+        return self._heard_s > -math.inf
+
+    def learn(self, seconds: float, now: float, *, alone: bool = False) -> None:
         """Learn from an answer that came `seconds` later (negative: earlier) than expected. `alone`: nothing else was
         in flight at its admission; if such an answer comes far earlier than this estimate, forget half of the estimate.
         """
         most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
         off_s = min(seconds - self._mean_s, most_s)
-        self._deviation_s += self._DEVIATION_RATE * (min(abs(off_s), most_s) - self._deviation_s)
-        self._mean_s += self._MEAN_RATE * off_s
+        rate = _rate(self._MEAN_RATE, now - self._heard_s)
+        self._heard_s = self._aged_s = now
+        self._deviation_s += 2 * rate * (min(abs(off_s), most_s) - self._deviation_s)
+        self._mean_s += rate * off_s
         self._learned()
         if alone and self.seconds > max(_FAR * seconds, self._ALWAYS_CREDIBLE_S):
-            self.halve(self.forgot_s)
+            self._keep(0.5)
 
-    def halve(self, now: float) -> None:
-        """Forget half of the estimate."""
-        self.forgot_s = now
-        self._mean_s /= 2
-        self._deviation_s /= 2
+    def age(self, now: float, period_s: float) -> bool:
+        """Forget half of the estimate for each period since the last answer, if one has passed; return True if so."""
+        periods = (now - self._aged_s) / period_s
+        if periods < 1:
+            return False
+        self._keep(0.5**periods)
+        self._aged_s = now
+        return True
+
+    def _keep(self, share: float) -> None:
+        self._mean_s *= share
+        self._deviation_s *= share
         self._learned()
 
     def _learned(self) -> None:

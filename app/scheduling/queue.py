@@ -137,8 +137,7 @@ class Queue(Generic[T]):
     ahead: dict[int, int] = field(default_factory=dict)  # Images waiting or reserved, by priority.
     line: Line[T] = field(default_factory=Line)
     turns: Turns = field(default_factory=Turns)  # Of the requests under way.
-    lateness: Lateness = field(default_factory=Lateness)
-    urgent_lateness: Lateness = field(default_factory=Lateness)  # For priorities above the normal one: they overtake.
+    latenesses: dict[tuple[bool, int], Lateness] = field(default_factory=dict)  # By kind of request.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
     def check_room(self, model: str, images: int) -> None:
@@ -158,7 +157,7 @@ class Queue(Generic[T]):
         others also wait for each other. Items admitted before a worker was lost or stood still, or without a worker, do
         not count: their answers waited for that, not for the queue.
         """
-        late_s: dict[bool, tuple[float, bool]] = {}
+        late_s: dict[Lateness, tuple[float, bool]] = {}
         for item in items:
             admitted = item.reservation
             expected_s = admitted.expected_s
@@ -166,16 +165,35 @@ class Queue(Generic[T]):
                 continue
             if item.position or item.attempt is not FIRST:
                 continue
-            seconds, urgent = answered_s - admitted.admitted_s - expected_s, admitted.priority > 0
-            latest = late_s.get(urgent)
+            seconds, lateness = (
+                answered_s - admitted.admitted_s - expected_s,
+                self._lateness(admitted.priority, admitted.behind),
+            )
+            latest = late_s.get(lateness)
             if latest is None or seconds > latest[0]:
-                late_s[urgent] = seconds, admitted.alone
-        for urgent, (seconds, alone) in late_s.items():
-            self.lateness_of(urgent).learn(seconds, alone=alone)
+                late_s[lateness] = seconds, admitted.alone
+        for lateness, (seconds, alone) in late_s.items():
+            lateness.learn(seconds, answered_s, alone=alone)
 
-    def lateness_of(self, priority: int) -> Lateness:
-        """Return the lateness at this priority. Urgent images overtake others at other stages too, such as decoding."""
-        return self.urgent_lateness if priority > 0 else self.lateness
+    def lateness_of(self, priority: int, client: str, *, heard: bool = False) -> Lateness:
+        """Return the lateness for the next request of a client at this priority. `heard`: of its kind, or of the next
+        kind with fewer requests ahead that has heard an answer.
+        """
+        behind = self.turns.get(client, NOTHING)[0]
+        lateness = self._lateness(priority, behind)
+        while heard and behind and not lateness.has_heard:
+            behind >>= 1
+            lateness = self._lateness(priority, behind)
+        return lateness
+
+    def _lateness(self, priority: int, behind: int) -> Lateness:
+        """Return the lateness behind so many requests of the same client.
+
+        Requests that come later overtake those that are behind others of their client, and urgent images overtake all,
+        at other stages too, such as decoding. So each kind learns its own lateness.
+        """
+        kind = priority > 0, behind.bit_length()
+        return self.latenesses.get(kind) or self.latenesses.setdefault(kind, Lateness())
 
     def count(self, priority: int, images: int) -> None:
         """Count images that came (negative: went) at a priority."""
@@ -209,8 +227,7 @@ class Queue(Generic[T]):
         reservation.interruptions = self.interruptions
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
-        lateness = self.urgent_lateness if reservation.priority > 0 else self.lateness
-        lateness.admitted_s = reservation.admitted_s
+        self.lateness_of(reservation.priority, reservation.client).admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
         if reservation.client:
             reservation.behind = self.turns.begin(reservation.client)

@@ -39,7 +39,7 @@ from app.scheduling.queue import (
     Reservation,
     T,
 )
-from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, expected_s, image_s, is_probe, rate
+from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, age, expected_s, image_s, is_probe, rate
 
 WAY_BACK = 0.04
 """Share of a request's time left for the answer's way to the client, which is not measured here."""
@@ -76,11 +76,19 @@ class Scheduler(Generic[T]):
         model, images, priority = reservation.model, reservation.images, reservation.priority
         queue, serving, client = self.queues[model], self._serving[model], reservation.client
         queue.check_room(model, images)
-        last_s, least_s = expected_s(
-            queue, serving, model, client=client, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
-        )
         within_s = (1 - WAY_BACK) * (reservation.deadline_s - now)
-        if least_s > within_s and not is_probe(queue, serving, images, within_s, now, priority=priority):
+
+        def expected() -> tuple[float | None, float]:
+            return expected_s(
+                queue, serving, model, client=client, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
+            )
+
+        last_s, least_s = expected()
+        if least_s > within_s and age(queue, serving, model, client=client, priority=priority, now=now):
+            last_s, least_s = expected()
+        if least_s > within_s and not is_probe(
+            queue, serving, client=client, priority=priority, images=images, within_s=within_s, now=now
+        ):
             raise DeadlineUnreachableError(least_s)
         return None if ready_s is None else last_s
 
@@ -227,7 +235,7 @@ class Scheduler(Generic[T]):
         if taken_s > credible_s + _STALL_S:
             worker.interrupted()
         if learn:
-            latencies.learn(batch.size, taken_s)
+            latencies.learn(batch.size, taken_s, now)
             worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
         worker.free_s = now + sum([worker.latencies[other.model].of(other.size) for other in worker.batches.values()])

@@ -196,7 +196,7 @@ def expected_s(
         first_s = _next_s(queue, workers, ahead + images, now)
         by_queue_s = _last_s(queue, workers, model, ahead + images, now) if first_s is None else first_s
     by_queue_s = max(by_queue_s, ready_s + own_s)
-    return by_queue_s, by_queue_s + queue.lateness_of(priority).seconds
+    return by_queue_s, by_queue_s + queue.lateness_of(priority, client, heard=True).seconds
 
 
 def _last_s(queue: Queue[T], workers: Serving[T], model: str, images: int, now: float) -> float:
@@ -234,24 +234,30 @@ def image_s(workers: Serving[T], model: str) -> float:
     return 1 / images_per_s if images_per_s else 0.0
 
 
-def is_probe(queue: Queue[T], workers: Serving[T], images: int, within_s: float, now: float, *, priority: int) -> bool:
+def probe_s(workers: Serving[T]) -> float:
+    """Return the seconds between probes, and after which an estimate forgets that hears nothing."""
+    return max(_PROBE_S, PROBE_BATCHES * min([latencies.least_s for _, latencies in workers], default=0.0))
+
+
+def age(queue: Queue[T], workers: Serving[T], model: str, *, client: str, priority: int, now: float) -> bool:
+    """Let estimates forget that refuse a request and have heard nothing: time alone may have made them wrong. Return
+    True if one did.
+    """
+    every_s = probe_s(workers)
+    aged = queue.lateness_of(priority, client, heard=True).age(now, every_s)
+    for worker, latencies in workers:
+        if not any(batch.model == model for batch in worker.batches.values()):
+            aged = latencies.age(now, every_s) or aged
+    return aged
+
+
+def is_probe(
+    queue: Queue[T], workers: Serving[T], *, client: str, priority: int, images: int, within_s: float, now: float
+) -> bool:
     """Return True if a request of `images` that has `within_s` is admitted as a probe, against the estimates.
 
-    True if nothing of its model and kind was admitted for so long, and batches were once fast enough for it. Then halve
-    the part of the estimates that was learned above the first ones, as time alone may have made it wrong.
+    True if nothing of its model and kind was admitted for so long, and batches were once fast enough for it.
     """
-    lateness = queue.lateness_of(priority)
-    if now < lateness.admitted_s + _PROBE_S:
+    if now < queue.lateness_of(priority, client).admitted_s + probe_s(workers):
         return False
-    every = [latencies for _, latencies in workers]
-    every_s = max(_PROBE_S, PROBE_BATCHES * min([each.least_s for each in every], default=0.0))
-    if now < lateness.admitted_s + every_s:
-        return False
-    if not any(each.least_s * -(-images // each.sizes[-1]) <= within_s for each in every):
-        return False
-    if now >= lateness.forgot_s + every_s:
-        lateness.halve(now)
-        if now >= max(queue.lateness.admitted_s, queue.urgent_lateness.admitted_s) + every_s:
-            for each in every:
-                each.halve()
-    return True
+    return any(each.least_s * -(-images // each.sizes[-1]) <= within_s for _, each in workers)

@@ -35,14 +35,14 @@ def test_latency_is_learned_upwards_and_downwards():
     ladder = BatchLatencies({4: 0.1})
     for seconds in (0.5, 0.02):
         for _ in range(100):
-            ladder.learn(4, seconds)
+            ladder.learn(4, seconds, 0.0)
         assert ladder.of(4) == pytest.approx(seconds, rel=1e-3)
         assert ladder.rate == pytest.approx(4 / seconds, rel=1e-3)
 
 
 def test_one_stall_does_not_make_a_size_unusable():
     ladder = BatchLatencies(FLAT)
-    ladder.learn(8, 30.0)
+    ladder.learn(8, 30.0, 0.0)
     assert ladder.of(8) < 2 * FLAT[8]
     assert ladder.best_size(8, 0.0) == 8
 
@@ -50,13 +50,13 @@ def test_one_stall_does_not_make_a_size_unusable():
 def test_a_size_that_was_slow_for_a_time_is_tried_again():
     ladder = BatchLatencies(FLAT)
     for _ in range(50):
-        ladder.learn(8, 1.0)
+        ladder.learn(8, 1.0, 0.0)
     assert ladder.best_size(7, 0.0) == 4, "the test needs a size that is avoided"
     tried = 0
     for _ in range(2000):
         size = ladder.best_size(7, 0.0)
         tried += size == 8
-        ladder.learn(size, FLAT[size])
+        ladder.learn(size, FLAT[size], 0.0)
     assert tried > 1000
     assert ladder.best_size(7, 0.0) == 8
 
@@ -67,7 +67,7 @@ def test_a_size_that_stays_slow_is_tried_only_rarely():
     sizes = []
     for _ in range(2000):
         sizes.append(ladder.best_size(7, 0.0))
-        ladder.learn(sizes[-1], truth[sizes[-1]])
+        ladder.learn(sizes[-1], truth[sizes[-1]], 0.0)
     assert 0 < sizes[1000:].count(8) < 300
 
 
@@ -120,7 +120,7 @@ def test_estimates_stay_within_what_was_measured_and_scale_with_it(seconds, take
     ladder = BatchLatencies(seconds)
     for index, took in taken:
         size = ladder.sizes[index % len(ladder.sizes)]
-        ladder.learn(size, took)
+        ladder.learn(size, took, 0.0)
         assert all(ladder.of(size) >= 0 for size in ladder.sizes)
         assert ladder.least_s <= max(took, ladder.of(size))
         assert ladder.rate == pytest.approx(max(size / max(ladder.of(size), 1e-9) for size in ladder.sizes))
@@ -131,7 +131,7 @@ def test_estimates_stay_within_what_was_measured_and_scale_with_it(seconds, take
 def test_lateness_converges_to_what_is_always_the_case(before, always):
     lateness = Lateness()
     for sample in before + [always] * 800:
-        lateness.learn(sample)
+        lateness.learn(sample, 0.0)
     assert lateness.seconds == pytest.approx(max(0.0, always), abs=1e-3)
 
 
@@ -140,7 +140,7 @@ def test_nearly_all_answers_come_within_the_lateness_learned():
     for index in range(2000):
         sample = rnd.gauss(0.02, 0.01)
         within += index >= 500 and sample <= lateness.seconds
-        lateness.learn(sample)
+        lateness.learn(sample, 0.0)
     assert within / 1500 >= 0.985
     assert lateness.seconds < 0.02 + 6 * 0.01, "it must not refuse more than noise demands"
 
@@ -148,22 +148,22 @@ def test_nearly_all_answers_come_within_the_lateness_learned():
 def late_by(seconds):
     lateness = Lateness()
     for _ in range(200):
-        lateness.learn(seconds)
+        lateness.learn(seconds, 0.0)
     assert lateness.seconds == pytest.approx(seconds, rel=0.05)
     return lateness
 
 
 def test_one_answer_after_a_pause_hardly_moves_the_lateness():
     lateness = late_by(0.02)
-    lateness.learn(8.0)
+    lateness.learn(8.0, 0.0)
     assert lateness.seconds < 0.06
 
 
 def test_what_comes_early_while_nothing_else_is_under_way_shows_that_a_backlog_is_over():
     lateness, other = late_by(4.0), late_by(4.0)
     for _ in range(6):
-        lateness.learn(0.01, alone=True)
-        other.learn(0.01)
+        lateness.learn(0.01, 0.0, alone=True)
+        other.learn(0.01, 0.0)
     assert lateness.seconds < 0.5
     assert other.seconds > 2.0
 
@@ -171,7 +171,7 @@ def test_what_comes_early_while_nothing_else_is_under_way_shows_that_a_backlog_i
 def test_what_is_usual_while_nothing_else_is_under_way_is_not_forgotten():
     lateness = late_by(0.3)
     for _ in range(100):
-        lateness.learn(0.3, alone=True)
+        lateness.learn(0.3, 0.0, alone=True)
     assert lateness.seconds == pytest.approx(0.3, rel=0.05)
 
 
@@ -181,9 +181,9 @@ def test_forgetting_leads_from_above_to_what_was_measured(seconds, taken):
     ladder = BatchLatencies(seconds)
     for index, took in taken:
         size = ladder.sizes[index % len(ladder.sizes)]
-        ladder.learn(size, took)
+        ladder.learn(size, took, 0.0)
     below = {size: ladder.of(size) for size in ladder.sizes if ladder.of(size) <= seconds[size]}
-    for _ in range(60):
-        ladder.halve()
+    for periods in range(60):
+        ladder.age(1.0 + periods, 1.0)
     for size in ladder.sizes:
         assert ladder.of(size) == pytest.approx(below.get(size, seconds[size]))

@@ -24,9 +24,9 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     scheduler.add_worker("w", {"m": {1: 0.1}, "neighbour": {1: 0.1}})
     enqueue(scheduler, reserve(scheduler, "neighbour", 1, 1e9, 0, 0.0), None, 0.0)
     assert scheduler.dispatch(0.0)[0]
-    lateness = scheduler.queues["m"].lateness
+    lateness = scheduler.queues["m"].lateness_of(0, "")
     for _ in range(100):
-        lateness.learn(1e6)
+        lateness.learn(1e6, 0.0)
     assert lateness.seconds > 10 * LASTS_S
     let_in = []
     for now in (step * 0.01 for step in range(3000)):
@@ -41,7 +41,7 @@ def test_what_is_always_refused_is_tried_now_and_then_and_seldom():
     apart = [after - before for before, after in pairwise(let_in)]
     tries = apart[: apart.index(pytest.approx(0.01))]
     assert len(tries) > 3
-    assert tries == [pytest.approx(PROBE_BATCHES * 0.1, abs=0.011)] * len(tries)
+    assert tries[:-1] == [pytest.approx(PROBE_BATCHES * 0.1, abs=0.011)] * (len(tries) - 1)
     assert apart[len(tries) :] == [pytest.approx(0.01)] * (len(apart) - len(tries)), "at last it is let in like others"
 
 
@@ -56,16 +56,16 @@ def test_what_waited_for_a_worker_that_stood_still_teaches_no_lateness():
         sent += scheduler.dispatch(now)[0]
         now += 0.1
     assert not any(scheduler.queues[model].in_flight + scheduler.queues[model].depth for model in ("m", "neighbour"))
-    assert [scheduler.queues[model].lateness.seconds for model in ("m", "neighbour")] == [0.0, 0.0]
+    assert [scheduler.queues[model].lateness_of(0, "").seconds for model in ("m", "neighbour")] == [0.0, 0.0]
 
 
 def test_clients_that_ask_gently_after_an_overload_of_the_decoders_are_let_in():
     """Two that ask now and then: the second of them is not refused because others waited for the decoders before."""
     scheduler = Scheduler({"m": 100})
     scheduler.add_worker("w", {"m": {1: 0.01}})
-    lateness = scheduler.queues["m"].lateness
+    lateness = scheduler.queues["m"].lateness_of(0, "")
     for _ in range(200):
-        lateness.learn(1.5 * LASTS_S)
+        lateness.learn(1.5 * LASTS_S, 0.0)
     refused = 0
     for now in range(100):
         reservations = []
@@ -87,7 +87,7 @@ def test_what_overtakes_does_not_keep_out_what_is_refused():
     scheduler = Scheduler({"m": 100})
     scheduler.add_worker("w", {"m": {1: 0.1}})
     for _ in range(200):
-        scheduler.queues["m"].lateness.learn(5 * LASTS_S)
+        scheduler.queues["m"].lateness_of(0, "").learn(5 * LASTS_S, 0.0)
     let_in = 0
     for now in (step * 0.1 for step in range(200)):
         enqueue(scheduler, reserve(scheduler, "m", 1, now + LASTS_S, 1, now), None, now)

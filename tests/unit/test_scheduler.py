@@ -238,7 +238,7 @@ def test_an_answer_whose_wait_was_not_known_teaches_no_lateness():
     enqueue(scheduler, reservation, None, 5.0)
     [batch] = dispatch(scheduler, now=5.0)
     scheduler.finish("w", batch.id, 5.1)
-    assert scheduler.queues["m"].lateness.seconds == 0.0
+    assert scheduler.queues["m"].lateness_of(0, "").seconds == 0.0
 
 
 def test_what_was_found_a_moment_ago_is_not_looked_for_again():
@@ -312,7 +312,7 @@ def test_the_time_of_a_failed_batch_teaches_nothing():
     [batch] = dispatch(scheduler)
     scheduler.finish("w", batch.id, 5.0, learn=False)
     assert scheduler._workers["w"].latencies["m"].of(1) == 0.01
-    assert scheduler.queues["m"].lateness.seconds == 0.0
+    assert scheduler.queues["m"].lateness_of(0, "").seconds == 0.0
 
 
 def test_the_time_a_batch_waited_for_the_one_before_is_not_its_own():
@@ -368,7 +368,7 @@ def test_what_waited_for_another_worker_teaches_no_lateness():
         sent += dispatch(scheduler, now)
     assert len(items_of(sent)) == 3
     assert waiting in items_of(sent)
-    assert scheduler.queues["m"].lateness.seconds == 0.0
+    assert scheduler.queues["m"].lateness_of(0, "").seconds == 0.0
 
 
 def test_the_later_images_of_a_request_teach_no_lateness():
@@ -379,7 +379,7 @@ def test_the_later_images_of_a_request_teach_no_lateness():
         now += 0.01
         scheduler.finish("w", waiting.pop(0).id, now)
         waiting += dispatch(scheduler, now)
-    assert scheduler.queues["m"].lateness.seconds < 1e-6
+    assert scheduler.queues["m"].lateness_of(0, "").seconds < 1e-6
 
 
 def test_a_hopeless_item_is_dropped_when_others_can_use_its_place():
@@ -437,7 +437,7 @@ def test_an_estimate_far_too_high_does_not_refuse_for_ever():
     put(scheduler, 1, now=now)
     dispatch(scheduler, now)
     for _ in range(400):  # The margin heals as well, now that answers come as expected.
-        scheduler.queues["m"].lateness.learn(0.0)
+        scheduler.queues["m"].lateness_of(0, "").learn(0.0, 0.0)
     scheduler.check(Reservation("m", 1, 0, now + 0.25), now)
 
 
@@ -1140,9 +1140,9 @@ def test_images_of_higher_priority_do_not_make_room_for_others():
 
 def test_two_results_that_are_read_at_once_do_not_make_a_batch_of_no_time():
     latencies = BatchLatencies({1: 0.1})
-    latencies.learn(1, 0.2)
-    latencies.learn(1, 0.0)
+    latencies.learn(1, 0.2, 0.0)
+    latencies.learn(1, 0.0, 0.0)
     assert latencies.least_s > 0.02
     for _ in range(20):
-        latencies.learn(1, 0.01)
+        latencies.learn(1, 0.01, 0.0)
     assert latencies.least_s == 0.01
