@@ -32,7 +32,7 @@ from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
 from app.processes.fork_server import discard_prepared
-from app.processes.place import ChildStartError
+from app.processes.place import ChildStartError, PlaceStatus
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
 from app.worker.messages import Failed, HandOver, Loaded, ModelLoaded, ModelUnloaded, Released, Stats
@@ -40,6 +40,9 @@ from backends import Choice
 from models import Model, NormalisedModel
 
 log = logging.getLogger("anychip.dispatcher")
+
+
+_GIVEN_UP = (PlaceStatus.BROKEN, PlaceStatus.QUARANTINED)
 
 
 class Fleet:
@@ -138,9 +141,10 @@ class Fleet:
         """Give models on demand their memory budget. Raises ChildStartError."""
         models = [pool.model for name, pool in self.models.items() if name in self.residents.names]
         known = await asyncio.to_thread(footprints.stored, self._settings, self._choice, models)
-        workers, each = self.residents.workers(), self._settings.workers_per_device
-        budgets = []
-        for worker in workers:
+        if reason := await self.residents.worker_there():
+            raise ChildStartError(reason)
+        each, budgets = self._settings.workers_per_device, []
+        for worker in self.residents.workers():
             assert worker.ready is not None
             total = worker.ready.total_bytes
             pinned = sum(held.served_on.memory_bytes for held in worker.ready.loaded if held)
@@ -272,12 +276,14 @@ class Fleet:
         self._device_metrics[worker.device].gone(worker.name, last=last)
         self._membership_changed()
         self.dispatcher.gone(worker, reason)
-        self.residents.worker_gone(worker)
+        self.residents.worker_gone(worker, reason)
 
     def _worker_died(self, device: str, kind: str) -> None:
         self._metrics.worker_restarts.labels(device, kind).inc()
 
     def _replica_broken(self) -> None:
+        reasons = [each.reason for each in self.replicas if each.status in _GIVEN_UP]
+        self.residents.give_up(reasons[0] if reasons else "no worker is left")
         for name in self.models:
             if not self.readiness.state(name).accepts_requests:
                 self.dispatcher.refuse_waiting(name, f"no worker is left for {name}")

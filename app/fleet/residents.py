@@ -97,7 +97,8 @@ class Residents:
     async def begin(self, budget_bytes: int, known: Mapping[str, Footprint]) -> str:
         """Find the memory that each model takes: from earlier measurements, else by loading it once.
 
-        Returns why the service cannot serve them so, empty if it can. To be called once workers are ready.
+        Returns why the service cannot serve them so, empty if it can. To be called once workers are ready. A load whose
+        worker ends is tried again with the next one, until there is no next one soon.
         """
         self._policy.budget_bytes = budget_bytes
         for name, pool in self._pools.items():
@@ -114,10 +115,8 @@ class Residents:
                     if tenant.place is Place.RESIDENT:
                         self._go(name)
                         await self._until(tenant, Place.ABSENT)
-                    if self._failure or not self.workers():
-                        break
-                if self._failure or not self.workers():
-                    return f"{name} cannot be loaded: {self._failure or 'no worker is left'}"
+                    if self._failure:
+                        return f"{name} cannot be loaded: {self._failure}"
             if tenant.memory_bytes > budget_bytes:
                 takes, budget = in_words(tenant.memory_bytes), in_words(budget_bytes)
                 return f"{name} takes {takes} of the device's memory, and models on demand may have {budget}"
@@ -127,7 +126,7 @@ class Residents:
         return ""
 
     async def _until(self, tenant: Tenant, place: Place) -> None:
-        while tenant.place is not place and not self._failure and self.workers():
+        while tenant.place is not place and not self._failure:
             self._stirred.clear()
             self._step()
             await self._stirred.wait()
@@ -164,18 +163,35 @@ class Residents:
         for tenant in self._policy.placed(Place.RETURNING):
             if self._pools[tenant.name].unloaded:  # By the administration: the new worker has none of it.
                 self._policy.left(tenant.name, now_s)
+        self._stirred.set()
         self._step()
 
-    def worker_gone(self, worker: WorkerProcess) -> None:
-        """Handle a worker's end. The model it was loading may be to blame: after two ends it is not loaded at once."""
+    async def worker_there(self) -> str:
+        """Wait for a worker that may have such models; return why there is none soon, empty if there is one."""
+        while not self.workers() and not self._failure:
+            self._stirred.clear()
+            await self._stirred.wait()
+        return self._failure
+
+    def give_up(self, reason: str) -> None:
+        """Measure no more if workers keep ending, so that none is started again soon."""
+        if not self._begun:
+            self._failure = reason
+            self._stirred.set()
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        """Handle a worker's end, with its reason. The model it was loading may be to blame: after two ends it is not
+        loaded at once. While models are measured it is, as nobody waits for another one.
+        """
         self._leaving.pop(worker, None)
         asked = self._asked.pop(worker, [])
         if asked and worker.has_failed:
             pool = self._by_index[asked[0]]
+            log.warning("the worker ended while %s was loaded: %s", pool.model.name, reason)
             self._deaths[pool.model.name] += 1
             self._patience[pool.model.name] += 1
-            if self._deaths[pool.model.name] > 1 or not self._begun:
-                self._failed(pool, "the worker ended while it was loaded")
+            if self._deaths[pool.model.name] > 1 and self._begun:
+                self._failed(pool, f"the worker ended while it was loaded: {reason}")
         self._settle()
         self._stirred.set()
         self._step()
@@ -295,7 +311,9 @@ class Residents:
         known_s = max(_LEAST_LOAD_S, _LOADS * self._policy.tenants[name].load_s)
         limit_s = min(self._load_timeout_s, known_s * 2 ** self._patience[name])
         if asked and self._by_index[asked[0]] is pool and since_s > limit_s:
-            worker.kill(f"{name} was not loaded within {limit_s:g} s")
+            reason = f"it was not loaded within {limit_s:g} s"
+            self.give_up(reason)
+            worker.kill(f"{name}: {reason}")
 
     def _is_busy(self, name: str) -> bool:
         """Return True if a request waits for a model, or a worker computes for it."""

@@ -282,7 +282,7 @@ class OnDemand:
     def lose(self, worker):
         self.workers.pop(worker.name, None)
         self.scheduler.remove_worker(worker.name)
-        self.residents.worker_gone(worker)
+        self.residents.worker_gone(worker, "killed by signal 9")
 
     def come(self, name):
         """Add a ready worker that may have every model."""
@@ -360,6 +360,93 @@ async def test_a_load_that_fails_is_counted_and_those_who_wait_for_it_are_refuse
     demand.residents.stop()
 
 
+async def measured(demand, last):
+    """Measure both models. Workers are lost, and come again, at each of the moments when a model loads or leaves."""
+    begun = asyncio.create_task(demand.residents.begin(100, {}))
+    lost = 0
+    for number, (kind, said) in enumerate([(LoadModel, {"loaded": LOADED}), (UnloadModel, {})] * 4, 3):
+        await turns()
+        for name, worker in list(demand.workers.items())[: 2 if last else 1]:
+            assert any(isinstance(each, kind) for each in worker.sent)
+            demand.lose(worker)
+            await turns()
+            demand.come(f"{name}+{number}")
+            lost += 1
+        await asyncio.sleep(1)
+        demand.answer(kind, **said)
+    return lost, begun
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["one of two", "all"])
+async def test_a_worker_that_ends_while_a_model_is_measured_ends_no_start(virtual_time, last):
+    """While each load and each unload is under way."""
+    demand = OnDemand()
+    lost, begun = await measured(demand, last)
+    await turns()
+    assert begun.done()
+    assert begun.result() == ""
+    assert lost >= 8
+    demand.ask("a")
+    await asyncio.sleep(1)
+    demand.answer(LoadModel, loaded=LOADED)
+    assert demand.scheduler.serves("a")
+    demand.residents.stop()
+
+
+async def test_if_workers_keep_ending_while_a_model_is_measured_the_start_ends_and_says_why(virtual_time):
+    demand = OnDemand()
+    begun = asyncio.create_task(demand.residents.begin(100, {}))
+    await turns()
+    for worker in list(demand.workers.values()):
+        demand.lose(worker)
+    await turns()
+    assert not begun.done(), "another worker is on its way"
+    demand.residents.give_up("5 workers died in a row, the last one so: killed by signal 9")
+    assert await begun == "a cannot be loaded: 5 workers died in a row, the last one so: killed by signal 9"
+    demand.residents.stop()
+
+
+async def test_a_load_that_hangs_while_it_is_measured_is_not_tried_again(virtual_time):
+    demand = OnDemand()
+    begun = asyncio.create_task(demand.residents.begin(100, {}))
+    await asyncio.sleep(601)
+    assert all(worker.over.done() for worker in demand.workers.values())
+    assert await begun == "a cannot be loaded: it was not loaded within 600 s"
+    demand.residents.stop()
+
+
+@pytest.mark.parametrize("leaving", [False, True], ids=["while it loads", "while another one leaves for it"])
+async def test_a_worker_that_ends_costs_no_request_of_a_model_on_its_way(virtual_time, leaving):
+    """Of two models one fits."""
+    demand, loop = OnDemand(), asyncio.get_running_loop()
+    await demand.begin()
+    _, other = demand.workers.popitem()
+    demand.scheduler.remove_worker(other.name)
+    demand.ask("a")
+    await turns()
+    demand.answer(LoadModel, loaded=LOADED)
+    loop.stand_still(100)
+    demand.ask("b")
+    await asyncio.sleep(1)
+    if not leaving:
+        demand.answer(UnloadModel)
+        await asyncio.sleep(1)
+    [worker] = demand.workers.values()
+    assert isinstance(worker.sent[-1], UnloadModel if leaving else LoadModel)
+    demand.lose(worker)
+    demand.ask("b")
+    await turns()
+    demand.come("null:0#3")
+    await asyncio.sleep(1)
+    demand.answer(UnloadModel)
+    await asyncio.sleep(1)
+    demand.answer(LoadModel, loaded=LOADED)
+    assert demand.scheduler.serves("b")
+    assert not demand.scheduler.serves("a")
+    assert demand.refused == []
+    demand.residents.stop()
+
+
 async def test_a_load_that_hangs_costs_what_it_is_known_to_take_and_then_twice_that(virtual_time):
     demand = OnDemand()
     await demand.begin()
@@ -371,10 +458,10 @@ async def test_a_load_that_hangs_costs_what_it_is_known_to_take_and_then_twice_t
         await asyncio.sleep(limit_s - 2)
         assert not worker.over.done()
         await asyncio.sleep(4)
-        assert worker.over.result() == f"a was not loaded within {limit_s} s"
+        assert worker.over.result() == f"a: it was not loaded within {limit_s} s"
         demand.workers.clear()
         demand.scheduler.remove_worker(worker.name)
-        demand.residents.worker_gone(worker)
+        demand.residents.worker_gone(worker, "killed")
         new = demand.workers[f"null:0#{number}"] = Worker(f"null:0#{number}", models=(None, None))
         demand.scheduler.add_worker(new.name, {})
         demand.residents.worker_ready()
