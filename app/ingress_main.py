@@ -46,6 +46,7 @@ from app.link_messages import (
     NewConnection,
     NewShares,
     NotStarted,
+    Taken,
     ToIngress,
 )
 from app.observability.gained import gained
@@ -223,6 +224,7 @@ class _Process:
                 except DescriptorLostError:
                     self._closed(message.connection)
                     return
+                self._talk.say(Taken(message.connection))  # It is sent before anything is read of the connection.
                 self._server.number = message.connection
                 self._server.listener.begin(accepted, str(message.connection))
             case NewShares():

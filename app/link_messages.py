@@ -168,6 +168,12 @@ class Closed(Record):
     connection: int
 
 
+class Taken(Record):
+    """Connection that the ingress serves from now on: until then it is the owner's, too."""
+
+    connection: int
+
+
 class Carry(Record):
     """Connection whose next request is not for an ingress. Its descriptor: the end of the socket for the owner."""
 
@@ -186,7 +192,7 @@ class Here(Record):
 
 
 ToOwner: TypeAlias = (
-    IngressReady | NotStarted | Ask | Reserve | Submit | Cancel | Leave | Closed | Carry | Gained | Here
+    IngressReady | NotStarted | Ask | Reserve | Submit | Cancel | Leave | Taken | Closed | Carry | Gained | Here
 )
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -19,7 +19,7 @@ from app.access.tls import Tls
 from app.config import Settings
 from app.http.connection import too_many
 from app.ingress.budget import Budget
-from app.ingress.listener import Listener
+from app.ingress.listener import Listener, Passing
 
 
 def configured(
@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
         """Make a protocol for a new connection."""
         return cast(Any, self.config.http_protocol_class)(self.config, self.server_state, {})
 
-    def pass_on(self, passing: Callable[[socket.socket, Callable[[], None]], bool]) -> None:
+    def pass_on(self, passing: Passing) -> None:
         """Ask for each connection whether another process has it now (app.ingress.listener)."""
         for each in self.servers:
             each.passing = passing

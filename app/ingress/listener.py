@@ -33,6 +33,12 @@ _PAUSE_S = 0.1
 _SAY_AGAIN_S = 60.0
 
 
+Passing = Callable[[socket.socket, Callable[[], None], Callable[[socket.socket], None]], bool]
+"""Hook for each connection: True if another process takes it. Then its second argument ends the count, and the third
+serves the connection here after all.
+"""
+
+
 class Listener:
     """Listener of one server; looks like asyncio's `Server` to uvicorn."""
 
@@ -55,8 +61,7 @@ class Listener:
         """Client of each counted connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._said_s = float("-inf")
-        self.passing: Callable[[socket.socket, Callable[[], None]], bool] | None = None
-        """Hook for each connection: True if another process takes it; then its second argument ends the count."""
+        self.passing: Passing | None = None
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Accept connections to a port, at all addresses of a host. Raises OSError."""
@@ -101,8 +106,9 @@ class Listener:
             except ServiceError:
                 self._refuse(accepted, client)
             else:
-                if self.passing is None or not self.passing(accepted, partial(self._connections.give, client, 1)):
-                    self.begin(accepted, client)
+                lost, serve = partial(self._connections.give, client, 1), partial(self.begin, client=client)
+                if self.passing is None or not self.passing(accepted, lost, serve):
+                    serve(accepted)
 
     def _go_on(self, listening: socket.socket) -> None:
         if listening in self.sockets:

@@ -21,6 +21,7 @@ log = logging.getLogger("anychip.talk")
 
 _PACKET_BYTES = 1 << 20
 """Size of a turn's messages from which they are sent at once."""
+_LAST_PACKETS = 256
 _LEAST_BYTES = 256
 """Least size that a message counts as: to handle it costs as much."""
 
@@ -100,6 +101,15 @@ class Talk:
             if self._writing:
                 self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
+
+    def last_words(self) -> list[Any]:
+        """Return what an end that is gone has said and nobody has heard."""
+        words: list[Any] = []
+        with contextlib.suppress(EOFError, OSError, ValueError, ChannelError):
+            for _ in range(_LAST_PACKETS if not self.ended.done() else 0):
+                for packet in self._channel.receive():
+                    words += self._decode(packet)
+        return words
 
     def _readable(self) -> None:
         self._take(None)

@@ -10,6 +10,7 @@ record that names a room, token or connection that its ingress does not have end
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -53,6 +54,7 @@ from app.link_messages import (
     SaidError,
     Serves,
     Submit,
+    Taken,
     ToOwner,
     found,
 )
@@ -116,12 +118,30 @@ class _FarRoom:
 
 
 class _Connection:
-    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go."""
+    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go.
 
-    __slots__ = ("_give", "_open", "address")
+    `kept`: the owner's own end of it until the ingress has taken it: an ingress that is killed before that loses none.
+    `serve`: serves it in this process.
+    """
 
-    def __init__(self, address: str, give: Callable[[], None]) -> None:
-        self.address, self._give, self._open = address, give, 1
+    __slots__ = ("_open", "address", "give", "kept", "serve")
+
+    def __init__(
+        self, address: str, give: Callable[[], None], serve: Callable[[socket.socket], None], kept: socket.socket | None
+    ) -> None:
+        self.address, self.give, self.serve, self.kept = address, give, serve, kept
+        self._open = 1
+
+    def taken(self) -> None:
+        """Keep it no more. Idempotent."""
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
+
+    def untaken(self) -> socket.socket | None:
+        """Return the owner's end, the caller's from now on; None once the ingress has taken it."""
+        kept, self.kept = self.kept, None
+        return kept
 
     def carry(self) -> None:
         """Let the owner serve it, too. Raises ValueError the second time."""
@@ -131,9 +151,10 @@ class _Connection:
 
     def end(self) -> None:
         """Let go of it, once for each holder."""
+        self.taken()
         self._open -= 1
         if not self._open:
-            self._give()
+            self.give()
 
 
 class _Far(SpawnedChild):
@@ -173,6 +194,10 @@ class _Far(SpawnedChild):
 
     def disconnect(self) -> None:
         """End its rooms and connections. Idempotent."""
+        if self.process is not None:
+            for message in self.talk.last_words():
+                if isinstance(message, Taken) and message.connection in self.connections:
+                    self.connections[message.connection].taken()
         super().disconnect()
         self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
         if self._unsaid >= 0:
@@ -181,9 +206,12 @@ class _Far(SpawnedChild):
         for room in [each.room for each in self._rooms.values() if each.room is not None]:
             room.__exit__()
         self._rooms.clear()
-        for each in self.connections.values():
-            each.end()
-        self.connections.clear()
+        connections, self.connections = self.connections, {}
+        for each in connections.values():
+            if self.cause is Cause.STOPPED:
+                each.end()
+            else:
+                self._of.left(each)
 
     def answer_s(self) -> float:
         """Return how long it may be silent: it is asked at each look."""
@@ -238,8 +266,15 @@ class _Far(SpawnedChild):
             case Cancel():
                 self._rooms[message.room].terms.recorder.abandoned |= message.abandoned
                 self._link.cancel(message.token)
+            case Taken():
+                self.connections[message.connection].taken()
             case Closed():
-                self.connections.pop(message.connection).end()
+                connection = self.connections.pop(message.connection)
+                kept = connection.untaken()
+                if kept is not None:  # It had no descriptor for it.
+                    connection.serve(kept)
+                else:
+                    connection.end()
             case Carry():
                 self._carry(message)
             case Gained():
@@ -403,8 +438,10 @@ class Ingresses:
         self._telling = self._loop.create_task(self._tell())
         await asyncio.wait([each.ready for each in self._places])
 
-    def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
-        """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it."""
+    def take(self, accepted: socket.socket, lost: Callable[[], None], serve: Callable[[socket.socket], None]) -> bool:
+        """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it. `serve`
+        serves it here, if the ingress ends before it has taken it and there is no other one.
+        """
         takes = [each for each in self._ready if len(each.connections) < each.room]
         if not takes or self._stopping:
             return False
@@ -415,9 +452,20 @@ class Ingresses:
         far = min(takes, key=lambda each: len(each.connections))
         self._connections += 1
         client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
-        far.connections[self._connections] = _Connection(client, lost)
+        kept = None
+        with contextlib.suppress(OSError):  # There is no descriptor for it.
+            kept = accepted.dup()
+        far.connections[self._connections] = _Connection(client, lost, serve, kept)
         far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True
+
+    def left(self, connection: _Connection) -> None:
+        """Give a connection that its ingress has not taken to another one; end any other connection."""
+        kept = connection.untaken()
+        if kept is None:
+            connection.end()
+        elif not self.take(kept, connection.give, connection.serve):
+            connection.serve(kept)
 
     def counted(self, content: bytes) -> None:
         """Add an ingress's counters to the metrics. Raises for values that cannot be."""

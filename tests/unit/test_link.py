@@ -50,6 +50,7 @@ from app.link_messages import (
     Reserve,
     Serves,
     Submit,
+    Taken,
     ToIngress,
 )
 from app.observability.gained import Counted, gained
@@ -58,7 +59,7 @@ from app.observability.triton_statistics import STAGES, Duration, ModelStatistic
 from app.processes.blocks import ROOM, Blocks
 from app.processes.channel import Channel, socket_pair
 from app.processes.packing import read_packed
-from app.processes.place import PlaceStatus, SupervisedChild
+from app.processes.place import Cause, PlaceStatus, SupervisedChild
 from app.processes.talk import Talk
 from app.serving import ingresses as ingresses_module
 from app.serving.ingresses import Ingresses
@@ -129,6 +130,7 @@ class Ingress:
         self.heard, self.replies, self.counted = [], [], []
         self._packets, self._channel = [], Channel(end)
         self.talk = self.link = None
+        self.takes = True
 
     async def begin(self):
         """Until the owner's models are here; it says then that it is ready."""
@@ -169,6 +171,8 @@ class Ingress:
 
     def _hear(self, message):
         self.heard.append(message)
+        if isinstance(message, NewConnection) and self.takes:
+            self.talk.say(Taken(message.connection))
         self.link.heard(message)
 
     def reserve(self, count=1, lasts_s=60.0, model=0, **terms):
@@ -507,13 +511,66 @@ async def test_little_waits_where_half_of_the_queue_is_free_and_a_worker_is_fast
         assert not calm(pool), "an answer is not expected soon"
 
 
+def never(_):
+    raise AssertionError("its ingress has it")
+
+
+@pytest.mark.parametrize("ingresses", [1, 2])
+@pytest.mark.parametrize("how", ["it dies", "it hangs", "it has no descriptor"])
+async def test_a_connection_that_an_ingress_has_not_taken_is_served_by_another_one_or_by_the_owner(ingresses, how):
+    async with linked(ingresses=ingresses, clean=False) as fleet:
+        first, *others = fleet.ends
+        first.takes = False
+        lost, served, (ours, theirs) = [], [], socket.socketpair()
+        assert fleet.ingresses.take(ours, lambda: lost.append(1), served.append)
+        theirs.send(b"asked at once")
+        await turns()
+        [new] = first.told(NewConnection)
+        os.close(first.talk.take_descriptor())
+        if how == "it dies":
+            first.talk.end("it died")
+        elif how == "it hangs":
+            fleet.far.kill("it hung", Cause.HUNG)
+        else:
+            first.talk.say(Closed(new.connection))
+        await until(fleet.far.talk.ended.done if how != "it has no descriptor" else lambda: served)
+        await turns()
+        if others and how != "it has no descriptor":
+            [other] = others
+            [new] = other.told(NewConnection)
+            served.append(socket.socket(fileno=other.talk.take_descriptor()))
+        [end] = served
+        assert end.recv(100) == b"asked at once"
+        assert lost == []
+        end.close()
+        theirs.close()
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["", "though the owner has not read so"])
+async def test_a_connection_that_an_ingress_has_taken_ends_with_it(read):
+    """What was asked on it is gone: another one would wait for it in vain."""
+    async with linked(clean=False) as fleet:
+        lost, (ours, theirs) = [], socket.socketpair()
+        fleet.ingresses.take(ours, lambda: lost.append(1), never)
+        if read:
+            await turns()
+            os.close(fleet.ingress.talk.take_descriptor())
+        else:
+            [connection] = fleet.far.connections
+            fleet.ingress._channel.send(msgspec.msgpack.encode([Taken(connection)]))
+        fleet.far.kill("it was killed")
+        assert lost == [1]
+        assert not fleet.far.connections
+        theirs.close()
+
+
 async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back_once():
     async with linked(ingresses=2) as fleet:
         lost, others = [], []
         for number in range(5):
             ours, theirs = socket.socketpair()
             others.append(theirs)
-            assert fleet.ingresses.take(ours, lambda number=number: lost.append(number))
+            assert fleet.ingresses.take(ours, lambda number=number: lost.append(number), never)
         assert sorted(len(far.connections) for far in fleet.ingresses._ready) == [2, 3]
         await turns()
         [first, *_] = fleet.ends[0].told(NewConnection)
@@ -523,7 +580,7 @@ async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back
         fleet.ingresses.end()
         fleet.ingresses.end()
         ours, theirs = socket.socketpair()
-        assert not fleet.ingresses.take(ours, lambda: None), "new connections are the owner's"
+        assert not fleet.ingresses.take(ours, lambda: None, never), "new connections are the owner's"
         for each in (ours, theirs, *others):
             each.close()
         await turns()
@@ -535,7 +592,7 @@ async def test_a_connection_that_is_carried_has_the_address_that_the_owner_saw_a
         lost = []
         with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()):
             accepted, _ = listening.accept()
-            fleet.ingresses.take(accepted, lambda: lost.append(1))
+            fleet.ingresses.take(accepted, lambda: lost.append(1), never)
             await turns()
             [new] = fleet.ingress.told(NewConnection)
             with socket.socket(fileno=fleet.ingress.talk.take_descriptor()):
@@ -556,7 +613,7 @@ async def test_a_connection_that_is_carried_has_the_address_that_the_owner_saw_a
 async def test_who_carries_a_connection_twice_is_ended():
     async with linked(clean=False) as fleet:
         lost, (ours, theirs) = [], socket.socketpair()
-        fleet.ingresses.take(ours, lambda: lost.append(1))
+        fleet.ingresses.take(ours, lambda: lost.append(1), never)
         await turns()
         [new] = fleet.ingress.told(NewConnection)
         for _ in range(2):
@@ -575,7 +632,7 @@ async def test_an_ingress_gets_no_more_connections_than_it_has_room_for():
     async with linked() as fleet:
         fleet.far.room = 2
         ends = [socket.socketpair() for _ in range(3)]
-        assert [fleet.ingresses.take(ours, lambda: None) for ours, _ in ends] == [True, True, False]
+        assert [fleet.ingresses.take(ours, lambda: None, never) for ours, _ in ends] == [True, True, False]
         for ours, theirs in ends:
             ours.close()
             theirs.close()
@@ -649,7 +706,7 @@ async def test_what_an_ingress_had_ends_with_it_and_another_one_is_begun():
     async with linked(worker, decoders=decoders, clean=False) as fleet:
         before, lost, moved = free_slots(fleet), [], counting(fleet._metrics)
         ours, theirs = socket.socketpair()
-        fleet.ingresses.take(ours, lambda: lost.append(1))
+        fleet.ingresses.take(ours, lambda: lost.append(1), never)
         ingress = fleet.ingress
         ingress.submit(ingress.reserve(3), content=b"image")  # One is decoded; of two nothing has come.
         ingress.reserve(4)
@@ -725,6 +782,7 @@ LIES = {
     "leaving what it has not": [Leave(1)],
     "cancelling what it has not": [Cancel(1, 1, True)],
     "the end of what it has not": [Closed(1)],
+    "a connection that it was not given": [Taken(1)],
     "counts that are none": [Gained(b"junk")],
     "a model that nobody serves": [counted(("requests", ("other", "OK"), 1.0))],
     "a code that there is not": [counted(("requests", ("m", "0" * 10_000), 1.0))],
