@@ -4,7 +4,7 @@
 
 Owns: these checks on the descriptor that is then read, so that an exchange in between changes nothing. Must not know
 what is in a file. A link may lead to another file of the folder, or to the cache of Hugging Face for it:
-`snapshots/REVISION/name` is a link to `blobs/HASH` there.
+`snapshots/REVISION/name` or a name in a folder there is a link to `blobs/HASH` there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def place_of(path: Path, folder: Path | None = None) -> Path:
     """Follow a path's links. Raises WeightsError if they lead out of the folder."""
     base = Path(os.path.realpath(path.parent if folder is None else folder))
     place = Path(os.path.realpath(path))
-    if base in place.parents or (base.parent.name == "snapshots" and place.parent == base.parent.parent / "blobs"):
+    if base in place.parents:
+        return place
+    if any(
+        each.parent.name == "snapshots" and place.parent == each.parents[1] / "blobs" for each in (base, *base.parents)
+    ):
         return place
     raise WeightsError(f"{path.name} is a link out of its folder, to {place}: put the file itself there.")
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,21 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to the root": (lambda path: path.symlink_to("/"), "link out of its folder, to /"),
     "a link to nothing": (lambda path: path.symlink_to("nothing"), "link to what is not there"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
+    "a chain of links out": (
+        lambda path: [path.symlink_to("one"), (path.parent / "one").symlink_to("two/../../secret")],
+        "link out of its folder|link to what is not there",
+    ),
+    "links in a circle": (
+        lambda path: [path.symlink_to("other"), (path.parent / "other").symlink_to(path.name)],
+        "cannot be read",
+    ),
+    "a link to a folder in it": (
+        lambda path: [(path.parent / "sub").mkdir(exist_ok=True), path.symlink_to("sub")],
+        "no plain file",
+    ),
+    "a link to the folder itself": (lambda path: path.symlink_to("."), "link out of its folder"),
+    "a link to a device": (lambda path: path.symlink_to("/dev/zero"), "link out of its folder, to /dev/zero"),
+    "a socket": (lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK), "cannot be read"),
     "a pipe": (os.mkfifo, "no plain file"),
     "a folder": (Path.mkdir, "no plain file"),
 }
@@ -60,6 +76,55 @@ def test_only_plain_files_of_the_folder_are_read(folder: Path, kind: str, name: 
     replaced_by(folder / name, make)
     with pytest.raises(WeightsError, match=sentence):
         look(folder, *(["outside.data"] if name == "outside.data" else []))
+
+
+WITHIN: dict[str, Callable[[Path], object]] = {
+    "a link to a file beside it": lambda path: path.symlink_to("kept"),
+    "a chain of links": lambda path: [path.symlink_to("one"), (path.parent / "one").symlink_to("kept")],
+    "a link to a file in a folder": lambda path: path.symlink_to("sub/kept"),
+    "a link through a link to a folder": lambda path: [
+        (path.parent / "other").symlink_to("sub"),
+        path.symlink_to("other/kept"),
+    ],
+    "a link out and in again": lambda path: path.symlink_to("../model/kept"),
+    "an absolute link": lambda path: path.symlink_to(path.parent / "kept"),
+}
+
+
+@pytest.mark.parametrize("name", ["net.bin", "labels.txt", "config.json", "outside.data"])
+@pytest.mark.parametrize("kind", WITHIN)
+def test_a_link_that_ends_in_its_folder_is_read_and_is_in_the_digest(
+    folder: Path, tmp_path: Path, kind: str, name: str
+) -> None:
+    for kept in (folder / "kept", folder / "sub" / "kept"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(b"kept")
+    replaced_by(folder / name, WITHIN[kind])
+    found = look(folder, *(["outside.data"] if name == "outside.data" else []))
+    assert dict(found.digests)[name] == hashlib.sha256(b"kept").hexdigest()
+    files = copied(found, tmp_path / "store")
+    assert (Path(files.folder) / name).read_bytes() == b"kept"
+    assert not (Path(files.folder) / name).is_symlink()
+
+
+@pytest.mark.parametrize("inside", ["", "onnx", "onnx/int8"])
+def test_the_cache_of_hugging_face_may_have_folders(tmp_path: Path, inside: str) -> None:
+    folder = tmp_path / "models--a--b" / "snapshots" / "1234" / inside
+    blobs = tmp_path / "models--a--b" / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "77").write_bytes(b"weights")
+    (folder / "net.bin").symlink_to(blobs / "77")
+    assert look(folder).sha256 == hashlib.sha256(b"weights").hexdigest()
+    (tmp_path / "models--a--b" / "refs").write_text("secret")
+    (folder / "config.json").symlink_to(tmp_path / "models--a--b" / "refs")
+    with pytest.raises(WeightsError, match=r"config\.json is a link out of its folder"):
+        look(folder)
+    (blobs / "in").mkdir()
+    (blobs / "in" / "78").write_text("secret")
+    replaced_by(folder / "config.json", lambda path: path.symlink_to(blobs / "in" / "78"))
+    with pytest.raises(WeightsError, match=r"config\.json is a link out of its folder"):
+        look(folder)
 
 
 def test_links_within_the_folder_and_those_of_hugging_face_s_cache_are_followed(tmp_path: Path) -> None:
