@@ -316,8 +316,8 @@ MUTATIONS = (
     Mutation(
         "the connections of an ingress that has ended count for ever",
         "app/serving/ingresses.py",
-        "        for each in self.connections.values():\n            each.end()\n",
-        "",
+        "                self._of.left(each)\n",
+        "                pass\n",
         "test_link.py::test_what_an_ingress_had_ends_with_it_and_another_one_is_begun",
     ),
     Mutation(
