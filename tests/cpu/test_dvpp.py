@@ -52,6 +52,22 @@ def test_a_broken_file_is_the_backends_error_and_the_next_one_is_decoded(cann: C
     assert cann.acl.leftovers()["device"] == 0
 
 
+def test_memory_is_freed_after_what_was_begun_has_ended(
+    cann: Cann, decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    def noted(room: Any, name: str) -> None:
+        real = getattr(room, name)
+        monkeypatch.setattr(room, name, staticmethod(lambda *given: (steps.append(name), real(*given))[1]))
+
+    noted(cann.acl.rt, "synchronize_stream")
+    noted(cann.acl.media, "dvpp_free")
+    with pytest.raises(BackendError):
+        decoder.decode([jpeg(PHOTOGRAPHS[NAMES[0]]()), torch.zeros(100, dtype=torch.uint8)])
+    assert steps[:2] == ["synchronize_stream", "dvpp_free"]
+
+
 def test_a_lost_card_is_said(cann: Cann, decoder: ImageDecoder) -> None:
     cann.acl.knobs["fail"] = {"media.dvpp_jpeg_decode_async": 507018}
     with pytest.raises(DeviceLostError, match="507018"):

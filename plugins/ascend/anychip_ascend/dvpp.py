@@ -45,6 +45,9 @@ class DvppDecoder(ImageDecoder):
                 begun = [self._begin(file, undo) for file in files]
                 self._card.call("rt.synchronize_stream", self._stream)
                 return [self._pixels(*each) for each in begun]
+        except BaseException:  # Files that were begun are still read and written.
+            undo.append(partial(self._card.call, "rt.synchronize_stream", self._stream))
+            raise
         finally:
             released(*reversed(undo))
 
