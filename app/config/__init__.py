@@ -28,8 +28,8 @@ __all__ = ["CONFIG_FILE", "SECTIONS", "STAGES", "Settings", "sizes_of", "split",
 CONFIG_FILE = "anychip.toml"
 _PREFIX = "ANYCHIP_"
 _OF_OTHERS = re.compile(
-    "KEY|TORCH|TORCH_INDEX|EXTRAS|HASHES|IMAGE|MODEL_DIR|ADDRESS|PUBLISHED_PORT|MEMORY|ENVIRONMENTS_CACHE|TIMELINE_FILE"
-    "|TEST_.*|SERVICE_.*|PORT_.*"
+    "KEY|URL|TORCH|TORCH_INDEX|EXTRAS|HASHES|IMAGE|MODEL_DIR|ADDRESS|PUBLISHED_PORT|MEMORY|ENVIRONMENTS_CACHE"
+    "|TIMELINE_FILE|TEST_.*|SERVICE_.*|PORT_.*"
 )
 """Variables that are no settings: of clients, the set-up, Compose, tests and measurements, and those that Kubernetes
 gives every pod of a service called anychip."""
