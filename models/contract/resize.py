@@ -114,14 +114,11 @@ class Whole(Resize):
     """The whole image: `letterbox` centres it on `pad`, `top-left` begins at the upper left corner, both as large as
     fits; `stretch` fills the input.
 
-    `rounds`: whether places are computed from the whole pixels that a letterboxed image takes, which gives each axis a
-    scale of its own, or from the scale before rounding. `shorter`: length of a `top-left` image's shorter side; the
-    image is smaller where its longer side would exceed `longer` or the input; 0: as large as fits. With
-    `antialias` torch resizes, else OpenCV does.
+    `shorter`: length of a `top-left` image's shorter side; the image is smaller where its longer side would exceed
+    `longer` or the input; 0: as large as fits. With `antialias` torch resizes, else OpenCV does.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
-    rounds: bool = True
     shorter: int = 0
     interpolation: Interpolation = "bilinear"
     antialias: bool = False
@@ -200,12 +197,14 @@ class Whole(Resize):
         return Geometry(new_width, new_height, left, top, *kernel)
 
     def fit(self, placement: Placement) -> Fit:
-        """Return the position with a scale for each axis if images are stretched, or rounded to whole pixels."""
+        """Return the position with a scale for each axis if images are stretched, or rounded to whole pixels, as
+        Ultralytics does since 8.4.
+        """
         fit = super().fit(placement)
         full = np.array([placement.width, placement.height])
         if self.how == "stretch":
             return Fit(placement, np.array([self.size[1], self.size[0]]) / full, fit.pad, self.size)
-        if self.shorter or (self.how == "letterbox" and self.rounds):
+        if self.shorter or self.how == "letterbox":
             geometry = self.geometry(placement.width, placement.height)
             return Fit(placement, np.array([geometry.width, geometry.height]) / full, fit.pad, self.size)
         return fit

@@ -106,7 +106,7 @@ class Preprocessing(BaseModel):
         if kernel[0] == "lanczos":
             raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
         edges = self.resize_to if isinstance(self.resize_to, tuple) else (self.resize_to or 0, 0)
-        return Whole(size, how, True, edges[0], *kernel, longer=edges[1])
+        return Whole(size, how, edges[0], *kernel, longer=edges[1])
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
         """Return the geometry of a cut-out centre."""

@@ -147,9 +147,11 @@ class YOLO(PixelModel):
         if kind == "pose":
             stated = header and _keypoints(architecture, header.state, header.metadata.get("keypoints", ""))
             options["keypoints"] = stated or _COCO_KEYPOINTS
-        resize: Resize = Whole((height, width), rounds=kind != "")
+        resize: Resize = Whole((height, width))
         if kind == "cls":
-            resize = Centre((height, width), min(height, width), by="pillow")
+            # Ultralytics cuts a square out of the centre, but stretches the image to any other shape.
+            shape = None if height == width else (height, width)
+            resize = Centre((height, width), min(height, width), by="pillow", shape=shape)
         file = AdaptedFile(
             resize,
             tuple(labels),

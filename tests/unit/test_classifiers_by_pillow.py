@@ -14,7 +14,11 @@ from PIL import Image
 from torchvision.transforms import functional as transforms
 
 from models import open_model, parse_spec
-from models.contract.resize import Centre
+from models.contract.resize import Centre, Resize
+from models.exports.answers import TriedImages
+from models.exports.exported import _image_model
+from models.exports.layouts import Interpretation
+from models.exports.metadata import Sidecar
 from models.yolo.model import YOLO
 
 
@@ -53,3 +57,30 @@ def test_classifiers_of_ultralytics_see_what_its_transforms_make(size: tuple[int
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     model.preprocess(torch.from_numpy(image), out, *size)
     assert np.array_equal(out.numpy(), reference(image, 224))
+
+
+def of_export(size: tuple[int, int], stated: Sidecar | None = None, exporter: str = "ultralytics 8.4.1") -> Resize:
+    how, shades = Interpretation("classes", "classes", 3, probabilities=True), ((0.0,) * 3, (1.0,) * 3)
+    tried = TriedImages(
+        "classify", how, size, (1, 1), False, "centre", *shades, None, exporter, "", ("a", "b", "c"), ((1, 3),)
+    )
+    model = _image_model("m", Path("m.onnx"), tried, stated)
+    return model.file.resize  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shape", [(96, 128), (128, 96)], ids=["wide", "tall"])
+@pytest.mark.parametrize("size", [(333, 421), (640, 480), (96, 128), (421, 97)])
+def test_to_an_input_that_is_no_square_ultralytics_stretches(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    checkpoint = YOLO.of("m", "yolov8n-cls", ("a", "b", "c"), "random", None, size=shape).file.resize
+    image, expected = noise(*size), transforms.resize(Image.fromarray(noise(*size)), list(shape))
+    for resize in (checkpoint, of_export(shape)):
+        out = torch.zeros((*shape, 3), dtype=torch.uint8)
+        resize.preprocess(torch.from_numpy(image), out, *size)
+        assert np.array_equal(out.numpy(), np.array(expected))
+
+
+def test_other_inputs_and_statements_are_left_as_they_are() -> None:
+    assert of_export((96, 128), exporter="") == Centre((96, 128), 0, shape=(96, 128), keep="cover")
+    assert of_export((96, 96)) == Centre((96, 96), 96, by="pillow")
+    stated = Sidecar(task="classify", resize="centre")
+    assert of_export((96, 128), stated) == Centre((96, 128), 0, by="pillow", shape=(96, 128), keep="cover")

@@ -139,8 +139,10 @@ def test_a_box_of_the_image_comes_back_from_the_input(data: st.DataObject) -> No
     # The placement is that of the whole image whatever is decoded of it: one pixel will do here.
     out = torch.empty(RANDOM.input_shape, dtype=torch.uint8)
     placement = RANDOM.preprocess(torch.zeros(1, 1, 3, dtype=torch.uint8), out, width, height)
-    x1, x2 = (x * placement.scale + placement.pad_x for x in xs)
-    y1, y2 = (y * placement.scale + placement.pad_y for y in ys)
+    # As Ultralytics places boxes since 8.4: by the whole pixels that the image takes on each axis.
+    across, down = (max(1, round(side * placement.scale)) / side for side in (width, height))
+    x1, x2 = (x * across + placement.pad_x for x in xs)
+    y1, y2 = (y * down + placement.pad_y for y in ys)
 
     outputs = outputs_of(2)
     outputs[0][1, index] = at_anchors([x1, y1, x2, y2], [index])[0]
