@@ -27,6 +27,7 @@ from models.vision import torchvision
 from models.weights.checkpoint import SUFFIXES, read_header
 from models.weights.modules import check_modules
 from models.weights.opened import copied, looked_at
+from models.weights.state import SeveralNetworksError
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of
 
@@ -222,9 +223,12 @@ def open_model(
             else f"yolo export model={file.name} format=onnx"
         )
         own = f" A head or a network of your own is served from an export: {export}."
-        if family is not _CLASSIFIERS and not header.modules:
+        if isinstance(error, SeveralNetworksError) or (family is not _CLASSIFIERS and not header.modules):
             own = ""
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
+    if header.chosen[1:]:
+        every = ", ".join(header.chosen)
+        log.info("%s has several state dicts (%s): %s is served", files.source, every, header.chosen[0])
     labels = header.labels
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")

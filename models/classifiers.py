@@ -10,7 +10,7 @@ import re
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre
 from models.contract.task_adapter import AdaptedFile
 from models.vision import torchvision
-from models.weights.state import check_fits, read_state
+from models.weights.state import check_fits, read_state, unprefixed
 from models.weights.without_values import WithoutValues
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
@@ -54,6 +54,7 @@ def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
 
 def skeleton(architecture: str, state: Mapping[str, Tensor]) -> nn.Module:
     """Build the network for as many classes as a state dict has, with weights on the meta device."""
+    state = _renamed(architecture, state)
     return _skeleton(architecture, len(state[_head(architecture)]), _has_auxiliary(architecture, state))
 
 
@@ -186,10 +187,18 @@ def _has_auxiliary(architecture: str, state: Mapping[str, Tensor]) -> bool:
 
 
 def _renamed(architecture: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Rename to today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
+    """Rename to today's names, without a prefix: the published DenseNet files call `norm1` of a layer `norm.1`."""
+    state = unprefixed(state, _head(architecture), partial(_fits, architecture))
     if not architecture.startswith("densenet"):
         return state
     return {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in state.items()}
+
+
+def _fits(architecture: str, state: Mapping[str, Tensor]) -> bool:
+    try:
+        return class_count(architecture, state) > 0
+    except WeightsError:
+        return False
 
 
 def _fuse(core: nn.Module) -> None:

@@ -188,7 +188,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     stated = sidecar or sidecar_of(found.implied, file.name)
     if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
         stated = stated.model_copy(update={"resize_by": "pillow"})
-        if found.size[0] != found.size[1] and stated.resize is stated.resize_to is stated.crop is None:
+        if found.size[0] != found.size[1] and not (stated.resize or stated.resize_to or stated.crop):
             stated = stated.model_copy(update={"resize_to": found.size})  # Ultralytics stretches to what is no square.
     try:
         resize = stated.resizing(found.size, found.resize)

@@ -11,6 +11,7 @@ plainest attack, and is no sandbox (docs/which-file.md).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
 import zipfile
@@ -55,6 +56,8 @@ _ONNX_DATATYPES = {
     "string": "BYTES",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
+_PROGRAM = ("/models/model.json", "serialized_exported_program.json")
+_MOST_PROGRAM_BYTES = 1 << 28
 _OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
 
 Length = int | str | None
@@ -294,11 +297,29 @@ def _loaded_program(file: str) -> Any:
             raise WeightsError(f"{Path(file).name} holds objects besides tensors, which are not read.")
     with _tensors_only(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.export.load(file)
+        try:
+            program = torch.export.load(file)
+        except Exception as error:
+            wrote = _torch_of(file)
+            if wrote in ("", torch.__version__):
+                raise
+            raise WeightsError(
+                f"{Path(file).name} is a program of torch {wrote}, which torch {torch.__version__} does not read: "
+                f"export it again with torch {torch.__version__}."
+            ) from error
     for node in program.graph.nodes:
         if node.op == "call_function" and not _is_operator(node.target):
             raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
     return program
+
+
+def _torch_of(file: str) -> str:
+    """Return the torch that wrote a program; "" if the file does not say it."""
+    with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.filename.endswith(_PROGRAM) and entry.file_size <= _MOST_PROGRAM_BYTES:
+                return str(json.loads(archive.read(entry))["torch_version"])[:50]
+    return ""
 
 
 def load_graph(file: str, form: Form) -> Graph:

@@ -7,6 +7,7 @@ WeightsError for every fault of a file. Must not know architectures, and never r
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from torch import Tensor
 from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.contract.regular import read_regular
 from models.weights.modules import FACTS, SavedModule
-from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor
+from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
@@ -29,7 +30,8 @@ MAX_MODULES = 100_000
 MAX_ENTRIES = 200_000  # For all modules together; YOLOv8x, the largest official file, has 2,000.
 
 _MAX_DIRECTIONS = 8
-
+_MOST_DEPTH = 8
+"""Most state dicts within each other's entries."""
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
 """Suffixes of a named file: those that trainers give to files of torch.save."""
@@ -38,7 +40,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "model.")
 _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
 """Names, or their beginnings, of values that trainers keep beside a network."""
 _ULTRALYTICS = re.compile(r"model\.\d+\.")
-_STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "model", "state_dict", "model_state_dict")
+_STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "ema_state_dict", "model", "state_dict", "model_state_dict")
 """Keys of state dicts in the order of choice: averaged weights before those of the last step, as in timm."""
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
@@ -58,13 +60,14 @@ _SAFETENSORS_DTYPES = {
 @dataclass(frozen=True)
 class Checkpoint:
     """Content of a weight file: tensors by name in the file's own precision, labels if it has them; for a network that
-    was saved whole, its modules by their paths.
+    was saved whole, its modules by their paths. `chosen`: keys of the state dicts in the file, first that of this one.
     """
 
     state: dict[str, Tensor]
     labels: tuple[str, ...] | None
     metadata: dict[str, str]
     modules: Mapping[str, SavedModule] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
 
 def read(path: Path) -> Checkpoint:
@@ -127,7 +130,15 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")
+    if with_data:
+        _check_numbers(path, found.state)
     return replace(found, labels=labels_beside(path) or found.labels)
+
+
+def _check_numbers(path: Path, state: Mapping[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.isnan().any():
+            raise WeightsError(f"{path.name} cannot be used: its {name} holds NaN, as after a training that diverged.")
 
 
 def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
@@ -160,7 +171,8 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
         first, left = next(iter(state), ""), next(iter(unwrapped), "")
         wrapper = first.removesuffix(left) if left and first.endswith(left) else ""
         modules = {name.removeprefix(wrapper): module for name, module in modules.items() if name.startswith(wrapper)}
-        return Checkpoint(unwrapped, _labels(archive.root), _metadata(archive.root), modules)
+        root = archive.root
+        return Checkpoint(unwrapped, _labels(root), _metadata(root), modules, _chosen(root))
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -174,13 +186,19 @@ def _read_legacy(path: Path) -> Checkpoint:
             f"is of the format before torch 1.6, which torch {torch.__version__} cannot read safely: convert it with "
             f"torch {'.'.join(map(str, _SAFE_LOAD))} or newer (anychip weights convert)"
         )
-    root = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        root = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named is None:
+            raise
+        raise foreign(named[1]) from error
     tensors = {name: value for name, value in _saved(root).items() if isinstance(value, Tensor)}
     size = path.stat().st_size
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Checkpoint(_unwrapped(state), _labels(root), _metadata(root))
+    return Checkpoint(_unwrapped(state), _labels(root), _metadata(root), chosen=_chosen(root))
 
 
 def _torch_version() -> tuple[int, ...]:
@@ -192,18 +210,56 @@ def _meta(record: StoredTensor) -> Tensor:
     return torch.empty_strided(record.shape, record.stride, dtype=record.storage.dtype, device="meta")
 
 
-def _saved(root: Any) -> Any:
+def _saved(root: Any, depth: int = 0) -> Any:
     """Return the saved state dict, as a mapping, or the whole module, as a StandIn: the root or one of its entries."""
+    if depth > _MOST_DEPTH:
+        raise RefusedError("describes a network without end")
     if isinstance(root, StandIn):
         return root
     if not isinstance(root, Mapping):
         raise RefusedError("holds no state dict")
-    for key in _STATE_KEYS:
-        if isinstance(root.get(key), StandIn | Mapping):
-            return _saved(root[key])
+    if chosen := _chosen(root):
+        return _saved(root[chosen[0]], depth + 1)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME_LENGTH for name in root):
         raise RefusedError("holds no state dict")
     return root
+
+
+def _chosen(root: Any) -> tuple[str, ...]:
+    """Return the keys of state dicts and modules in a checkpoint, first the chosen one; () if it is one of them itself.
+
+    Raises RefusedError if nothing tells which of several to choose.
+    """
+    if not isinstance(root, Mapping):
+        return ()
+    # Each entry counts once, as a pickle names one as often as it likes.
+    distinct = {id(value): value for value in root.values()}
+    counts = {number: _count(value) for number, value in distinct.items()}
+    found = [key for key in _STATE_KEYS if isinstance(root.get(key), StandIn | Mapping)]
+    if found:
+        # Averages of parameters alone lack what BatchNorm has measured.
+        measured = {key: _count(root[key], ".running_mean") for key in found if isinstance(root[key], Mapping)}
+        if any(measured.values()):
+            found.sort(key=lambda key: measured.get(key) == 0 and counts[id(root[key])] > 0)
+    least = counts[id(root[found[0]])] - 1 if found else _count(root)
+    others = [key for key, value in root.items() if isinstance(key, str) and counts[id(value)] > max(0, least)]
+    if found:
+        return (*found, *(key[:50] for key in others[:9] if key not in found and key.isidentifier()))
+    if len(others) > 1:
+        said = ", ".join(repr(key[:50]) for key in others[:9])
+        raise RefusedError(f"holds several networks, under {said}: save one of them, torch.save(checkpoint[…], …)")
+    return tuple(others)
+
+
+def _count(value: Any, end: str = "") -> int:
+    """Return the number of tensors of layers in a state dict whose names end so; 1 for a module that has children."""
+    if isinstance(value, StandIn):
+        return int(bool(value.attributes.get("_modules")))
+    entries = value.items() if isinstance(value, Mapping) else ()
+    return sum(
+        isinstance(name, str) and "." in name and name.endswith(end) and isinstance(tensor, StoredTensor | Tensor)
+        for name, tensor in entries
+    )
 
 
 def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]:
@@ -272,6 +328,11 @@ def _labels(root: Any) -> tuple[str, ...] | None:
         for key in _LABEL_KEYS:
             labels = _label_tuple(values.get(key))
             if labels is not None:
+                return labels
+        numbers = values.get("class_to_idx")  # As datasets of torchvision have it.
+        if isinstance(numbers, Mapping) and all(isinstance(number, int) for number in numbers.values()):
+            by_number = {number: name for name, number in numbers.items()}
+            if len(by_number) == len(numbers) and (labels := _label_tuple(by_number)):
                 return labels
     return None
 

@@ -15,6 +15,34 @@ from models.contract.model import Model
 from models.weights.checkpoint import read
 
 State = Mapping[str, Tensor]
+_MOST_PREFIXES = 16
+
+
+class SeveralNetworksError(WeightsError):
+    """Refusal of a state dict that has the network several times, under prefixes."""
+
+
+def unprefixed(state: State, name: str, fits: Callable[[State], bool]) -> State:
+    """Return the entries of the network within a larger one, which gives their names a prefix: `net.`, `student.`.
+
+    `name`: of an entry that every such network has; `fits`: whether a state dict is one. The state itself is returned
+    if it has the name, or no prefix fits. Raises SeveralNetworksError if several do.
+    """
+    prefixes = sorted({each.removesuffix(name) for each in state if each.endswith(f".{name}")})
+    if name in state or len(prefixes) > _MOST_PREFIXES:
+        return state
+    fitting = {}
+    for prefix in prefixes:
+        within = {each.removeprefix(prefix): tensor for each, tensor in state.items() if each.startswith(prefix)}
+        if fits(within):
+            fitting[prefix] = within
+    if len(fitting) > 1:
+        said = ", ".join(repr(prefix) for prefix in fitting)
+        raise SeveralNetworksError(
+            f"the network is there {len(fitting)} times, its names under the prefixes {said}: save the state_dict() of "
+            "the one to be served."
+        )
+    return next(iter(fitting.values()), state)
 
 
 def check_fits(architecture: str, state: State, expected: State) -> None:

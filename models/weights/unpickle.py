@@ -29,6 +29,9 @@ MAX_COPIED = 1 << 20
 often as it likes, so copying must be bounded.
 """
 
+_BEGINNING_BYTES = 1 << 16
+_PROGRAM = ("/archive_format", "serialized_exported_program.json")
+"""Ends of entries of torch.export's files, of today and of torch before 2.8."""
 _DTYPES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -49,6 +52,8 @@ _STAND_IN_NAMES = {
     *("datetime.datetime", "datetime.date", "datetime.timezone", "datetime.timedelta", "argparse.Namespace"),
     *("types.SimpleNamespace", "_codecs.encode"),
 }
+_ARRAY = "multiarray._reconstruct"
+_ARRAYS = "has NumPy arrays for entries: save tensors, {name: torch.from_numpy(array) for name, array in state.items()}"
 _REBUILD_TENSOR = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 
@@ -188,9 +193,16 @@ def _admitted(path: str) -> Name:
         or any(module == root or module.startswith(root + ".") for root in _STAND_IN_MODULES)
     )
     if not known:
-        said = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
-        raise RefusedError(f"{said}. Of a whole network save its state_dict()")
+        raise foreign(path)
     return Name(path)
+
+
+def foreign(path: str) -> RefusedError:
+    """Return the refusal of a file that names this class or function."""
+    if path.endswith(_ARRAY):
+        return RefusedError(_ARRAYS)
+    said = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
+    return RefusedError(f"{said}. Of a whole network save its state_dict()")
 
 
 class _Calls:
@@ -319,11 +331,18 @@ class Archive:
             raise RefusedError(
                 f"is a TorchScript program, not weights: name it {self._stem}.ts, and it is served as one"
             )
+        if any(name.endswith(_PROGRAM) for name in self._zip.namelist()):
+            raise RefusedError(
+                f"is a program of torch.export, not weights: name it {self._stem}.pt2, and it is served as one"
+            )
         if "data.pkl" not in self._entries:
             raise RefusedError("is a zip file but not one of torch.save")
         if "byteorder" in self._entries and self._read("byteorder") != b"little":
             raise RefusedError("was written on a big-endian machine")
         if self._entries["data.pkl"].file_size > MAX_PICKLE_BYTES:
+            with self._zip.open(self._entries["data.pkl"]) as content:
+                if _ARRAY.rpartition(".")[2].encode() in content.read(_BEGINNING_BYTES):
+                    raise RefusedError(_ARRAYS)
             raise RefusedError(f"describes itself in more than {MAX_PICKLE_BYTES >> 20} MiB, as no weights file does")
         return interpret(self._read("data.pkl"), self._storage)
 

@@ -150,8 +150,8 @@ class YOLO(PixelModel):
         resize: Resize = Whole((height, width))
         if kind == "cls":
             # Ultralytics cuts a square out of the centre, but stretches the image to any other shape.
-            shape = None if height == width else (height, width)
-            resize = Centre((height, width), min(height, width), by="pillow", shape=shape)
+            whole = None if height == width else (height, width)
+            resize = Centre((height, width), min(height, width), by="pillow", shape=whole)
         file = AdaptedFile(
             resize,
             tuple(labels),

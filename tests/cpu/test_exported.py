@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import subprocess
 import sys
@@ -247,6 +248,17 @@ def changed(source, target, replaced, content):
                 after.writestr(name, before.read(name))
         root = before.namelist()[0].split("/")[0]
         after.writestr(f"{root}/{replaced}", content)
+
+
+def test_a_program_of_another_torch_is_told_to_be_exported_again(tmp_path):
+    source, target = exported(tmp_path, ".pt2"), tmp_path / "old.pt2"
+    with zipfile.ZipFile(source) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("models/model.json"))
+        program = json.loads(archive.read(name))
+    program |= {"schema_version": {"major": 5, "minor": 3}, "torch_version": "2.4.1"}
+    changed(source, target, "models/model.json", json.dumps(program))
+    with pytest.raises(WeightsError, match=r"old\.pt2 is a program of torch 2\.4\.1, .*: export it again with torch"):
+        load_graph(str(target), "program")
 
 
 def test_what_is_pickled_in_a_program_is_not_run(tmp_path):

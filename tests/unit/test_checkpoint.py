@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,6 +24,10 @@ from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.weights.checkpoint import labels_beside, read, read_header
 from models.weights.unpickle import MAX_PICKLE_BYTES
 from tests.support.work import turns
+
+
+class Network(torch.nn.Module):
+    """Of a library that is not known here."""
 
 
 def small_state() -> dict[str, Tensor]:
@@ -76,6 +81,44 @@ def test_a_state_dict_is_found_however_it_was_saved(tmp_path: Path, wrap: Any, l
     assert same(read(path).state, small_state())
 
 
+def test_averages_without_what_batchnorm_has_measured_give_way(tmp_path: Path) -> None:
+    whole = {"bn.weight": torch.ones(2), "bn.running_mean": torch.zeros(2)}
+    averages = {"bn.weight": torch.full((2,), 2.0)}
+    torch.save({"ema": averages, "model": whole}, tmp_path / "a.pt")
+    assert same(read(tmp_path / "a.pt").state, whole)
+    torch.save({"ema": averages, "model": small_state()}, tmp_path / "a.pt")
+    assert same(read(tmp_path / "a.pt").state, averages), "which is all that a network without BatchNorm has"
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_weight_that_is_no_number_is_named(tmp_path: Path, suffix: str) -> None:
+    state = {**small_state(), "bn.running_var": torch.tensor([1.0, torch.nan])}
+    (save_file if suffix == ".safetensors" else torch.save)(state, tmp_path / f"a{suffix}")
+    with pytest.raises(WeightsError, match=r"its bn\.running_var holds NaN"):
+        read(tmp_path / f"a{suffix}")
+
+
+@pytest.mark.parametrize(
+    ("legacy", "entry", "said"),
+    [
+        (True, Network, r"names '.*Network'.*save its state_dict"),
+        (True, lambda: np.ones(3), "NumPy arrays .*: save tensors"),
+        (False, lambda: np.ones(3), "NumPy arrays .*: save tensors"),
+        (False, lambda: np.ones(MAX_PICKLE_BYTES), "NumPy arrays .*: save tensors"),
+    ],
+)
+def test_what_is_no_tensor_is_named(tmp_path: Path, legacy: bool, entry: Any, said: str) -> None:
+    torch.save({"fc.weight": entry()}, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(WeightsError, match=said):
+        read(tmp_path / "a.pth")
+
+
+def test_of_several_networks_none_is_guessed(tmp_path: Path) -> None:
+    torch.save({"generator": small_state(), "critic": small_state(), "epoch": 3}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="several networks, under 'generator', 'critic': save one"):
+        read(tmp_path / "a.pth")
+
+
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_every_pickle_protocol_is_read(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "a.pt"
@@ -115,10 +158,6 @@ def test_a_whole_pickled_module_is_read_as_its_state_dict(tmp_path: Path) -> Non
     module.register_buffer("hidden", torch.ones(3), persistent=False)
     torch.save(module, tmp_path / "a.pt")
     assert same(read(tmp_path / "a.pt").state, dict(module.state_dict()))
-
-
-class Network(torch.nn.Module):
-    """Of a library that is not known here."""
 
 
 def test_a_module_of_an_unknown_class_is_refused_with_what_to_save(tmp_path: Path) -> None:
@@ -255,6 +294,12 @@ def shared_by_children(attribute: str, shared: bytes) -> bytes:
 
 
 ENDLESS |= {
+    "a mapping under many names": opcodes(
+        b"}(", text("a"), MANY_NAMES.removesuffix(b"0"), *(text(str(each)) + b"h\x01" for each in range(20_000)), b"u"
+    ),
+    "state dicts within each other": opcodes(
+        b"](", MANY_NAMES, b"}q\x020(" + text("ema") + b"h\x02" + text("model") + b"h\x01u0", b"e0h\x02"
+    ),
     "buffers that many modules share": shared_by_children("_buffers", MANY_NAMES),
     "hidden names that many modules share": shared_by_children("_non_persistent_buffers_set", MANY),
     "names without end": shared_by_children("_buffers", b"}" + text("x" * 1_000_000) + b"Nsq\x010"),
@@ -441,6 +486,17 @@ def test_labels_beside_the_weights_win_over_those_within(tmp_path: Path, name: s
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert read(path).labels == ("cat", "Hündin")
     assert read_header(path).labels == ("cat", "Hündin")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "labels"),
+    [({"zebra": 0, "cat": 2, "ant": 1}, ("zebra", "ant", "cat")), ({"a": 0, "b": 0}, None), ({"a": 1, "b": 2}, None)],
+)
+def test_numbers_of_names_give_the_labels(
+    tmp_path: Path, numbers: dict[str, int], labels: tuple[str, ...] | None
+) -> None:
+    torch.save({"state_dict": small_state(), "class_to_idx": numbers}, tmp_path / "a.pth")
+    assert read(tmp_path / "a.pth").labels == labels
 
 
 def test_a_json_file_of_another_purpose_is_passed_over(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from models import open_model, parse_spec
 from models.contract.resize import Centre, Resize
 from models.exports.answers import TriedImages
 from models.exports.exported import _image_model
+from models.exports.images import ExportedImages
 from models.exports.layouts import Interpretation
 from models.exports.metadata import Sidecar
 from models.yolo.model import YOLO
@@ -65,7 +66,8 @@ def of_export(size: tuple[int, int], stated: Sidecar | None = None, exporter: st
         "classify", how, size, (1, 1), False, "centre", *shades, None, exporter, "", ("a", "b", "c"), ((1, 3),)
     )
     model = _image_model("m", Path("m.onnx"), tried, stated)
-    return model.file.resize  # type: ignore[attr-defined]
+    assert isinstance(model, ExportedImages)
+    return model.file.resize
 
 
 @pytest.mark.parametrize("shape", [(96, 128), (128, 96)], ids=["wide", "tall"])

@@ -38,6 +38,8 @@ WRAPPED: dict[str, Any] = {
     "averaged.pth": lambda s: {"n_averaged": torch.tensor(3), **under("module.", s)},
     "model_best.pth.tar": lambda s: {"epoch": 1, "state_dict": under("module.", s)},
     "pytorch_model.bin": lambda s: s,
+    "pytorch_cifar.pth": lambda s: {"net": s, "acc": 93.1, "epoch": 5, "rng": {"torch": torch.ones(3)}},
+    "raw_and_averaged.pth": lambda s: {"state_dict": {key: s[key] + 1 for key in s}, "ema_state_dict": s},
 }
 
 
@@ -53,6 +55,30 @@ def test_what_wraps_a_network_in_training_is_taken_off(
     assert len(open_model(parse_spec(f"m=squeezenet1_1:{file}"), tmp_path).labels) == 3
 
 
+PREFIXED: dict[str, Any] = {
+    "of Lightning": lambda s: under("net.", s),
+    "two": lambda s: under("model.net.", s),
+    "beside other layers": lambda s: {**under("net.", s), "head.classifier.1.weight": torch.ones(3)},
+    "student and teacher": lambda s: {**under("student.", s), **under("teacher.", s)},
+    "model and its average": lambda s: {**under("model.", s), **under("ema_model.", s)},
+}
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+def test_a_network_under_any_one_prefix_is_found(name: str, state: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"state_dict": PREFIXED[name](state)}, tmp_path / "a.ckpt")
+    spec = parse_spec(f"m=squeezenet1_1:{tmp_path}/a.ckpt")
+    if " and " in name:
+        said = r"there 2 times.* prefixes '\w+\.', '\w+\.': save the state_dict\(\)"
+        with pytest.raises(WeightsError, match=said) as raised:
+            open_model(spec, tmp_path)
+        assert "onnx" not in str(raised.value)
+        return
+    model: Any = open_model(spec, tmp_path)
+    loaded = model.network().core.state_dict()
+    assert all(torch.equal(loaded[key], state[key].float()) for key in state)
+
+
 def test_a_head_of_ones_own_is_told_to_be_exported(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
     other = {name.replace("classifier.1.", "classifier.1.0."): tensor for name, tensor in state.items()}
     torch.save(other, tmp_path / "head.pth")
@@ -61,10 +87,26 @@ def test_a_head_of_ones_own_is_told_to_be_exported(state: dict[str, torch.Tensor
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_under_another_name_is_told_its_own(tmp_path: Path) -> None:
-    torch.jit.save(torch.jit.trace(torch.nn.ReLU(), torch.rand(1)), str(tmp_path / "mine.pt"))
-    with pytest.raises(WeightsError, match=r"mine\.pt is a TorchScript program, not weights: name it mine\.ts"):
+@pytest.mark.parametrize("kind", ["TorchScript", "torch.export"])
+def test_a_program_under_another_name_is_told_its_own(kind: str, tmp_path: Path) -> None:
+    if kind == "TorchScript":
+        torch.jit.save(torch.jit.trace(torch.nn.ReLU(), torch.rand(1)), str(tmp_path / "mine.pt"))
+    else:
+        torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.rand(1),)), tmp_path / "mine.pt")
+    suffix = "ts" if kind == "TorchScript" else "pt2"
+    said = rf"mine\.pt is a program of {kind}, not weights: name it mine\.{suffix}"
+    with pytest.raises(WeightsError, match=said.replace("program of TorchScript", "TorchScript program")):
         open_model(parse_spec(f"{tmp_path}/mine.pt"), tmp_path)
+
+
+def test_of_several_states_the_log_says_which_is_served(
+    state: dict[str, torch.Tensor], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    averaged = {"n_averaged": torch.tensor(1), **under("module.", state)}
+    torch.save({"model": state, "model_ema": averaged, "best": averaged, "epoch": 3}, tmp_path / "a.pth")
+    with caplog.at_level("INFO"):
+        open_model(parse_spec(f"m=squeezenet1_1:{tmp_path}/a.pth"), tmp_path)
+    assert [line for line in caplog.messages if "(model_ema, model, best): model_ema is served" in line]
 
 
 @pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssd300_vgg16", "deeplabv3_resnet50"])
