@@ -77,7 +77,7 @@ def say_what_fits(settings: Settings, choice: Choice, models: Sequence[Model]) -
     first, known = choice.device(choice.devices[0]), stored(settings, choice, models)
     fits, text = said(known, settings, models, first.memory_bytes)
     if known:
-        log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.name, text)
+        log.log(logging.INFO if fits else logging.WARNING, "memory of %s as measured before: %s", first.id, text)
 
 
 def stored(settings: Settings, choice: Choice, models: Iterable[Model]) -> dict[str, Footprint]:

@@ -183,8 +183,15 @@ def test_a_sidecar_says_what_the_file_does_not(
     tmp_path: Path, shape: tuple[int, ...], sidecar: dict[str, Any], layout: str
 ) -> None:
     head = Head(*shape)
+    values = head.values.data.mT if layout == "yolov8" else head.values.data
+    head.conv.weight.data /= 100
+    if layout != "classes":  # Numbers that the layout can have.
+        values[..., 4:] = 0.5 + values[..., 4:] / 100
+    if layout == "rtdetr":
+        values[..., :4] /= 10
     if layout == "rows":  # Two corners: the second one lies behind the first.
-        head.values.data[..., 2:4] += head.values.data[..., :2]
+        values[..., 2:4] += values[..., :2]
+        values[..., 5] = 1
     file = written(tmp_path / "best.onnx", head, sidecar)
     model: Any = open_model(parse_spec(str(file)), tmp_path)
     assert (model.task, model.export.how.layout) == (sidecar["task"], layout)

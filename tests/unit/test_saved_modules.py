@@ -62,6 +62,7 @@ def test_a_network_that_was_changed_is_refused(change: str | None, wrapped: bool
         ("model.10", "ultralytics.nn.modules.conv.Concat", {}, ""),
         ("criterion.bce", "torch.nn.modules.loss.BCEWithLogitsLoss", {}, ""),
         ("model.22.more", "torch.nn.modules.activation.Hardswish", {}, "is Hardswish"),
+        ("model.23.flow_model.s.5", "torch.nn.modules.activation.Tanh", {}, ""),
     ],
 )
 def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, facts: dict[str, Any], said: str) -> None:
