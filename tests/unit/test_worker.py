@@ -149,14 +149,14 @@ def test_a_batch_that_fails_does_not_end_the_worker():
 
 
 @pytest.mark.parametrize("architecture", ["resnet18", "yolov8n"])
-def test_nan_is_never_answered(tmp_path, architecture):
+def test_nan_and_infinity_are_never_answered(tmp_path, architecture):
     if architecture == "resnet18":
         state = resnet18().state_dict()
-        state["fc.bias"][3] = float("nan")
+        state["fc.bias"][3] = float("inf")
     else:
         network = open_model(parse_spec("yolov8n:random"), tmp_path)
         state = type(network.network().core)("n", 80).state_dict()
-        state["model.22.cv3.0.2.bias"][3] = float("nan")
+        state["model.22.cv2.0.2.bias"][3] = float("inf")  # Its softmax is NaN.
     save_file(state, tmp_path / "broken.safetensors")
     with Talk(f"{architecture}:{tmp_path / 'broken.safetensors'}", batch_sizes=(1,), weights=tmp_path) as talk:
         assert isinstance(talk.hear(), Ready)
