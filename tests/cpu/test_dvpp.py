@@ -59,7 +59,12 @@ def test_memory_is_freed_after_what_was_begun_has_ended(
 
     def noted(room: Any, name: str) -> None:
         real = getattr(room, name)
-        monkeypatch.setattr(room, name, staticmethod(lambda *given: (steps.append(name), real(*given))[1]))
+
+        def step(*given: Any) -> Any:
+            steps.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(room, name, staticmethod(step))
 
     noted(cann.acl.rt, "synchronize_stream")
     noted(cann.acl.media, "dvpp_free")

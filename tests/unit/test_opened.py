@@ -43,6 +43,21 @@ def replaced_by(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
+def linking(**targets: str) -> Callable[[Path], object]:
+    """Return a function that makes links in a path's folder, and at last the path (`it`) itself."""
+
+    def make(path: Path) -> None:
+        for name, target in targets.items():
+            (path if name == "it" else path.with_name(name)).symlink_to(target.replace("NAME", path.name))
+
+    return make
+
+
+def to_a_folder(path: Path) -> None:
+    path.with_name("sub").mkdir(exist_ok=True)
+    path.symlink_to("sub")
+
+
 STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link out": (lambda path: path.symlink_to("../secret"), "link out of its folder, to .*secret"),
     "an absolute link": (lambda path: path.symlink_to("/proc/self/environ"), "link out of its folder"),
@@ -50,17 +65,11 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a link to nothing": (lambda path: path.symlink_to("nothing"), "link to what is not there"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
     "a chain of links out": (
-        lambda path: [path.symlink_to("one"), (path.parent / "one").symlink_to("two/../../secret")],
+        linking(one="two/../../secret", it="one"),
         "link out of its folder|link to what is not there",
     ),
-    "links in a circle": (
-        lambda path: [path.symlink_to("other"), (path.parent / "other").symlink_to(path.name)],
-        "cannot be read",
-    ),
-    "a link to a folder in it": (
-        lambda path: [(path.parent / "sub").mkdir(exist_ok=True), path.symlink_to("sub")],
-        "no plain file",
-    ),
+    "links in a circle": (linking(other="NAME", it="other"), "cannot be read"),
+    "a link to a folder in it": (to_a_folder, "no plain file"),
     "a link to the folder itself": (lambda path: path.symlink_to("."), "link out of its folder"),
     "a link to a device": (lambda path: path.symlink_to("/dev/zero"), "link out of its folder, to /dev/zero"),
     "a socket": (lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK), "cannot be read"),
@@ -80,12 +89,9 @@ def test_only_plain_files_of_the_folder_are_read(folder: Path, kind: str, name: 
 
 WITHIN: dict[str, Callable[[Path], object]] = {
     "a link to a file beside it": lambda path: path.symlink_to("kept"),
-    "a chain of links": lambda path: [path.symlink_to("one"), (path.parent / "one").symlink_to("kept")],
+    "a chain of links": linking(one="kept", it="one"),
     "a link to a file in a folder": lambda path: path.symlink_to("sub/kept"),
-    "a link through a link to a folder": lambda path: [
-        (path.parent / "other").symlink_to("sub"),
-        path.symlink_to("other/kept"),
-    ],
+    "a link through a link to a folder": linking(other="sub", it="other/kept"),
     "a link out and in again": lambda path: path.symlink_to("../model/kept"),
     "an absolute link": lambda path: path.symlink_to(path.parent / "kept"),
 }
