@@ -48,7 +48,7 @@ def ask(asked: Asked) -> dict[str, Any]:
 
             row["both_ways_gb_per_s"] = gb_per_s(2 * size, asked.time_s(both, 4))
         if lock_s is not None:
-            streamed._runtime(asked.device).cudaHostUnregister(locked.data_ptr())
+            _runtime(asked).cudaHostUnregister(locked.data_ptr())
         rows.append(row)
     items = [np.zeros((1, 1_228_800), np.uint8) for _ in range(8 if asked.dry else 64)]
     out = np.zeros((len(items), 1_228_800), np.uint8)
@@ -63,12 +63,18 @@ def _locked(asked: Asked, size: int) -> tuple[float | None, torch.Tensor]:
     """Allocate memory like the arena's, locked by the driver if it can; return the seconds of locking, and it."""
     memory = torch.from_numpy(np.frombuffer(mmap.mmap(sealed_memory("anychip-kit", size), 0), np.uint8))
     memory.zero_()
-    runtime = streamed._runtime(asked.device)
+    runtime = _runtime(asked)
     if runtime is None:
         return None, memory
     began_s = time.perf_counter()
     refused = int(runtime.cudaHostRegister(memory.data_ptr(), size, 0))
     return (None if refused else time.perf_counter() - began_s), memory
+
+
+def _runtime(asked: Asked) -> Any:
+    """Return CUDA's runtime, or HIP's under the same names, which locks memory; None for another device."""
+    runtime: Any = torch.cuda.cudart  # Without types.
+    return runtime() if asked.kind == "cuda" else None
 
 
 def _topology() -> str:
