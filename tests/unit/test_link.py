@@ -521,11 +521,13 @@ async def test_a_connection_that_an_ingress_has_not_taken_is_served_by_another_o
     async with linked(ingresses=ingresses, clean=False) as fleet:
         first, *others = fleet.ends
         first.takes = False
+        await until(lambda: len(fleet.ingresses._ready) == ingresses)
         lost, served, (ours, theirs) = [], [], socket.socketpair()
         assert fleet.ingresses.take(ours, lambda: lost.append(1), served.append)
         theirs.send(b"asked at once")
-        await turns()
-        [new] = first.told(NewConnection)
+        told = []
+        await until(lambda: told.extend(first.told(NewConnection)) or told)
+        [new] = told
         os.close(first.talk.take_descriptor())
         if how == "it dies":
             first.talk.end("it died")
@@ -537,7 +539,8 @@ async def test_a_connection_that_an_ingress_has_not_taken_is_served_by_another_o
         await turns()
         if others and how != "it has no descriptor":
             [other] = others
-            [new] = other.told(NewConnection)
+            told.clear()
+            await until(lambda: told.extend(other.told(NewConnection)) or told)
             served.append(socket.socket(fileno=other.talk.take_descriptor()))
         [end] = served
         assert end.recv(100) == b"asked at once"
