@@ -29,7 +29,7 @@ WEIGHTS = ROOT / "plugins" / "samples" / "anychip_samples"
 SIZE = 320
 """The side of Ultralytics' inputs."""
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CLEAR = 0.1
+CLEAR = 0.2
 """By how much the first class of a classifier leads at least: engines compute in other precisions."""
 
 

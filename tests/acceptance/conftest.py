@@ -246,13 +246,15 @@ def library_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
 
 @pytest.fixture(scope="session")
 def same_classes() -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], None]:
-    """Assert that the first class is the library's, and that scores are near: engines compute in bfloat16, too."""
+    """Assert that the first class is the library's, and that scores are nearer than its lead (`CLEAR` in build_files.py):
+    engines compute in bfloat16, too, to which a network with drawn weights answers more than a trained one.
+    """
 
     def check(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> None:
         assert mine[0]["label"] == theirs[0]["label"]
         expected = {each["label"]: each["score"] for each in theirs}
         for each in mine:
-            assert each["score"] == pytest.approx(expected[each["label"]], abs=0.03)
+            assert each["score"] == pytest.approx(expected[each["label"]], abs=0.1)
 
     return check
 
@@ -265,7 +267,7 @@ def same_boxes() -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str,
         assert sorted(each["label"] for each in mine) == sorted(each["label"] for each in theirs)
         for their in theirs:
             [found] = [each for each in mine if each["label"] == their["label"]]
-            assert found["score"] == pytest.approx(their["score"], abs=0.03)
+            assert found["score"] == pytest.approx(their["score"], abs=0.1)
             assert [found["box"][side] for side in ("x1", "y1", "x2", "y2")] == pytest.approx(their["box"], abs=2)
 
     return check
