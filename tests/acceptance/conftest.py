@@ -246,8 +246,9 @@ def library_files(once: Callable[[str, Callable[[Path], None]], Path]) -> Built:
 
 @pytest.fixture(scope="session")
 def same_classes() -> Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], None]:
-    """Assert that the first class is the library's, and that scores are nearer than its lead (`CLEAR` in build_files.py):
-    engines compute in bfloat16, too, to which a network with drawn weights answers more than a trained one.
+    """Assert that the first class is the library's, and that scores are nearer than its lead (CLEAR in build_files.py).
+
+    Engines compute in bfloat16, too, to which a network with drawn weights answers more than a trained one.
     """
 
     def check(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> None:
