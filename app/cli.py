@@ -25,7 +25,7 @@ from anychip_base.extras import version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings, unknown_variables
-from app.config.models import absent, looks_foreign
+from app.config.models import absent
 
 COMMAND_GROUP = "anychip.commands"
 """Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
@@ -226,29 +226,10 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and its collection takes a fifth of their time.
-    from app.decoding.process import FORK_SERVER as FOR_DECODERS
-    from app.fleet.spawn import BARE_FORK_SERVER, prepare_bare_workers
-    from app.fleet.spawn import FORK_SERVER as FOR_WORKERS
-    from app.processes.fork_server import discard_prepared, prepare
+    from app.fleet.spawn import prepared
 
-    try:
-        prepare(_import_torch, FOR_WORKERS, FOR_DECODERS)  # Before there are threads.
-        if any(map(looks_foreign, settings.model_specs)):  # Workers of these are confined, unless a device computes.
-            prepare_bare_workers()
+    with prepared():
         return _serve_opened(settings, announce)
-    finally:
-        discard_prepared(FOR_DECODERS)
-        discard_prepared(FOR_WORKERS)
-        discard_prepared(BARE_FORK_SERVER)
-
-
-def _import_torch() -> None:
-    """Import torch and what comes with it in the process that forks others: once for all, as they share it."""
-    from app.decoder import main as decoders
-    from app.worker.main import import_libraries
-
-    import_libraries()
-    decoders.import_libraries()
 
 
 def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _FILES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", ".om", ".pt", ".pth", ".safetensors")
 """Endings of models' files (models.exports.exported, models.weights.checkpoint, which load PyTorch)."""
-_FOREIGN = (".onnx", ".pt2", ".ts", ".torchscript", ".xml")
-_LIBRARIES = ("timm/", "transformers/")
 _BEHIND = re.compile(r"(\?.*)?(@sha256:[0-9A-Fa-f]{64})?$", re.DOTALL)
 
 
@@ -39,17 +37,6 @@ def _address(entry: str) -> ModelAddress | None:
 
     found = addresses.split(entry)
     return None if found is None else found[2]
-
-
-def looks_foreign(entry: str) -> bool:
-    """Return True if an entry of `models` looks like a file for libraries of others (`is_foreign` of a model).
-
-    Raises ModelError for an address from which nothing is fetched.
-    """
-    if (address := _address(entry)) is not None:
-        return not address.file or address.file.endswith(_FOREIGN)
-    _, text, path = _parts(entry)
-    return text.startswith(_LIBRARIES) or path.name.endswith(_FOREIGN) or path.is_dir()
 
 
 def absent(entry: str) -> str:

@@ -14,12 +14,13 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from app.decoding.process import FORK_SERVER as DECODERS
 from app.processes.channel import Channel, NotReadError, socket_pair
-from app.processes.fork_server import ForkServer, begin, discard_prepared, is_prepared, prepare_bare, start
+from app.processes.fork_server import ForkServer, begin, discard_prepared, is_prepared, prepare, start
 from app.processes.packing import write_packed
 from app.processes.place import Cause, Child, SupervisedChild
 from app.processes.talk import Talk
@@ -32,7 +33,8 @@ log = logging.getLogger("anychip.workers")
 FORK_SERVER = "app.worker.main:fork_server"
 """Entry point of the fork server of workers. If none was prepared, every worker is spawned."""
 BARE_FORK_SERVER = "app.worker.main:bare_fork_server"
-"""Entry point of the fork server of confined workers: an interpreter in a bare environment, begun at the first need."""
+"""Entry point of the fork server of confined workers: an interpreter in a bare environment."""
+_LIBRARIES = "app.worker.main:import_libraries", "app.decoder.main:import_libraries"
 _fork_servers: dict[str, ForkServer] = {}
 
 
@@ -48,12 +50,21 @@ class Spawned(NamedTuple):
     bare: bool = False
 
 
-def prepare_bare_workers() -> None:
-    """Start the fork server of confined workers, which then imports its libraries while others import theirs."""
+@contextlib.contextmanager
+def prepared() -> Iterator[None]:
+    """Have the fork servers import their libraries, once for all, while this process imports its own; within, a service
+    takes those that it needs.
+    """
+    mains = BARE_FORK_SERVER, FORK_SERVER, DECODERS
     try:
-        prepare_bare(BARE_FORK_SERVER, bare_environment())
+        prepare(_LIBRARIES, mains[0], bare_environment(), *mains[1:])
     except OSError as error:
-        log.warning("the process that forks confined workers cannot be started yet: %s", error)
+        log.warning("the processes that fork others cannot be started yet: %s", error)
+    try:
+        yield
+    finally:
+        for main in reversed(mains):
+            discard_prepared(main)
 
 
 async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
@@ -77,7 +88,7 @@ async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
             except OSError as error:
                 log.warning("%s: no process could be forked (%s); one is spawned", name, error)
         environment = dict(os.environ)
-        pid = start(worker_main.fresh_command(theirs.fileno()), theirs, environment)
+        pid = start(worker_main.fresh_command(theirs.fileno()), environment, theirs)
         return Spawned(Child(pid), ours, environment)
     except BaseException:
         ours.close()

@@ -12,18 +12,17 @@ import asyncio
 import contextlib
 import ctypes
 import itertools
+import json
 import logging
 import os
-import pkgutil
 import signal
 import socket
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from anychip_base.interpreter import python_command
 from app.processes.breaker import BACKOFF_S
-from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, forked, pack_request
+from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
 from app.processes.place import Child, ChildStatus, SupervisedChild, Supervisor
 
 log = logging.getLogger("anychip.workers")
@@ -199,22 +198,25 @@ class ForkServer:
         await self._place.stop()
 
 
-def prepare(libraries: Callable[[], None], *mains: str) -> None:
-    """Fork a fork server for each of `mains` ("module:function"). They share what `libraries` imports; this process
-    does not.
+def prepare(libraries: Sequence[str], bare: str, environment: Mapping[str, str], *mains: str) -> None:
+    """Start an interpreter in `environment`; it becomes the fork server `bare`, which has nothing of this process.
 
-    For a process that has one thread and is about to make a service, which `begin` then gives them. The caller calls
-    `discard_prepared` in the end.
+    Before that it calls the functions `libraries`, which import, and forks a fork server for each of `mains`: they
+    share the libraries, and have this process's environment. All names are "module:function". `begin` then gives them.
+    The caller calls `discard_prepared` in the end. Raises OSError.
     """
-    if threading.active_count() > 1:
-        return
-    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in mains]
-    _adopt(len(mains) - 1)  # The first fork server forks all others.
-    servers = [(theirs, pkgutil.resolve_name(main)) for main, (_, theirs) in zip(mains, pairs, strict=True)]
-    pid = forked(libraries, *servers)
-    for number, (main, (ours, theirs)) in enumerate(zip(mains, pairs, strict=True)):
-        theirs.close()
-        _prepared[main] = Begun(0 if number else pid, ours, dict(os.environ))
+    begun = _spawned((bare, *mains), environment, libraries)
+    _adopt(len(mains))
+    for main, each in zip((bare, *mains), begun, strict=True):
+        _prepared[main] = each
+        if main != bare:
+            written = os.memfd_create("anychip-environment", 0)
+            try:
+                os.write(written, json.dumps(dict(os.environ)).encode("utf-8", "surrogateescape"))
+                socket.send_fds(each.control, [b"environment"], [written])
+            finally:
+                os.close(written)
+            _prepared[main] = each._replace(environment=dict(os.environ))
 
 
 _prepared: dict[str, Begun] = {}
@@ -236,14 +238,6 @@ def discard_prepared(main: str) -> None:
             _prepared.pop(main).control.close()
 
 
-def prepare_bare(main: str, environment: Mapping[str, str]) -> None:
-    """Start a fork server that has nothing of this process, in an `environment` of its own, for `begin` to take.
-
-    The caller calls `discard_prepared` in the end. Raises OSError.
-    """
-    _prepared[main] = begin(main, environment)
-
-
 def begin(main: str, environment: Mapping[str, str] | None = None) -> Begun:
     """Return the prepared fork server, or start an interpreter that runs `main` with its socket and this process's id.
 
@@ -261,25 +255,35 @@ def begin(main: str, environment: Mapping[str, str] | None = None) -> Begun:
             begun = begun._replace(pid=event_in(packet).value)
         del _prepared[main]
         return begun
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = dict(os.environ) if environment is None else environment
-    command = python_command("-c", _SPAWNED, main, str(theirs.fileno()), str(os.getpid()))
+    return _spawned((main,), dict(os.environ) if environment is None else environment)[0]
+
+
+def _spawned(mains: Sequence[str], environment: Mapping[str, str], libraries: Sequence[str] = ()) -> list[Begun]:
+    """Start an interpreter that becomes the first fork server, and forks the others. Raises OSError."""
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in mains]
+    ends = [theirs for _, theirs in pairs]
+    named = [f"{main}={end.fileno()}" for main, end in zip(mains, ends, strict=True)]
+    command = python_command("-c", _SPAWNED, str(os.getpid()), ",".join(libraries), *named)
     try:
-        return Begun(start(command, theirs, environment), ours, environment)
+        pid = start(command, environment, *ends)
     except BaseException:
-        ours.close()
+        for ours, _ in pairs:
+            ours.close()
         raise
     finally:
-        theirs.close()
+        for theirs in ends:
+            theirs.close()
+    return [Begun(0 if number else pid, ours, environment) for number, (ours, _) in enumerate(pairs)]
 
 
-def start(command: Sequence[str], end: socket.socket, environment: Mapping[str, str]) -> int:
-    """Start a program in an `environment`, which inherits `end`; return its process id.
+def start(command: Sequence[str], environment: Mapping[str, str], *ends: socket.socket) -> int:
+    """Start a program in an `environment`, which inherits the sockets `ends`; return its process id.
 
     Like os.posix_spawn, which holds the interpreter's lock until the new program runs; this releases it meanwhile.
     Raises OSError.
     """
-    end.set_inheritable(True)
+    for end in ends:
+        end.set_inheritable(True)
     words = (ctypes.c_char_p * (len(command) + 1))(*map(os.fsencode, command), None)
     variables = [os.fsencode(f"{name}={text}") for name, text in environment.items()]
     described = (ctypes.c_char_p * (len(variables) + 1))(*variables, None)

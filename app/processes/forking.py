@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import pkgutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 import traceback
 from array import array
@@ -54,48 +56,6 @@ def event_in(packet: bytes) -> Event:
 def pack_request(number: int, *, fresh: bool = False) -> bytes:
     """Encode a request for a child, or for a `fresh` interpreter; its descriptors go beside it."""
     return _REQUEST.pack(number, fresh)
-
-
-ForkServerMain: TypeAlias = Callable[[socket.socket, int], None]
-"""Main function of a fork server, with its socket and the server's process id."""
-
-
-def forked(libraries: Callable[[], None], *servers: tuple[socket.socket, ForkServerMain]) -> int:
-    """Fork a process from this one, which has one thread; return its process id.
-
-    It imports `libraries`, forks a fork server for each but the first of `servers`, and becomes the first. The others
-    share its libraries, are this process's own children, and say FORKED first. None keeps anything open but its socket
-    and the standard streams.
-    """
-    parent = os.getpid()
-    pid = os.fork()
-
-    def run() -> None:
-        signal.set_wakeup_fd(-1)
-        settle(parent, "fork-workers")
-        kept = {0, 1, 2, *(each.fileno() for each, _ in servers)}
-        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-            with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
-                os.close(descriptor)
-        with contextlib.suppress(Exception):  # Code that needs them meets the error again and reports it.
-            libraries()
-        (control, main), *others = servers
-
-        def become(own: socket.socket, other: ForkServerMain) -> None:
-            for each, _ in servers:
-                each.close()
-            other(own, parent)
-
-        for theirs, other in others:
-            with theirs.dup() as own:
-                _fork(theirs, 0, parent, lambda: become(own, other))  # noqa: B023
-            theirs.close()
-        with contextlib.suppress(ConnectionError):  # The server is gone.
-            main(control, parent)
-
-    if pid == 0:
-        end_with(run)
-    return pid
 
 
 def end_with(run: Callable[[], None]) -> NoReturn:
@@ -138,13 +98,50 @@ def name_process(name: str) -> None:
 
 
 def run_spawned() -> None:
-    """Be a fork server in a fresh interpreter: sys.argv has its main function, its descriptor and the server's id."""
-    main, descriptor, server = sys.argv[1:4]
+    """Be the first of some fork servers in a fresh interpreter, and fork the others, which share its libraries.
+
+    sys.argv: the server's process id; the functions that import the libraries; each fork server's main function and
+    descriptor. The others are the server's own children, and say FORKED first.
+    """
+    server, libraries, *named = sys.argv[1:]
+    parent = int(server)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    settle(parent, "fork-servers")
+    for name in filter(None, libraries.split(",")):
+        with contextlib.suppress(Exception):  # Code that needs them meets the error again and reports it.
+            pkgutil.resolve_name(name)()
+    mains = (each.rpartition("=") for each in named)
+    servers = [(main, socket.socket(fileno=int(descriptor))) for main, _, descriptor in mains]
+    (first, control), *others = servers
+
+    def become(main: str, own: socket.socket) -> None:
+        for _, each in servers:
+            each.close()
+        if _take_environment(own):
+            pkgutil.resolve_name(main)(own, parent)
+
     with contextlib.suppress(ConnectionError):  # The server is gone.
-        pkgutil.resolve_name(main)(socket.socket(fileno=int(descriptor)), int(server))
+        for main, theirs in others:
+            with theirs.dup() as own:
+                _fork(theirs, 0, parent, lambda: become(main, own))  # noqa: B023
+            theirs.close()
+        pkgutil.resolve_name(first)(control, parent)
+
+
+def _take_environment(control: socket.socket) -> bool:
+    """Take the server's environment, which the first packet brings; return False if the server is gone."""
+    packet, descriptors = received(control)
+    if not packet:
+        return False
+    with open(descriptors[0], "rb") as file:
+        file.seek(0)
+        environment = json.loads(file.read().decode("utf-8", "surrogateescape"))
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # Libraries may have asked for it.
+    return True
 
 
 def is_stopped(pid: int | None) -> bool:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 from typing import IO, Any, TextIO
 
 from anychip_base import interpreter
+from app.processes.fork_server import start as _start
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.support.warm_imports"])
@@ -178,6 +180,7 @@ def _warm_children(words: Sequence[str]) -> None:
     worker that would be a fresh interpreter. Leave out workers of the null device: a test may want their slow import.
     """
     from anychip_tools.verify import command
+    from app.processes import fork_server
     from app.worker import main
     from backends import detect
     from models.exports import exported
@@ -197,8 +200,29 @@ def _warm_children(words: Sequence[str]) -> None:
     vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
     vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
     vars(main)["_forked"] = worker
+    vars(fork_server)["start"] = _start_fork_servers
     if "null" not in words:
         vars(main)["_fresh"] = worker
+
+
+def _start_fork_servers(command: Sequence[str], environment: Mapping[str, str], *ends: socket.socket) -> int:
+    """Stand in for `start` of app/processes/fork_server.py: fork the interpreter of several fork servers from here."""
+    from app.processes import forking
+
+    words = command[list(command).index(interpreter._FILE) + 2 :]
+    if len(ends) == 1:
+        return _start(command, environment, *ends)
+    if pid := os.fork():
+        return pid
+    signal.set_wakeup_fd(-1)
+    kept = {0, 1, 2, *(each.fileno() for each in ends)}
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+        with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
+            os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["-c", *words[2:]]
+    return forking.end_with(forking.run_spawned)
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.config.models import absent, looks_foreign
+from app.config.models import absent
 from models import ModelError, ModelSpec, UnknownModelError, WeightsNotFoundError, parse_spec
 from models.addresses import is_elsewhere, parse, without_secrets
 from models.hub import needed
@@ -79,19 +79,6 @@ def test_what_is_no_address_causes_no_download(text: str) -> None:
 )
 def test_no_secret_of_an_address_is_shown(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
-
-
-@pytest.mark.parametrize(
-    ("entry", "foreign"),
-    [
-        ("x=hf://o/n", True),
-        ("x=hf://o/n/a.pt", False),
-        (f"x={PINNED}", True),
-        (f"x=https://h/a.pt?b.onnx#sha256={DIGEST}", False),
-    ],
-)
-def test_what_libraries_of_others_read_is_known_before_it_is_fetched(entry: str, foreign: bool) -> None:
-    assert looks_foreign(entry) is foreign
 
 
 # Which files of a repository
