@@ -25,7 +25,6 @@ _NUMBER = re.compile(r"\s*\(?([-+]?[0-9]+(?:\.[0-9]+)?)\s*(?:%|W|C|°C|℃|MHz|M
 _MISSING_COMMA = re.compile(r'(?<=[^\s:,{"])"\s*"(?=[A-Za-z])')
 _BLOCK = re.compile(r"[A-Za-z0-9_]+ \(ue: ([0-9]{1,18}), ce: ([0-9]{1,18})\)", re.ASCII)
 _CARD = re.compile(r"card([0-9]{1,4})", re.ASCII)
-_HEADING = re.compile(r"GPU[\s#]?[0-9]{1,4}\b.*", re.ASCII)
 
 # The least and the most that a tool can mean (no device is at 200 %, -1 W or -273.2 C), and what makes our unit of it.
 _FIGURES = {
@@ -104,22 +103,6 @@ def csv_telemetry(text: str) -> dict[int, Telemetry]:
     columns = ("utilization_ratio", "power_watts", "temperature_celsius")
     devices = csv_members(text, ("index", *columns))
     return {number: telemetry(members, {each: (each,) for each in columns}) for number, members in devices.items()}
-
-
-def sections(text: str) -> dict[int, Members]:
-    """Parse lines `key : value` below headings that begin with GPU -> members by the order of the headings.
-
-    Of a repeated key the first counts; text in parentheses after a key, as in `hotspot(sensor0)`, is left out.
-    """
-    found: list[dict[str, str]] = []
-    for line in text.splitlines():
-        key, colon, value = (part.strip() for part in line.partition(":"))
-        key = key.partition("(")[0] or key
-        if _HEADING.fullmatch(line.strip()):
-            found.append({})
-        elif found and colon and value:
-            found[-1].setdefault(key, value)
-    return dict(enumerate(found))
 
 
 def kunlun_cards(text: str) -> dict[int, Members]:

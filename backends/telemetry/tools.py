@@ -18,19 +18,19 @@ unknown. None was verified on hardware:
   drives libcndev) reads them. It reads no power; cnmon's names of power, health, errors and clocks were not found.
 - xpu_smi, Kunlun's: cells by their order, as quoted of a P800 and as two public parsers read them. Clocks are left out:
   it prints six, and their meanings were not found.
-- mx-smi: temperatures as quoted; `GPU : 0 %` of --show-usage and `Total ... W` of --show-board-power as public parsers
-  read them. Each by a run of its own, as headings would come again.
-- ixsmi: the fields of the query as public scripts ask for them; no output was found. Before CoreX 4 power has another
-  name there, so it is asked apart.
 - xpu-smi, Intel's (some of Kunlun's have the same name; their output is read as no device): `dump` and its header
   `Timestamp, DeviceId, ...` were seen in public text; the metrics' numbers (0 utilisation, 1 power, 2 frequency, 3 and
   4 temperatures of core and memory) are those of the tool's own help.
-- mthreads-gmi: no output was found in public text, only that `-q` prints `key : value` lines under headings that begin
-  with GPU. The keys are nvidia-smi's, from memory.
+- MetaX, Iluvatar and Moore Threads: no output of mx-smi's usage and power, of ixsmi and of mthreads-gmi was found.
+  GPUStack's gpustack-runtime (Apache-2.0, 0.2.6) calls the vendors' own libraries, in a process of its own: where it is
+  installed, its figures are taken. It brings kubernetes and docker, so that nobody gets it unasked. It says 0 where a
+  utilisation could not be read. It would read others' cards as well, but neither clocks nor errors.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,6 @@ from backends.telemetry.parsing import (
     json_cards,
     kunlun_cards,
     memory_errors,
-    sections,
     telemetry,
 )
 from backends.telemetry.tool import Tool, ToolError
@@ -61,7 +60,7 @@ class Query:
 
     `seldom`: for slow figures, or options that not every version of the tool knows: once a minute; if it fails, these
     figures are missing. `output_file`: the tool's output, if it does not print.
-    `otherwise`: what is asked if this tool is missing or fails.
+    `otherwise`: what is asked if this tool is missing or fails. `package`: the Python package that the command imports.
     """
 
     command: tuple[str, ...]
@@ -69,9 +68,12 @@ class Query:
     seldom: bool = False
     output_file: str | None = None
     otherwise: Query | None = None
+    package: str = ""
 
     def answer(self, tool: Tool) -> Mapping[int, Telemetry]:
         """Run the query. Raises ToolError, unless it is `seldom`."""
+        if self.package and importlib.util.find_spec(self.package) is None:
+            raise ToolError(f"Telemetry cannot be read: pip install {self.package.replace('_', '-')}.")
         if self.seldom:
             return self.parse(tool.run_seldom(*self.command))
         try:
@@ -108,12 +110,23 @@ CSV = "--query-gpu=index,utilization.gpu,power.draw,temperature.gpu", "--format=
 """Options of nvidia-smi and its imitations for `csv_telemetry`."""
 
 
-def _ixsmi(seldom: bool = False, **fields: str) -> Query:
-    """Return one query of ixsmi; `fields`: those of Telemetry, each with the tool's name of it."""
-    columns = ("index", *fields.values())
-    command = ("ixsmi", f"--query-gpu={','.join(columns)}", "--format=csv,noheader,nounits")
-    names = {field: (column,) for field, column in fields.items()}
-    return Query(command, named(partial(csv_members, columns=columns), **names), seldom)
+_GPUSTACK = """
+import json, sys
+from gpustack_runtime.detector import ManufacturerEnum, detect_devices
+found = detect_devices(manufacturer=ManufacturerEnum(sys.argv[1]))
+print(json.dumps({f"card{each.index}": each.to_dict() for each in found}))
+"""
+
+
+def _by_gpustack(manufacturer: str) -> tuple[Query, ...]:
+    """Return the query of gpustack-runtime for the devices of a manufacturer, by its name there."""
+    parse = named(
+        json_cards,
+        utilization_ratio=("cores_utilization",),
+        power_watts=("power_used",),
+        temperature_celsius=("temperature",),
+    )
+    return (Query((sys.executable, "-c", _GPUSTACK, manufacturer), parse, package="gpustack_runtime"),)
 
 
 TOOLS: Mapping[str, tuple[Query, ...]] = {
@@ -163,18 +176,9 @@ TOOLS: Mapping[str, tuple[Query, ...]] = {
             ),
         ),
     ),
-    "metax": tuple(
-        Query(("mx-smi", option), named(sections, **{field: (name,)}))
-        for option, field, name in (
-            ("--show-temperature", "temperature_celsius", "hotspot"),
-            ("--show-usage", "utilization_ratio", "GPU"),
-            ("--show-board-power", "power_watts", "Total"),
-        )
-    ),
-    "iluvatar": (
-        _ixsmi(utilization_ratio="utilization.gpu", temperature_celsius="temperature.gpu"),
-        _ixsmi(power_watts="gpu.power.draw", seldom=True),
-    ),
+    "metax": _by_gpustack("metax"),
+    "iluvatar": _by_gpustack("iluvatar"),
+    "moorethreads": _by_gpustack("mthreads"),
     "kunlun": (
         Query(
             ("xpu_smi", "-m"),
@@ -183,17 +187,6 @@ TOOLS: Mapping[str, tuple[Query, ...]] = {
                 utilization_ratio=("utilization",),
                 power_watts=("power",),
                 temperature_celsius=("temperature",),
-            ),
-        ),
-    ),
-    "moorethreads": (
-        Query(
-            ("mthreads-gmi", "-q"),
-            named(
-                sections,
-                utilization_ratio=("Gpu", "GPU Utilization"),
-                power_watts=("Power Draw",),
-                temperature_celsius=("GPU Current Temp", "Temperature"),
             ),
         ),
     ),

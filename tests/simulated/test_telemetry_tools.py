@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from backends.telemetry import (
     ToolError,
     sampler,
 )
-from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, read, values
+from tests.support.telemetry import CNMON, GPUSTACK, MAP, OUTPUTS, approx, read, values
 from tests.support.work import until
 
 Fake = Callable[[str, str], Path]
@@ -64,6 +65,22 @@ def test_ascend_asks_for_every_card(fake: Fake) -> None:
     }
 
 
+def test_gpustack_runtime_is_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "gpustack_runtime"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("detector.py").write_text(
+        "import enum, types\n"
+        "class ManufacturerEnum(str, enum.Enum):\n    MTHREADS = 'mthreads'\n"
+        "def detect_devices(fast=True, manufacturer=None, usage=True):\n"
+        f"    found = {GPUSTACK!r}\n"
+        "    return [types.SimpleNamespace(index=3, to_dict=lambda: each) for each in found[:1] if manufacturer]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert {card: values(each) for card, each in read("moorethreads", Tool()).items()} == {3: approx(0.07, 33.5, 45)}
+
+
 @pytest.mark.parametrize(
     "vendor", [each.facts.telemetry for each in BACKENDS if each.facts.telemetry not in ("", "nvidia")]
 )
@@ -76,7 +93,7 @@ def test_a_missing_tool_leaves_everything_unknown(
         telemetry.sample()
         telemetry.sample()
     telemetry.close()
-    assert len([record for record in caplog.records if "cannot be run" in record.message]) == 1
+    assert len([record for record in caplog.records if re.search("cannot be (run|read)", record.message)]) == 1
     assert isnan(telemetry.latest(0).power_watts)
 
 

@@ -13,6 +13,11 @@ from backends.telemetry.tools import TOOLS
 
 OUTPUTS = Path(__file__).parent / "vendor_outputs"
 CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
+GPUSTACK: tuple[dict[str, object], ...] = (
+    {"manufacturer": "mthreads", "cores_utilization": 7, "temperature": 45, "power": 250, "power_used": 33.5},
+    {"manufacturer": "mthreads", "cores_utilization": 0, "temperature": None, "power": None, "power_used": None},
+)
+"""Devices as `Device.to_dict` of gpustack-runtime 0.2.6 gives them, in part."""
 MAP = """\
 \tNPU ID    Chip ID   Chip Logic ID   Chip Phy-ID   Chip Name
 \t0         0         0               0             Ascend 910B3

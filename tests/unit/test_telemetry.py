@@ -24,7 +24,7 @@ from backends.telemetry.parsing import csv_telemetry
 from backends.telemetry.sampler import Energy
 from backends.telemetry.tools import TOOLS
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import CNMON, MAP, OUTPUTS, approx, parsed, parsed_otherwise, values
+from tests.support.telemetry import CNMON, GPUSTACK, MAP, OUTPUTS, approx, parsed, parsed_otherwise, values
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     "ascend": smi.parse,
@@ -69,17 +69,11 @@ FIGURES: list[tuple[Callable[[str], Mapping[int, Telemetry]], str, list[tuple[fl
     (partial(parsed, "cambricon"), json.dumps(CNMON), [(0.4, nan, 51)]),
     (
         partial(parsed, "moorethreads"),
-        "GPU0 00000000:3b:00.0\n  Gpu : 7%\n  Power Draw : 33.5W\n  GPU Current Temp : 45C\nGPU1\n",
-        [(0.07, 33.5, 45), (nan, nan, nan)],
+        json.dumps({f"card{card}": members for card, members in enumerate(GPUSTACK)}),
+        [(0.07, 33.5, 45), (0.0, nan, nan)],
     ),
-    (TOOLS["metax"][0].parse, quoted("mx-smi-temperature.txt"), [(nan, nan, 39.0), (nan, nan, 39.25)]),
-    (TOOLS["metax"][1].parse, "GPU#0  MXC500  0000:08:00.0\n    GPU        : 7 %\n", [(0.07, nan, nan)]),
-    (TOOLS["metax"][2].parse, "GPU#0  MXC500  0000:08:00.0\n    Total      : 80.25 W\n", [(nan, 80.25, nan)]),
     (partial(parsed, "kunlun"), quoted("xpu_smi-m.txt"), [(0.0, 86.0, 36), (0.0, 86.0, 39)]),
     (partial(parsed, "kunlun"), quoted("xpu_smi-m.txt").replace(" 86 ", " 86500 "), [(0.0, 86.5, 36)]),
-    (TOOLS["iluvatar"][0].parse, "0, 35, 44\n1, [N/A], 51\n", [(0.35, nan, 44), (nan, nan, 51)]),
-    (TOOLS["iluvatar"][1].parse, "0, 71.20\n", [(nan, 71.2, nan)]),
-    (TOOLS["iluvatar"][1].parse, "Field gpu.power.draw is not a valid field to query.\n", []),
 ]
 """Utilization, watts and degrees of the first cards, as each vendor's tool writes them."""
 
