@@ -29,6 +29,7 @@ def test_a_sweep_has_a_row_for_each_size_and_can_be_compared_with_itself(tmp_pat
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["images_per_s"] > 0
         assert row["resident_bytes"] > 1 << 20
+        assert row["allocated_bytes"] is row["reserved_mib"] is None  # The processor has no memory of its own.
     assert found["environment"]["torch"] == torch.__version__
     assert plot.read_text().count("<polyline") == 3
     code, compared = bench(capsys, "--compare", str(output), str(output))

@@ -33,8 +33,8 @@ _LEAST_RUNS = 5
 @dataclass(frozen=True)
 class Measured:
     """Figures of one engine, precision and batch size. `images_per_s`: with as many batches in flight as the engine
-    takes. `joules_per_image`: NaN if the device does not report energy. `allocated`, `reserved`: bytes of the device;
-    `resident`: bytes of this process.
+    takes. `joules_per_image`: NaN if the device does not report energy. `allocated`, `reserved`: bytes of the device,
+    NaN where its memory is the host's; `resident`: bytes of this process.
     """
 
     engine: str
@@ -45,8 +45,8 @@ class Measured:
     p99_ms: float
     images_per_s: float
     runs: int
-    allocated_bytes: int
-    reserved_bytes: int
+    allocated_bytes: float
+    reserved_bytes: float
     resident_bytes: int
     joules_per_image: float
 
@@ -102,8 +102,7 @@ def _measured(
         percentile(times_s, 99) * 1e3,
         rate,
         len(times_s),
-        memory.allocated,
-        memory.reserved,
+        *((nan, nan) if backend.facts.host_memory else (memory.allocated, memory.reserved)),
         int(psutil.Process().memory_info().rss),
         nan if isnan(spent) or spent <= 0 else spent / images,
     )
