@@ -74,7 +74,7 @@ QUESTIONS: dict[str, Question] = {
     "int8": Question(
         "int8",
         "each convolution in int8 by cuDNN beside fp16",
-        "whether the engine cudnn is offered, and for which shapes",
+        "whether an engine for them is worth writing, and for which shapes",
     ),
     "autotune": Question(
         "autotune", "max-autotune in our capture", "whether Inductor's kernels replace cuDNN's in the graph"

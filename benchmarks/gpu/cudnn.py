@@ -2,54 +2,23 @@
 
     fp16 ─► times 127 / range, rounded ─► cuDNN: int8 convolution, scale of each channel, bias ─► fp16 ─► activation
 
-Owns: these convolutions and the engine around them. **Offered to nobody**: no card has run them. They follow
-the documentation (docs.nvidia.com/deeplearning/cudnn, "Convolutions", mixed precision) and the Python of
-nvidia-cudnn-frontend 1.32, which builds the graphs without a card up to the driver (tests/unit/test_cudnn.py);
-benchmarks/gpu asks a card whether their answers are right, and whether they beat the kernels that convert to int8.
+Owns: these convolutions. No engine has them, as no card has run them. They follow the documentation
+(docs.nvidia.com/deeplearning/cudnn, "Convolutions", mixed precision) and the Python of nvidia-cudnn-frontend 1.32,
+which builds the graphs without a card up to the driver (tests/unit/test_cudnn.py); benchmarks/gpu asks a card whether
+their answers are right, and whether they beat the kernels that convert to int8.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import imported, version_of
-from backends.engines.engine import Engine, calibration_of
-from backends.engines.graph import GraphEngine
-
-_PACKAGE = "nvidia-cudnn-frontend"
 _LEVELS = 127  # Symmetric for the tensor cores: no zero point.
 _CHANNELS = 16  # cuDNN's int8 kernels need multiples of these channels, of the input and of the output.
 _BATCH = 8  # Images at once in the search for ranges.
-
-
-class CudnnEngine(Engine):
-    """Captured graph in which convolutions compute in int8, each between fp16 numbers."""
-
-    name = "cudnn"
-    offers = ("int8",)
-    package = "cudnn"
-
-    def compile(
-        self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
-    ) -> Executable:
-        """Replace the convolutions and capture the graph. Raises EngineRefusedError without cuDNN's Python."""
-        api = imported("cudnn", f"pip install {_PACKAGE}")
-        module = cast(nn.Module, network)
-        found = ranges(module, torch.from_numpy(calibration_of(options)()))
-        network.cast(torch.float16)
-        for name, (of, greatest) in found.items():
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, Int8Convolution(api, of, greatest))
-        return GraphEngine(self._facts, self._threads).compile(network, device, "fp16", batch_sizes, options)
-
-    def version(self, precision: str) -> str:
-        """Return the version of cuDNN's Python."""
-        return version_of(_PACKAGE, f"pip install {_PACKAGE}")
 
 
 def ranges(network: nn.Module, pixels: Tensor) -> dict[str, tuple[nn.Conv2d, float]]:

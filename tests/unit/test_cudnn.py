@@ -1,4 +1,4 @@
-"""int8 convolutions by cuDNN: their arithmetic with a double of its Python, and the wheel's Python up to the driver."""
+"""int8 convolutions by cuDNN: which suit its kernels, and the wheel's Python up to the driver."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from backends.engines import ENGINES
-from benchmarks.gpu.cudnn import CudnnEngine, graph_of, ranges
+from benchmarks.gpu.cudnn import graph_of, ranges
 
 CASES = [(32, 48, 3, 2, 1), (64, 32, 1, 1, 0)]
 """Channels in and out, kernel, stride, padding."""
@@ -45,10 +44,6 @@ def test_ranges_are_of_convolutions_whose_channels_suit_the_kernels() -> None:
     assert found["second"][0] is network.second
     assert found["second"][1] == pytest.approx(float(first))
     assert not network.second._forward_pre_hooks
-
-
-def test_nobody_is_offered_it() -> None:
-    assert CudnnEngine.name not in ENGINES
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cudnn") is None, reason="pip install nvidia-cudnn-frontend")
