@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from deploy.install import read_project  # noqa: E402
+
 DIGESTS = Path(__file__).with_name("digests.json")
 """Digests of base images by their names, kept by digests.py."""
+
+URLS = {"url": "homepage", "source": "source", "documentation": "documentation"}
+"""OCI's labels of addresses, by the names of pyproject.toml's."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +161,7 @@ ARG BASE_IMAGE
 ARG VERSION={version}
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="anychip" \\
-      org.opencontainers.image.description="Classifies and detects in images, on {title}" \\
+{published}      org.opencontainers.image.description="Classifies and detects in images, on {title}" \\
       org.opencontainers.image.version="${{VERSION}}" \\
       org.opencontainers.image.revision="${{REVISION}}" \\
       org.opencontainers.image.base.name="${{BASE_IMAGE}}"
@@ -185,9 +193,8 @@ CMD ["serve"]
 
 def dockerfile(name: str) -> str:
     """Return the text of `Dockerfile.<name>`."""
-    flavour = FLAVOURS[name]
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version
+    flavour, project = FLAVOURS[name], read_project()
+    labels = published(project)
     digest = json.loads(DIGESTS.read_text(encoding="utf-8")).get(flavour.base)
     base = f"{flavour.base}@{digest}" if digest else flavour.base
     base = base and f"={base}"
@@ -197,8 +204,20 @@ def dockerfile(name: str) -> str:
         copy_hashes=f"\nCOPY deploy/image/hashes/{name}.txt deploy/image/hashes/" if hashed else "",
         use_hashes='ANYCHIP_HASHES="${HASHES}" ' if hashed else "",
         **{**vars(flavour), "base": base, "environment": "".join(f"ENV {line}\n" for line in flavour.environment)},
-        version=version[1],
+        version=project["version"],
+        published="".join(f'      org.opencontainers.image.{each}="{text}" \\\n' for each, text in labels.items()),
     )
+
+
+def published(project: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the owner has decided in pyproject.toml, by the names of OCI's labels; nothing before that."""
+    urls = {name.lower(): address for name, address in project.get("urls", {}).items()}
+    found = {
+        "licenses": project.get("license", ""),
+        "authors": ", ".join(" ".join(each.values()) for each in project.get("authors", ())),
+        **{label: urls.get(name, "") for label, name in URLS.items()},
+    }
+    return {label: text for label, text in found.items() if text}
 
 
 def main() -> None:

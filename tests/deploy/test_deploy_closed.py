@@ -15,6 +15,15 @@ from tests.support.manifests import DEPLOY, EVERYTHING, ROOT, checked, compose, 
 
 # The chart
 
+INGRESS = {"ingress": {"enabled": True, "host": "vision.example", "className": "nginx", "tlsSecret": "public"}}
+CONTROLLER = {
+    "networkPolicy": {
+        "from": [
+            {"podSelector": {}},
+            {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "proxies"}}},
+        ]
+    }
+}
 MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
@@ -75,13 +84,32 @@ def test_prometheus_checks_the_certificate_with_the_authority_of_its_secret(char
 
 
 def test_without_keys_the_service_opens_to_strangers_only_where_that_is_said(chart):
-    everybody = ({"networkPolicy": {"enabled": False}}, {"service": {"type": "LoadBalancer"}})
+    everybody = (
+        {"networkPolicy": {"enabled": False}},
+        {"service": {"type": "LoadBalancer"}},
+        {**INGRESS, **CONTROLLER},
+    )
     for values in everybody:
         with pytest.raises(Exception, match=r"access\.open=true"):
             rendered(chart, "cpu", values)
         rendered(chart, "cpu", {**values, "access": {"open": True}})
         rendered(chart, "cpu", {**values, "access": {"keysSecret": "keys", "tlsSecret": "tls"}})
         rendered(chart, "cpu", {**values, "access": {"tlsSecret": "tls", "clientCertificates": True}})
+
+
+def test_an_ingress_leads_to_the_service_under_a_name_that_it_answers_to(chart):
+    access = {"access": {"open": True}}
+    with pytest.raises(Exception, match=r"networkPolicy\.from"):
+        rendered(chart, "cpu", {**INGRESS, **access})
+    objects = rendered(chart, "cpu", {**INGRESS, **CONTROLLER, **access})
+    checked(objects["Ingress"])
+    [rule] = objects["Ingress"]["spec"]["rules"]
+    service = rule["http"]["paths"][0]["backend"]["service"]
+    ports = {each["name"] for each in objects["Service"]["spec"]["ports"]}
+    assert service["name"] == objects["Service"]["metadata"]["name"]
+    assert service["port"]["name"] in ports
+    assert "vision.example" in settings_of(objects)["ANYCHIP_ALLOWED_HOSTS"].split(",")
+    assert "Ingress" not in rendered(chart, "cpu", access)
 
 
 # Compose

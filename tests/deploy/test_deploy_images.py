@@ -47,6 +47,29 @@ def test_the_dockerfiles_are_what_their_one_source_writes():
     assert sorted(path.suffix[1:] for path in ROOT.glob("Dockerfile.*")) == sorted(FLAVOURS)
 
 
+def test_what_the_owner_decides_is_written_once_and_said_by_images_and_chart(monkeypatch):
+    from deploy.helm import sync
+    from deploy.image import dockerfiles
+
+    project = dockerfiles.read_project()
+    decided = {
+        **project,
+        "license": "Apache-2.0",
+        "authors": [{"name": "A", "email": "a@example.com"}],
+        "urls": {"Homepage": "https://example.com", "Source": "https://example.com/git"},
+    }
+    assert dockerfiles.published(project) == {}
+    monkeypatch.setattr(dockerfiles, "read_project", lambda: decided)
+    text = dockerfiles.dockerfile("cpu")
+    for line in ('licenses="Apache-2.0"', 'authors="A a@example.com"', 'source="https://example.com/git"'):
+        assert text.count(f"      org.opencontainers.image.{line} \\\n") == 1
+    chart = sync.about(decided)
+    assert (
+        "  artifacthub.io/license: Apache-2.0\nhome: https://example.com\nsources: [https://example.com/git]\n" in chart
+    )
+    assert chart.startswith(sync.about(project))
+
+
 def test_every_package_comes_into_an_image():
     project = (ROOT / "pyproject.toml").read_text()
     where, include = (re.search(rf"^{key} = \[(.*)\]", project, re.MULTILINE)[1] for key in ("where", "include"))

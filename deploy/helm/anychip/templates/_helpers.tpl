@@ -101,7 +101,7 @@ maxUnavailable: 0
 {{- define "anychip.hosts" -}}
 {{- $name := include "anychip.fullname" . -}}
 {{- $below := printf "%s.%s" $name .Release.Namespace -}}
-{{- join "," (compact (list $name $below (printf "%s.svc" $below) (printf "%s.svc.cluster.local" $below) .Values.settings.allowed_hosts)) -}}
+{{- join "," (compact (list $name $below (printf "%s.svc" $below) (printf "%s.svc.cluster.local" $below) (ternary .Values.ingress.host "" .Values.ingress.enabled) .Values.settings.allowed_hosts)) -}}
 {{- end -}}
 
 {{/* How a probe asks; a list of the root and "ready" or "live". The kubelet has no certificate: with mTLS the container asks itself. */}}
