@@ -21,22 +21,49 @@ from typing import Any
 
 import httpx
 import matplotlib as mpl
+from cycler import cycler
 
 mpl.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 BOARD = Path(__file__).with_name("anychip.json")
 VARIABLES = ("namespace", "job", "model", "device", "instance")
 _POINTS = 240
-_INCH_A_COLUMN, _INCH_A_ROW = 0.75, 0.36
-_LEFT, _RIGHT, _BELOW, _ABOVE = 0.9, 0.2, 1.0, 0.9
+_INCH_A_COLUMN, _INCH_A_ROW, _DPI = 0.5, 0.33, 100
+_LEFT, _RIGHT, _BELOW, _ABOVE = 1.3, 0.3, 1.0, 1.2
 """Margins of a panel's plot, in columns and rows of Grafana's grid: for numbers and the title."""
+_NARROW = 0.3
+"""Left margin of panels without numbers there, and of titles."""
+_GAP = 0.1
+"""Half of the space between two panels, in columns and rows."""
 _LEGEND = 8
 """Number of series that are named; the rest is only counted."""
 _SCALES = {"percentunit": (100, " %"), "s": (1000, " ms"), "bytes": (2**-20, " MiB"), "Bps": (2**-20, " MiB/s")}
 _SCALES |= {"hertz": (1e-6, " MHz"), "celsius": (1, " °C"), "watt": (1, " W")}
-_COLORS = {"red": "#d62728", "orange": "#ff7f0e", "green": "#2ca02c"}
+_COLORS = {"red": "#f2495c", "orange": "#ff9830", "green": "#73bf69"}
+_PAGE, _PANEL, _LINE, _TEXT = "#111217", "#181b1f", "#2c3036", "#d0d3db"
+_SERIES = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff9830", "#f2495c", "#b877d9", "#5794f2", "#96d98d")
+mpl.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.edgecolor": _LINE,
+        "axes.facecolor": _PANEL,
+        "axes.labelcolor": _TEXT,
+        "axes.prop_cycle": cycler(color=_SERIES),
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "figure.facecolor": _PAGE,
+        "font.size": 9,
+        "grid.color": _LINE,
+        "legend.frameon": False,
+        "text.color": _TEXT,
+        "xtick.color": _TEXT,
+        "ytick.color": _TEXT,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -100,12 +127,17 @@ def draw(data: Data, folder: Path) -> list[Path]:
         figure = pyplot.figure(figsize=(24 * _INCH_A_COLUMN, high * _INCH_A_ROW))
         for panel in panels:
             place = panel["gridPos"]
-            left, bottom = place["x"] + _LEFT, high - (place["y"] - top + place["h"]) + _BELOW
-            width, height = place["w"] - _LEFT - _RIGHT, place["h"] - _BELOW - _ABOVE
+            numbers = _NARROW if panel["type"] in ("stat", "table") else _LEFT
+            left, bottom = place["x"] + numbers, high - (place["y"] - top + place["h"]) + _BELOW
+            width, height = place["w"] - numbers - _RIGHT, place["h"] - _BELOW - _ABOVE
+            corner = (place["x"] + _GAP) / 24, (high - (place["y"] - top + place["h"]) + _GAP) / high
+            around = (place["w"] - 2 * _GAP) / 24, (place["h"] - 2 * _GAP) / high
+            figure.add_artist(Rectangle(corner, *around, facecolor=_PANEL, edgecolor=_LINE, zorder=-1))
             axes = figure.add_axes((left / 24, bottom / high, width / 24, height / high))
+            axes.set_title(panel["title"], fontsize=10, loc="left", x=(_NARROW - numbers) / width)
             _panel(axes, panel, data)
         path = folder / f"dashboard-{re.sub(r'[^a-z]+', '-', title.lower())}.png"
-        figure.savefig(path, dpi=60)
+        figure.savefig(path, dpi=_DPI)
         pyplot.close(figure)
         written.append(path)
     return written
@@ -113,10 +145,17 @@ def draw(data: Data, folder: Path) -> list[Path]:
 
 def _panel(axes: Axes, panel: Mapping[str, Any], data: Data) -> None:
     found = [series for target in panel["targets"] for series in data.series(target)]
-    axes.set_title(panel["title"], fontsize=9, loc="left")
     {"stat": _number, "table": _table, "heatmap": _heatmap, "state-timeline": _states}.get(panel["type"], _lines)(
-        axes, panel, found, [at - data.times[-1] for at in data.times]
+        axes, panel, found, data.times
     )
+
+
+def _clock(axes: Axes, times: list[float]) -> None:
+    """Show the time of day below, as Grafana does."""
+    axes.set_xlim(times[0], times[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 3, 6]))
+    axes.xaxis.set_major_formatter(lambda at, _: time.strftime("%H:%M:%S", time.localtime(at)))
+    axes.tick_params(length=0)
 
 
 def _scale(panel: Mapping[str, Any]) -> tuple[float, str]:
@@ -126,7 +165,7 @@ def _scale(panel: Mapping[str, Any]) -> tuple[float, str]:
 def _color(panel: Mapping[str, Any], value: float) -> str:
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or step["value"] <= value]
-    return _COLORS.get(reached[-1], "#333333")
+    return _COLORS.get(reached[-1], _TEXT)
 
 
 def _last(series: Series) -> float:
@@ -137,7 +176,7 @@ def _number(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: li
     value = _last(found[0]) if found else nan
     factor, unit = _scale(panel)
     text = "no data" if isnan(value) else f"{value * factor:.3g}{unit}"
-    axes.text(0.5, 0.5, text, fontsize=20, ha="center", va="center", color=_color(panel, value))
+    axes.text(0.5, 0.4, text, fontsize=20, ha="center", va="center", color=_color(panel, value))
     axes.axis("off")
 
 
@@ -149,10 +188,23 @@ def _table(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: lis
         axes.text(0.5, 0.5, "none", ha="center", va="center")
         return
     cells = [[series.labels.get(name, "") for name in names] for series in now[:12]]
-    table = axes.table(cells, colLabels=names, loc="upper center", cellLoc="left")
+    longest = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    table = axes.table(
+        cells,
+        colLabels=names,
+        colWidths=[(each + 1) / (sum(longest) + len(names)) for each in longest],
+        loc="upper left",
+        cellLoc="left",
+        colLoc="left",
+        edges="B",
+    )
     table.auto_set_font_size(False)
-    table.set_fontsize(7)
-    table.auto_set_column_width(list(range(len(names))))
+    table.set_fontsize(min(8, 60 * panel["gridPos"]["w"] / (sum(longest) + len(names))))
+    table.scale(1, 1.3)
+    for (row, _), cell in table.get_celld().items():
+        cell.set_edgecolor(_LINE)
+        cell.get_text().set_color(_SERIES[6] if row == 0 else _TEXT)
+        cell.PAD = 0.02
 
 
 def _heatmap(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
@@ -162,10 +214,9 @@ def _heatmap(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: l
         cells.append([max(value - less, 0) for value, less in zip(series.values, below, strict=True)])
         below = list(series.values)
     if cells:
-        axes.pcolormesh(times, range(len(cells)), cells, cmap="Oranges", shading="nearest")
-    axes.set_yticks(range(0, len(by_bound), 3), [series.labels["le"] for series in by_bound[::3]], fontsize=7)
-    axes.set_xlabel("seconds before now", fontsize=7)
-    axes.tick_params(labelsize=7)
+        axes.pcolormesh(times, range(len(cells)), cells, cmap="inferno", shading="nearest")
+    axes.set_yticks(range(0, len(by_bound), 3), [series.labels["le"] for series in by_bound[::3]])
+    _clock(axes, times)
 
 
 def _states(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
@@ -174,10 +225,9 @@ def _states(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: li
         for at, value in zip(times, series.values, strict=True):
             if not isnan(value):
                 axes.broken_barh([(at, width)], (number - 0.4, 0.8), color=_color(panel, value))
-        axes.text(times[0], number, f" {series.name}", fontsize=7, va="center")
+        axes.text(times[0], number, f" {series.name}", va="center", color=_PAGE)
     axes.set_yticks([])
-    axes.set_xlim(times[0], 0)
-    axes.tick_params(labelsize=7)
+    _clock(axes, times)
 
 
 def _lines(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
@@ -192,13 +242,14 @@ def _lines(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: lis
             axes.plot(times, values, label=name, linewidth=1.2)
     if found:
         more = f"and {len(found) - _LEGEND} more" if len(found) > _LEGEND else None
-        axes.legend(fontsize=6, loc="upper left", title=more, title_fontsize=6)
+        axes.legend(fontsize=8, loc="upper left", title=more, title_fontsize=8)
     else:
         axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
-    axes.set_xlim(times[0], 0)
-    axes.set_ylabel(unit.strip(), fontsize=7, labelpad=0)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.3)
+    _clock(axes, times)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylabel(unit.strip(), labelpad=0)
+    axes.grid(axis="y")
 
 
 def main() -> None:

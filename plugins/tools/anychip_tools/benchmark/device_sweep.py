@@ -102,7 +102,8 @@ def _measured(
         percentile(times_s, 99) * 1e3,
         rate,
         len(times_s),
-        *((nan, nan) if backend.facts.host_memory else (memory.allocated, memory.reserved)),
+        nan if backend.facts.host_memory else memory.allocated,
+        nan if backend.facts.host_memory else memory.reserved,
         int(psutil.Process().memory_info().rss),
         nan if isnan(spent) or spent <= 0 else spent / images,
     )
