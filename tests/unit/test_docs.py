@@ -161,10 +161,10 @@ CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
 
 
 def parts(text: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return blocks of code, and of each section what both languages share: level, names, links, rows, bullets."""
+    """Return blocks of code without comments, and of each section what both languages share: level, names, links …"""
     code = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
     sections = re.split(r"^(?=#+ )", code.sub("", text), flags=re.MULTILINE)[1:]
-    return code.findall(text), [
+    return [re.sub(r"(?:^|(?<=\s))# .*", "#", block, flags=re.MULTILINE) for block in code.findall(text)], [
         {
             "level": len(section) - len(section.lstrip("#")),
             "names": set(re.findall(r"(?<!`)`([^`]+)`(?!`)", section)),
