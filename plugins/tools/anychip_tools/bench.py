@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
-from anychip_tools.charts import Chart, page
+from anychip_tools.charts import Chart, draw, plot_file
 from anychip_tools.options import DEVICE_SETTINGS, numbers
 from anychip_tools.report import print_json, progress
 from app.arguments import CommandError, add_settings, read_settings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anychip_tools.benchmark.endpoints import Protocol
 
 TEXT = "How fast a network is on a device, or a service under load."
-EXAMPLE = "anychip bench resnet50 --sizes 1,4,16 --plot bench.svg"
+EXAMPLE = "anychip bench resnet50 --sizes 1,4,16"
 _DEVICE = (
     "engine",
     "precision",
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", type=Path, nargs=2, metavar="FILE", help="two files of --output side by side")
     parser.add_argument("--tolerance", type=float, default=0.05, help="what counts as slower (default: %(default)g)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the results there as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as SVG")
+    parser.add_argument("--plot", type=plot_file, metavar="FILE", help="draw them there, as SVG, by matplotlib")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, DEVICE_SETTINGS)
 
@@ -104,7 +104,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.output:
         report.write_json(document, parsed.output)
     if parsed.plot:
-        parsed.plot.write_text(page(charts(document)), encoding="utf-8")
+        draw(charts(document), parsed.plot)
     report.show_or_print(document, partial(show, columns=columns), as_json=parsed.json)
     return 1 if not document["results"] or any(row.get("errors") for row in document["results"]) else 0
 

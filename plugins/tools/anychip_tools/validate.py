@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
-from anychip_tools.charts import Chart, page
+from anychip_tools.charts import Chart, draw, plot_file
 from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from models import Model
 
 TEXT = "Whether a device computes what the network says, and from which layer on not."
-EXAMPLE = "anychip validate yolov8n --precisions fp32,bf16 --plot error.svg"
+EXAMPLE = "anychip validate yolov8n --precisions fp32,bf16"
 _COLUMNS = ("engine", "precision", "verdict", "max", "mean", "relative", "cosine", "within", "agreement")
 _WORST = 5
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-layers", action="store_true", help="leave out the comparison layer by layer")
     parser.add_argument("--no-cut", action="store_true", help="do not look for the layer of an engine that differs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the report there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the error by depth there, as SVG")
+    parser.add_argument("--plot", type=plot_file, metavar="FILE", help="draw the error by depth there, as SVG")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_settings(parser, DEVICE_SETTINGS)
 
@@ -61,7 +61,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.markdown:
         parsed.markdown.write_text(text, encoding="utf-8")
     if parsed.plot:
-        parsed.plot.write_text(page(charts(document["model"], depths)), encoding="utf-8")
+        draw(charts(document["model"], depths), parsed.plot)
     report.show_or_print(document, show, as_json=parsed.json)
     return 1 if document["problems"] else 0
 
