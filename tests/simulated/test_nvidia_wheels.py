@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-import pytest
-
-from tests.support.vendor_sources import wheel
+from tests.support.vendor_sources import unpacked
 
 ROOT = Path(__file__).parents[2]
 DECODES = """
@@ -32,16 +29,6 @@ except BackendError as error:
     assert "cannot decode 1 files" in str(error), error
     print("all as it should be")
 """
-
-
-def unpacked(package: str, folder: Path) -> dict[str, str]:
-    """Unpack the wheel, and return an environment in which Python finds it."""
-    found = wheel(package)
-    if isinstance(found, str):
-        pytest.skip(found)
-    with zipfile.ZipFile(found) as archive:
-        archive.extractall(folder)
-    return {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": "/usr/bin:/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def said(command: list[str], environment: dict[str, str]) -> str:

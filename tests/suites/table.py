@@ -211,7 +211,7 @@ BY_PATH = {
     ),
     "connections": Suite(
         "thousands of connections and what one client can take",
-        ("tests/service/test_connections.py", "tests/service/test_rpc_limits.py"),
+        ("tests/service/test_connections.py", "tests/service/test_rpc_limits.py", "tests/cpu/test_newest.py"),
         at_a_time=ONE_BY_ONE,
     ),
     "observability": Suite(

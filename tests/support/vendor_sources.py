@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip", "vendor-wheels")
 TABLES: dict[str, dict[str, Any]] = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -158,6 +159,16 @@ def wheel(package: str, version: str = "") -> Path | str:
     found.sort(key=lambda path: path.stat().st_mtime)
     whole = [path for path in found if zipfile.is_zipfile(path)]
     return whole[-1] if whole else f"no wheel of {package}: {reason}"
+
+
+def unpacked(package: str, folder: Path) -> dict[str, str]:
+    """Unpack the newest wheel, and return an environment in which Python finds it first. Skip the test without one."""
+    found = wheel(package)
+    if isinstance(found, str):
+        pytest.skip(found)
+    with zipfile.ZipFile(found) as archive:
+        archive.extractall(folder)
+    return {"PYTHONPATH": f"{ROOT}:{folder}", "PATH": "/usr/bin:/bin", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 @functools.cache
