@@ -60,7 +60,8 @@ _ADMIN_CONNECTIONS = 512
 _LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """Time for each part that still goes on after a second signal."""
-_TOLD_EVERY_S = 0.5
+_TOLD_EVERY_S, _LOGGED_EVERY_S = 0.5, 5.0
+"""Pauses between two words on how far the start is: in a terminal, and in the log."""
 _THREADS = 8
 """Threads for `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
 
@@ -174,10 +175,13 @@ async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model]
 
 @contextlib.asynccontextmanager
 async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
-    """Show in a terminal's last line how far the start is, for as long as the context."""
+    """Show how far the start is, for as long as the context: a terminal's last line, elsewhere a line of the log."""
 
     async def tell() -> None:
-        while sys.stderr.isatty():
+        while not sys.stderr.isatty():
+            await asyncio.sleep(_LOGGED_EVERY_S)
+            log.info("starting: %s", said())
+        while True:
             line = said()[: shutil.get_terminal_size().columns - 1]
             print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
             await asyncio.sleep(_TOLD_EVERY_S)
