@@ -131,10 +131,10 @@ def _described(app: FastAPI) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             name = _name_of(path, operation["operationId"])
-            operation.update(operationId=name, summary=name.replace("_", " ").capitalize())
             if ROUTES.get(path, {}).get(method.upper(), "infer") in ("infer", "admin"):
                 operation["security"] = _WITH_KEY
             text = operation.get("description", "").rstrip()
+            operation.update(operationId=name, summary=_SENTENCE_END.split(text)[0])
             operation["description"] = f"{text}\n\n```\n{example(method, path)}\n```"
             answer = _ANSWERS.get((method, path))
             if answer is not None:
@@ -147,6 +147,10 @@ def _described(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     return document
+
+
+_SENTENCE_END = re.compile(r"\.(?:\s|$)|;|:\s| \(|\n")
+"""Where the part of a description ends that says in a line what a route does."""
 
 
 def _name_of(path: str, given: str) -> str:

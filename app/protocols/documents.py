@@ -43,6 +43,7 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
         keys = document if isinstance(document, dict) else ()
+        _refuse_url(keys, "the body")
         other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in keys), "")
         said = f", and it has {other!r}" if other else ""
         raise invalid_request(f'the body must be {{"instances": [{{"b64": "…"}}]}} with at least one instance{said}')
@@ -72,12 +73,16 @@ def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
 
 
 def _instance(number: int, instance: Any) -> bytes:
-    if isinstance(instance, dict) and "url" in instance:
-        raise invalid_request(f"instance {number}: this server does not fetch URLs; send the image itself")
+    _refuse_url(instance, f"instance {number}")
     encoded = instance.get("b64") if isinstance(instance, dict) else None
     if not isinstance(encoded, str):
         raise invalid_request(f'instance {number} must be {{"b64": "…"}}{_instead(instance)}')
     return _from_base64(encoded, f"instance {number}")
+
+
+def _refuse_url(found: Any, which: str) -> None:
+    if isinstance(found, dict) and any(name in found for name in ("url", "image_url")):
+        raise invalid_request(f"{which}: this server does not fetch URLs; send the image itself")
 
 
 def _instead(instance: Any) -> str:

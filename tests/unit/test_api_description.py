@@ -26,6 +26,8 @@ def test_every_route_has_an_example_and_the_error_form() -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             assert "curl" in operation["description"]
+            assert len(operation["summary"].split()) > 1, "a sentence, and not the operation's name"
+            assert operation["description"].startswith(operation["summary"])
             assert ADDRESS in operation["description"] or ADMIN_ADDRESS in operation["description"]
             error = operation["responses"]["default"]
             assert all(code in error["description"] for code in ERRORS)

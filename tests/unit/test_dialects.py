@@ -70,6 +70,8 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         ({"inputs": [{"b64": TEXT}]}, "and it has 'inputs'"),
         ({"image": TEXT}, "and it has 'image'"),
         ([TEXT], 'must be {"instances"'),
+        ({"url": "http://example.com/cat.jpg"}, "does not fetch URLs"),
+        ({"instances": [{"image_url": "http://example.com/cat.jpg"}]}, "does not fetch URLs"),
     ],
 )
 def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
