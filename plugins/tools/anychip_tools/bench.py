@@ -110,14 +110,15 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    from anychip_tools.benchmark.device_sweep import sweep
-    from anychip_tools.loading import load_options, open_device
-    from anychip_tools.subjects import open_named
-    from app.precision.probes import probes
-    from backends import EngineRefusedError, OutOfDeviceMemoryError
+    with report.step(f"opening {parsed.model}"):
+        from anychip_tools.benchmark.device_sweep import sweep
+        from anychip_tools.loading import load_options, open_device
+        from anychip_tools.subjects import open_named
+        from app.precision.probes import probes
+        from backends import EngineRefusedError, OutOfDeviceMemoryError
 
-    model = open_named(parsed.model, settings)
-    choice, device = open_device(settings)
+        model = open_named(parsed.model, settings)
+        choice, device = open_device(settings)
     facts = choice.backend.facts
     named = choice.device(device)
     engines = [*facts.engines, *facts.by_name] if parsed.engines == "all" else list(split(parsed.engines))

@@ -69,10 +69,11 @@ def run(parsed: argparse.Namespace) -> int:
         raise CommandError("--batch-size and --runs must be 1 or more")
     speak_of_fallbacks(os.environ)
     settings = read_settings(parsed)
-    from anychip_tools.subjects import open_subject
+    with report.step(f"operators of {parsed.model}"):
+        from anychip_tools.subjects import open_subject
 
-    subject = open_subject(parsed.model, settings, parsed.input)
-    found = predicted(subject, parsed) if parsed.against else recorded(subject, settings, parsed)
+        subject = open_subject(parsed.model, settings, parsed.input)
+        found = predicted(subject, parsed) if parsed.against else recorded(subject, settings, parsed)
     report.show_or_print(found, partial(show, every=parsed.all), as_json=parsed.json)
     return 1 if any(row["problem"] for row in found["operators"]) else 0
 

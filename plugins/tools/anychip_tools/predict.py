@@ -126,20 +126,21 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
         return
     if said := absent(parsed.model):
         raise CommandError(said)
-    from anychip_tools.prediction.offline import LocalPredictor
-    from models import Options, PixelModel, open_model, parse_spec
-
     settings: Settings = read_settings(parsed)
     logs.say_downloads()
-    spec = parse_spec(parsed.model, settings.weights)
-    model = open_model(
-        spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
-    )
-    if not isinstance(model, PixelModel):
-        raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
-    batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
-    many, saves = count is None or count >= _MANY, parsed.save is not None
-    predictor = LocalPredictor(model, settings, Options(**query), batch_size, many=many, keeps_encoded=saves)
+    with report.step(f"opening {parsed.model}"):
+        from anychip_tools.prediction.offline import LocalPredictor
+        from models import Options, PixelModel, open_model, parse_spec
+
+        spec = parse_spec(parsed.model, settings.weights)
+        model = open_model(
+            spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
+        )
+        if not isinstance(model, PixelModel):
+            raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
+        batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
+        many, saves = count is None or count >= _MANY, parsed.save is not None
+        predictor = LocalPredictor(model, settings, Options(**query), batch_size, many=many, keeps_encoded=saves)
     try:
         yield predictor
     finally:

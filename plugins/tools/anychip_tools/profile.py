@@ -53,22 +53,23 @@ def run(parsed: argparse.Namespace) -> int:
 def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     """Load the network, warm it up, and run some batches under PyTorch's profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Else Kineto logs its start and stop.
-    import torch
-
-    from anychip_tools.loading import load_options, open_device
-    from anychip_tools.subjects import open_named
-    from app.precision.probes import probes
-
     settings = read_settings(parsed)
-    model = open_named(parsed.model, settings)
-    choice, device = open_device(settings)
-    named = choice.device(device)
-    items = probes(model)
-    options = load_options(model, settings, choice, settings.precision, items)
-    [size] = model.batch_sizes((parsed.batch_size,))
-    executable, loaded = choice.backend.load(
-        model.network(), device, settings.engine, settings.precision, (size,), options=options
-    )
+    with report.step(f"opening {parsed.model}"):
+        import torch
+
+        from anychip_tools.loading import load_options, open_device
+        from anychip_tools.subjects import open_named
+        from app.precision.probes import probes
+
+        model = open_named(parsed.model, settings)
+        choice, device = open_device(settings)
+        named = choice.device(device)
+        items = probes(model)
+        options = load_options(model, settings, choice, settings.precision, items)
+        [size] = model.batch_sizes((parsed.batch_size,))
+        executable, loaded = choice.backend.load(
+            model.network(), device, settings.engine, settings.precision, (size,), options=options
+        )
     seconds = dict.fromkeys(_STAGES, 0.0)
 
     @contextmanager

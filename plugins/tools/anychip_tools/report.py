@@ -14,12 +14,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 Cell = str | int | float | None
@@ -41,22 +49,37 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
         if quiet or shown.is_terminal:
             yield bars
             return
-        ended = threading.Event()
-        lines = threading.Thread(target=_say, args=(bars, ended), name="progress", daemon=True)
-        lines.start()
-        try:
+        with _said(lambda _: [_how_far(task) for task in bars.tasks]):
             yield bars
-        finally:
-            ended.set()
-            lines.join()
 
 
-def _say(bars: Progress, ended: threading.Event) -> None:
-    """Print how far each task is, until the work has ended."""
-    while not ended.wait(_EVERY_S):
-        for task in bars.tasks:
-            of = f" of {task.total:.0f}" if task.total else ""
-            print(f"{task.description}: {task.completed:.0f}{of} done", file=sys.stderr, flush=True)
+def step(text: str) -> AbstractContextManager[None]:
+    """Say on stderr every 5 s that a step without a bar goes on, in a terminal as well."""
+    return _said(lambda seconds: [f"{text}, {seconds:.0f} s"])
+
+
+@contextmanager
+def _said(lines: Callable[[float], Sequence[str]]) -> Iterator[None]:
+    """Print these lines every 5 s; `lines` is given the seconds since the begin."""
+    ended, began_s = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not ended.wait(_EVERY_S):
+            for line in lines(time.monotonic() - began_s):
+                print(line, file=sys.stderr, flush=True)
+
+    saying = threading.Thread(target=say, name="progress", daemon=True)
+    saying.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        saying.join()
+
+
+def _how_far(task: Task) -> str:
+    of = f" of {task.total:.0f}" if task.total else ""
+    return f"{task.description}: {task.completed:.0f}{of} done"
 
 
 def print_json(document: Any) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS, numbers
-from anychip_tools.report import progress
+from anychip_tools.report import progress, step
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, sizes_of, split
 
@@ -57,20 +57,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Return 1 if no trial keeps --p99-ms. Raises CommandError (also if nothing serves), ModelError, BackendError."""
-    from anychip_tools.loading import open_device
-    from anychip_tools.subjects import open_named
-    from anychip_tools.tuning.search import Candidate, Search
-    from anychip_tools.tuning.trials import Trials
-    from app.fleet import profiles
-    from models import PixelModel
-    from models.sample import IMAGES
-
     budget_s = seconds_of(parsed.budget)
     settings = read_settings(parsed)
-    model = open_named(parsed.model, settings)
-    if not isinstance(model, PixelModel):
-        raise CommandError(f"{model.name} takes tensors: tune is for models of images")
-    choice, _ = open_device(settings)
+    with step(f"opening {parsed.model}"):
+        from anychip_tools.loading import open_device
+        from anychip_tools.subjects import open_named
+        from anychip_tools.tuning.search import Candidate, Search
+        from anychip_tools.tuning.trials import Trials
+        from app.fleet import profiles
+        from models import PixelModel
+        from models.sample import IMAGES
+
+        model = open_named(parsed.model, settings)
+        if not isinstance(model, PixelModel):
+            raise CommandError(f"{model.name} takes tensors: tune is for models of images")
+        choice, _ = open_device(settings)
     default = Candidate(
         settings.engine, settings.precision, settings.ladder, settings.workers_per_device, settings.decoders
     )

@@ -68,15 +68,17 @@ def run(parsed: argparse.Namespace) -> int:
 
 def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[Depth]]:
     """Compare engines, precisions and layers; return the report and the depths for the plot."""
-    from anychip_tools.loading import open_device
-    from anychip_tools.subjects import open_all
-    from anychip_tools.validation.whole import Validation
+    with report.step(f"opening {parsed.model}"):
+        from anychip_tools.loading import open_device
+        from anychip_tools.subjects import open_all
+        from anychip_tools.validation.whole import Validation
 
-    model, *others = open_all([each for each in (parsed.model, parsed.reference) if each], settings)
+        model, *others = open_all([each for each in (parsed.model, parsed.reference) if each], settings)
     reference = others[0] if others else None
     if reference is not None and reference.input_shape != model.input_shape:
         raise CommandError(f"{reference.name} takes other inputs than {model.name}: they cannot be compared")
-    choice, device = open_device(settings)
+    with report.step("looking for devices"):
+        choice, device = open_device(settings)
     facts = choice.backend.facts
     if not facts.computes:
         raise CommandError(f"{device} computes nothing, so there is nothing to compare")

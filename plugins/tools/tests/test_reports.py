@@ -101,6 +101,9 @@ def test_where_no_terminal_is_lines_say_how_far_the_work_is(
         bars.advance(task)
         while "fp32: 2 of 3 done\n" not in said:
             said += capsys.readouterr().err
+    with shown.step("opening cars"):
+        while "opening cars, 0 s\n" not in said:
+            said += capsys.readouterr().err
     capsys.readouterr()
     with shown.progress(quiet=True) as bars:
         bars.add_task("fp32", total=3)
