@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from app.config import Settings
 from app.config.values import memory_of
-from app.errors import ServiceError
 from app.fleet import footprints
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
 from app.fleet.dispatcher import BatchRecords, Dispatcher
@@ -27,7 +26,7 @@ from app.fleet.replica import Replica
 from app.fleet.residents import Residents
 from app.fleet.spawn import BARE_FORK_SERVER
 from app.fleet.submission import ModelPool, Submission
-from app.link import ModelState, ReturnedBytes
+from app.link import ReturnedBytes
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
 from app.processes.arena import Arena
@@ -87,7 +86,7 @@ class Fleet:
             self._workers,
             arena=self.arena,
             records=BatchRecords(metrics, tracing),
-            refuse_unless_served=self.refuse_unless_served,
+            refuse_unless_served=self.readiness.refuse_unless_served,
         )
         for pool in self.models.values():
             if not isinstance(pool.model, NormalisedModel):
@@ -155,7 +154,7 @@ class Fleet:
         if reason := await self.residents.begin(min(budgets), known):
             raise ChildStartError(reason)
 
-    def _residents_changed(self, worker: WorkerProcess) -> None:
+    def _residents_changed(self) -> None:
         self._membership_changed()
         self.dispatcher.dispatch_soon()
 
@@ -178,16 +177,6 @@ class Fleet:
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
-    def refuse_unless_served(self, name: str) -> None:
-        """Raise NOT_READY if no worker serves the model and none is being started for it."""
-        if self.readiness.is_served(name):
-            return
-        state = self.readiness.state(name)
-        if not state.accepts_requests:
-            self.models[name].metrics.rejected["not_ready"].inc()
-            retry_after_s = 60 if state is ModelState.UNLOADED else 1
-            raise ServiceError("NOT_READY", self.readiness.reason(name), retry_after_s=retry_after_s)
-
     def workers(self) -> list[WorkerProcess]:
         """Return the workers that are ready."""
         return list(self._workers.values())
@@ -197,10 +186,6 @@ class Fleet:
         workers = [(worker.device, worker.ready) for worker in self.workers()]
         loaded = [(device, ready.loaded[pool.index]) for device, ready in workers if ready]
         return [(device, each) for device, each in loaded if each]
-
-    def retry_after_s(self, name: str) -> int:
-        """Return the seconds until the queue has drained at the workers' rate: 1 to 60."""
-        return max(1, math.ceil(min(self.scheduler.drain_time_s(name), 60.0)))
 
     async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one to

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from app.config import Settings
 from app.fleet.process import WorkerProcess
 from app.fleet.profiles import path_of, surroundings, write
+from app.scheduling.residency import expected_load_s
 from app.worker.messages import Loaded
 from backends import Choice
 from models import Model
@@ -26,8 +27,8 @@ _FOLDER = "footprints"
 
 @dataclass(frozen=True)
 class Footprint:
-    """Footprint of one model. `memory_bytes`: with its largest batch; `load_s`: of the last load; `first_load_s`: of
-    the first one. A first load may compile; the others find that in the cache.
+    """Footprint of one model. `memory_bytes`: with its largest batch; `load_s`: to expect of the next load;
+    `first_load_s`: of the first one, which may compile; the others find that in the cache.
     """
 
     model: str
@@ -52,7 +53,10 @@ def store(found: Footprint, settings: Settings, choice: Choice, model: Model) ->
     """Keep a measurement beside the time of the first load, and return both. Raises OSError. Not for the loop."""
     path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
     before = _read(path)
-    kept = Footprint(**{**asdict(found), "first_load_s": before.first_load_s if before else found.load_s})
+    kept = found
+    if before is not None:
+        load_s = expected_load_s(before.load_s, found.load_s)
+        kept = replace(found, load_s=load_s, first_load_s=before.first_load_s)
     write(path, asdict(kept))
     return kept
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from app.errors import ServiceError
 from app.fleet.replica import Replica
 from app.fleet.submission import ModelPool
 from app.link import ModelState
@@ -46,6 +47,16 @@ class Readiness:
     def is_served(self, name: str) -> bool:
         """Return True if the state is READY: a worker takes requests. It costs less than to find the state."""
         return self._scheduler.serves(name) and not self._loaded_with[name].unloaded
+
+    def refuse_unless_served(self, name: str) -> None:
+        """Raise NOT_READY if no worker serves the model and none is being started for it."""
+        if self.is_served(name):
+            return
+        state = self.state(name)
+        if not state.accepts_requests:
+            self._loaded_with[name].metrics.rejected["not_ready"].inc()
+            retry_after_s = 60 if state is ModelState.UNLOADED else 1
+            raise ServiceError("NOT_READY", self.reason(name), retry_after_s=retry_after_s)
 
     def is_ready(self, name: str) -> bool:
         """Return True if the model answers when it is asked, at once or once it is loaded."""

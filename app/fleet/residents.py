@@ -50,13 +50,15 @@ class Residents:
         workers: Mapping[str, WorkerProcess],
         metrics: Metrics,
         *,
-        changed: Callable[[WorkerProcess], None],
+        changed: Callable[[], None],
         refuse: Callable[[str, str], None],
         load_timeout_s: float,
     ) -> None:
         """Keep the callbacks. `changed`: a worker has loaded or unloaded; `refuse`: fail a model's items, with why."""
         self._pools = {pool.model.name: pool for pool in pools}
         self._pool_of = {name: pool for pool in pools for name in pool.names}
+        self.names = frozenset(self._pool_of)
+        """Names of the models on demand, and of their forms."""
         self._by_index = {form.index: pool for pool in pools for form in pool.forms}
         self._scheduler, self._workers, self._metrics = scheduler, workers, metrics
         self._changed, self._refuse, self._load_timeout_s = changed, refuse, load_timeout_s
@@ -75,11 +77,6 @@ class Residents:
         for name in self._pools:
             for outcome in ("loaded", "failed", "unloaded"):
                 metrics.model_loads.labels(name, outcome)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the models on demand, and of their forms."""
-        return frozenset(self._pool_of)
 
     def workers(self) -> list[WorkerProcess]:
         """Return the workers that may have such models and are not about to end."""
@@ -214,7 +211,7 @@ class Residents:
                     worker.name, form.model.name, message.loaded.latency_s, message.loaded.depth
                 )
         self._settle()
-        self._changed(worker)
+        self._changed()
         self._stirred.set()
         self._step()
 
@@ -233,19 +230,21 @@ class Residents:
     def _go(self, name: str) -> None:
         """Have every worker unload a model, once no batch of it is in flight. Its queued items stay queued."""
         self._policy.tenants[name].place = Place.LEAVING
-        for worker in self.workers():
-            for form in self._pools[name].forms:
-                if worker.ready is not None and worker.ready.loaded[form.index] is not None:
-                    self._scheduler.serve_model(worker.name, form.model.name, None)
+        held = [
+            (worker, form)
+            for worker in self.workers()
+            for form in self._pools[name].forms
+            if worker.ready is not None and worker.ready.loaded[form.index] is not None
+        ]
+        for worker, form in held:
+            self._scheduler.serve_model(worker.name, form.model.name, None)
         if any(self._scheduler.queues[form].in_flight for form in self._pools[name].names):
             self._draining.add(name)
             return
         self._draining.discard(name)
-        for worker in self.workers():
-            for form in self._pools[name].forms:
-                if worker.ready is not None and worker.ready.loaded[form.index] is not None:
-                    worker.hold(form.index, None)
-                    self._unload(worker, form.index)
+        for worker, form in held:
+            worker.hold(form.index, None)
+            self._unload(worker, form.index)
 
     def _unload(self, worker: WorkerProcess, index: int) -> None:
         self._leaving.setdefault(worker, set()).add(index)
@@ -264,7 +263,7 @@ class Residents:
                 else:
                     self._metrics.model_loads.labels(tenant.name, "unloaded").inc()
         for tenant in self._policy.placed(Place.LOADING):
-            held = [self._held(worker, self._pools[tenant.name]) for worker in self.workers()]
+            held = [_measured(worker, self._pools[tenant.name]) for worker in self.workers()]
             if held and all(held):
                 memory = max(sum(each.served_on.memory_bytes for each in forms) for forms in held)
                 load_s = max(sum(each.served_on.load_s for each in forms) for forms in held)
@@ -273,12 +272,6 @@ class Residents:
                 self._patience.pop(tenant.name, None)
                 self._metrics.model_loads.labels(tenant.name, "loaded").inc()
                 log.info("%s is loaded: %s in %.2f s", tenant.name, in_words(memory), load_s)
-
-    def _held(self, worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
-        """Return what a worker measured of each form of a model; empty if a form is missing."""
-        assert worker.ready is not None
-        held = [each for form in pool.forms if (each := worker.ready.loaded[form.index]) is not None]
-        return held if len(held) == len(pool.forms) else []
 
     def _step(self) -> None:
         """Begin the loads and unloads that are possible now, and look again while others wait."""
@@ -320,6 +313,13 @@ class Residents:
         pool = self._pools[name]
         queues = self._scheduler.queues
         return bool(pool.images_under_way) or any(queues[form].in_flight or queues[form].depth for form in pool.names)
+
+
+def _measured(worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
+    """Return what a worker measured of each form of a model; empty if a form is missing."""
+    assert worker.ready is not None
+    held = [each for form in pool.forms if (each := worker.ready.loaded[form.index]) is not None]
+    return held if len(held) == len(pool.forms) else []
 
 
 def _loading(name: str, expected_s: float) -> ServiceError:

@@ -203,23 +203,21 @@ class Queue(Generic[T]):
         else:
             del self.ahead[priority]  # Clients choose priorities: what is unused must not stay.
 
-    def ahead_of(self, priority: int) -> int:
-        """Return the number of images, waiting or reserved, that go before new ones of this priority."""
-        if len(self.ahead) == 1 and priority in self.ahead:  # Most have the same.
-            return self.ahead[priority]
-        return sum([images for other, images in self.ahead.items() if other >= priority])
+    def ahead_of(self, client: str, images: int, priority: int, now: float, image_s: float) -> int:
+        """Return the number of images, waiting or reserved, that go before the last of `images` of a new request.
 
-    def overtaken(self, client: str, images: int, priority: int, now: float, image_s: float) -> int:
-        """Return how many of those that `ahead_of` counts would go after the last of `images` of a new request.
-
-        `image_s`: as in `turn_s`.
+        `image_s`: as in `turn_s`; unused if nothing waits.
         """
+        is_same = len(self.ahead) == 1 and priority in self.ahead  # Most have the same priority.
+        ahead = self.ahead[priority] if is_same else sum([n for other, n in self.ahead.items() if other >= priority])
+        if not ahead or not self.depth:
+            return ahead
         requests, last_s = self.turns.get(client, NOTHING)
         turn_s = max(now + requests * image_s / REQUEST_SHARE, last_s)
         last_s = rank_s(turn_s, images - 1, image_s, priority)
-        if len(self.ahead) == 1 and priority in self.ahead:
-            return len(self.line) - self.line.before(last_s)
-        return sum([item.reservation.priority >= priority for item in self.line.after(last_s)])
+        if is_same:
+            return ahead - len(self.line) + self.line.before(last_s)
+        return ahead - sum([item.reservation.priority >= priority for item in self.line.after(last_s)])
 
     def begin(self, reservation: Reservation) -> None:
         """Reserve room for the images; count the client's request, and note how many of its requests are ahead."""

@@ -28,6 +28,7 @@ from itertools import takewhile
 KEPT = 10.0
 SHARE = 0.1
 MOST_S = 30.0
+_RISES = 3.0
 _WANTED_S = 60.0
 """Seconds for which a model stays wanted after a client was told to ask again: it is loaded though nobody waits."""
 _RETRY_S = 10.0
@@ -72,6 +73,13 @@ class Tenant:
         """Return the clients that want or use the model. If it is `busy`, the last client is always among them."""
         recent = {client for client, asked_s in self.clients.items() if now <= asked_s + _WANTED_S}
         return {*recent, next(reversed(self.clients))} if busy and self.clients else recent
+
+
+def expected_load_s(known_s: float, load_s: float) -> float:
+    """Return the load time to expect after a load: at most three times what was known, as one load may have stood still
+    for reasons of its own.
+    """
+    return min(load_s, _RISES * known_s or load_s)
 
 
 class Residency:
@@ -143,7 +151,8 @@ class Residency:
         must be able to come again.
         """
         tenant = self.tenants[name]
-        tenant.place, tenant.since_s, tenant.load_s = Place.RESIDENT, now, load_s
+        tenant.place, tenant.since_s = Place.RESIDENT, now
+        tenant.load_s = expected_load_s(tenant.load_s, load_s)
         tenant.memory_bytes = min(memory_bytes, self.budget_bytes)
 
     def failed(self, name: str, now: float) -> None:

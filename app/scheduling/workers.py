@@ -168,9 +168,7 @@ def expected_s(
     `ready_s`: seconds before it can enter the queue. The items ahead enter earlier, and are computed meanwhile: so the
     longer of the two waits counts, not their sum.
     """
-    ahead = queue.ahead_of(priority)
-    if ahead and queue.depth:
-        ahead -= queue.overtaken(client, images, priority, now, image_s(workers, model))
+    ahead = queue.ahead_of(client, images, priority, now, image_s(workers, model) if queue.depth else 0.0)
     if not workers:
         return None, 0.0  # Nothing is known of the worker that will come: only the deadline itself can tell.
     if not ahead:

@@ -9,6 +9,7 @@ exactly one reply, also when its client leaves or its deadline passes. Must not 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
@@ -94,7 +95,7 @@ class Submissions(Link):
     def _asked(self, served: ServedModel, terms: Terms, count: int) -> _OwnRoom:
         """Return room that is not reserved yet, and ask for a model that has no worker. Raises NOT_READY."""
         name = served.model.name
-        self._fleet.refuse_unless_served(name)
+        self._fleet.readiness.refuse_unless_served(name)
         self._fleet.residents.ask(name, terms.deadline_s, terms.client)
         return _OwnRoom(self, self._fleet.models[name], terms, count)
 
@@ -167,7 +168,7 @@ class Submissions(Link):
         self._on_reply(item.token, reply)
 
     def _refuse(self, served: ServedModel, error: Exception, count: int) -> NoReturn:
-        retry_after_s = self._fleet.retry_after_s(served.model.name)
+        retry_after_s = max(1, math.ceil(min(self._fleet.scheduler.drain_time_s(served.model.name), 60.0)))
         if isinstance(error, QueueFullError):
             served.metrics.rejected["queue_full"].inc(count)
             raise ServiceError("QUEUE_FULL", f"{error}; try again", retry_after_s=retry_after_s) from None

@@ -205,7 +205,7 @@ async def test_the_state_of_a_model_follows_from_replicas_and_unloading(replicas
         assert fleet.readiness.reason("m")
         if not state.accepts_requests:
             with pytest.raises(ServiceError):
-                fleet.refuse_unless_served("m")
+                fleet.readiness.refuse_unless_served("m")
 
 
 async def test_many_callers_share_one_release():

@@ -101,6 +101,17 @@ def test_one_that_is_told_to_take_more_than_there_is_comes_again():
     assert loaded == ["m1"]
 
 
+@pytest.mark.parametrize(
+    ("loads_s", "known_s"),
+    [((1.0, 30.0), 3.0), ((1.0, 30.0, 1.2), 1.2), ((1.0, 30.0, 30.0, 30.0, 30.0), 30.0), ((0.0, 2.0), 2.0)],
+)
+def test_one_load_that_stood_still_says_little_of_the_next(loads_s, known_s):
+    policy = rig(500, 200, load_s=math.inf)
+    for load_s in loads_s:
+        policy.loaded("m0", 0.0, 200 * MB, load_s)
+    assert policy.tenants["m0"].load_s == known_s
+
+
 def test_an_adversary_that_asks_for_all_in_turn_is_refused_and_causes_no_storm():
     policy, loads, refused, now = rig(1000, *[200] * 20, load_s=2.0), 0, 0, 0.0
     while now < 3600:
