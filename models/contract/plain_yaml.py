@@ -13,6 +13,8 @@ from typing import Any
 MAX_DEPTH = 20
 MAX_ENTRIES = 200_000
 """Largest number of entries, aliases expanded. A network that reads text lists characters; PP-OCRv5 has 18,000."""
+_MAX_SCALAR = 4096
+"""Characters of a scalar: the time that YAML's numbers to the base of 60 take grows with the square of their length."""
 
 
 def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> Any:
@@ -27,7 +29,8 @@ def read_yaml(content: bytes, *, texts: bool = False, aliases: bool = False) -> 
     try:
         _check(yaml.parse(content, loader), yaml, aliases)
         return yaml.load(content, loader)
-    except yaml.YAMLError as error:
+    # Its constructors raise anything on a value that is not of the type that the text states.
+    except (yaml.YAMLError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise ValueError(" ".join(str(error).split())[:200] or "it is no YAML") from error
 
 
@@ -55,6 +58,8 @@ def _check(events: Iterable[Any], yaml: Any, aliases: bool) -> None:
             if anchor is not None:
                 known[anchor] = entries, depth
         elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > _MAX_SCALAR:
+                raise ValueError(f"it has an entry of more than {_MAX_SCALAR} characters")
             if event.anchor is not None:
                 known[event.anchor] = 1, 0
         else:

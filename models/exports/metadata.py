@@ -13,7 +13,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from models.contract.errors import WeightsError
 from models.contract.plain_yaml import read_yaml
 from models.contract.regular import read_regular
-from models.contract.resize import Centre, Colour, Interpolation, Resize, ResizeHow, Whole
+from models.contract.resize import Centre, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
@@ -49,6 +49,14 @@ Channels = Literal["rgb", "bgr"]
 Levels = Literal["levels", "floats"]
 """Content of an input. `levels`: numbers of 0 to 255, which the network itself normalises."""
 TASKS = tuple(entry.name for entry in OWN)
+_Side = Annotated[int, Field(gt=0, le=library_files.MAX_SIDE)]
+_Level = Annotated[int, Field(ge=0, le=255)]
+_Mean = Annotated[float, Field(allow_inf_nan=False)]
+_Deviation = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_MAX_ENLARGED, _LEAST_MAX = 4, 2048
+"""Largest side of the resized image of which an input is cut: so many times the input's, and at least that many pixels.
+Every image of the model takes that memory.
+"""
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
@@ -63,15 +71,15 @@ class Preprocessing(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    size: int | tuple[int, int] | None = None
-    mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
+    size: _Side | tuple[_Side, _Side] | None = None
+    mean: tuple[_Mean, _Mean, _Mean] | None = None
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = None
     resize: ResizeHow | None = None
-    resize_to: int | tuple[int, int] | None = None
+    resize_to: _Side | tuple[_Side, _Side] | None = None
     crop: float | None = Field(default=None, gt=0, le=4, description="Over 1 the image is smaller than the input")
     interpolation: Interpolation | None = None
     antialias: bool | None = None
-    pad: Colour | None = None
+    pad: _Level | tuple[_Level, _Level, _Level] | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
     channels: Channels | None = None
     input: Levels | None = None
@@ -111,6 +119,12 @@ class Preprocessing(BaseModel):
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
         """Return the geometry of a cut-out centre."""
         share = self.crop or 1.0
+        resized = self.resize_to or (size[0] / share, size[1] / share)
+        sides = resized if isinstance(resized, tuple) else (resized,)
+        most = max(_LEAST_MAX, _MAX_ENLARGED * max(size))
+        if not 1 <= min(sides) <= max(sides) <= most:
+            what = '"crop"' if self.resize_to is None else '"resize_to"'
+            raise ValueError(f"{what} resizes images to {sides[-1]:.0f} pixels: 1 to {most} are possible")
         shape = int(size[0] / share), int(size[1] / share)
         keep: Literal["", "cover", "within"] = {"stretch": "", "letterbox": "within"}.get(how, "cover")  # type: ignore[assignment]
         by: Literal["torch", "pillow"] = "pillow" if self.resize_by == "pillow" else "torch"
@@ -221,7 +235,7 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
         raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
     if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
         known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
+        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task[:100]!r}, but {known}.")
     return sidecar
 
 
@@ -319,7 +333,7 @@ def _literal(value: Any) -> Any:
         return value
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return value
 
 

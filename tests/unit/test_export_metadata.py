@@ -49,6 +49,7 @@ def sentence_of(call: Callable[[], object], error: type[Exception]) -> str:
 @example({"task": "pose", "kpt_shape": "[17, 3]"}, None, [[56, 84]])
 @example({"task": "detect", "names": "{0: 'a', 2: 'b'}"}, None, [[6, 84]])
 @example({"stride": "32", "names": "['a']"}, None, [[252, 6]])
+@example({"task": "detect", "names": "{[]: 'a'}"}, None, [[6, 84]])
 def test_any_metadata_is_understood_or_refused_in_a_sentence(
     metadata: dict[str, Any], sidecar: Sidecar | None, shapes: list[list[int]]
 ) -> None:
@@ -90,8 +91,11 @@ def test_a_bomb_of_yaml_is_refused_before_it_is_unfolded(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["task: " + "[" * 300_000, "task: " + "{a: " * 200_000, "- " * 100_000 + "x", "x: [" + "a, " * 300_000 + "a]"],
-    ids=["lists", "maps", "dashes", "long"],
+    [
+        *("task: " + "[" * 300_000, "task: " + "{a: " * 200_000, "- " * 100_000 + "x", "x: [" + "a, " * 300_000 + "a]"),
+        *("x: 1" + ":1" * 3000, "task: !!bool x", "x: !!int ''", "x: !!float '1" + ":1" * 400 + ".'"),
+    ],
+    ids=["lists", "maps", "dashes", "long", "base 60", "no bool", "no int", "no float"],
 )
 def test_yaml_is_as_deep_and_long_as_such_files_are(tmp_path: Path, text: str) -> None:
     """The C library's reader ends the process where it is nested deep enough."""

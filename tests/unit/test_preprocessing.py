@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from importlib.metadata import EntryPoints
 from pathlib import Path
@@ -81,9 +82,18 @@ def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
         ({"resize": "top-left", "crop": 0.9}, '"crop" has no effect'),
         ({"resize": "stretch", "resize_by": "pillow"}, '"resize_by": "pillow" has no effect'),
         ({"resize": "letterbox", "interpolation": "lanczos"}, "does without"),
+        # Decoders would take gigabytes for every image, or end.
+        ({"resize_to": 60_000}, '"resize_to" resizes images to 60000 pixels: 1 to 2048'),
+        ({"crop": 1e-4}, '"crop" resizes images to 640000 pixels'),
+        ({"crop": 1e-320}, '"crop" resizes images to inf pixels'),
+        ({"crop": 4, "size": (2, 2)}, '"crop" resizes images to 0 pixels'),
+        ({"resize_to": -5}, "greater than 0"),
+        ({"pad": 256}, "less than or equal to 255"),
+        ({"std": 0}, "greater than 0"),
+        ({"mean": math.nan}, "finite number"),
     ],
 )
-def test_a_key_without_effect_is_refused(keys: dict[str, Any], said: str) -> None:
+def test_a_key_without_effect_or_sense_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         made(**keys)
 
