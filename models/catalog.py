@@ -38,6 +38,8 @@ ARCHITECTURES: tuple[str, ...] = (*classifiers.ARCHITECTURES, *yolo.ARCHITECTURE
 _PINNED = re.compile(r"(.+)@sha256:([0-9A-Fa-f]{64})")
 # A part of URLs and a metric label. The version follows @ where it is not the first.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,16})?")
+_MAX_LABELS, _MAX_LABEL = 250_000, 1000
+"""Most labels of a model, and most characters of one: answers and lists hold them, for any client that asks."""
 
 
 _FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
@@ -337,7 +339,14 @@ def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> Opened
 
 
 def _with(model: Model, files: OpenedFiles) -> Model:
-    """Return the model with these files. Raises WeightsError if uncopied files changed during the reading."""
+    """Return the model with these files. Raises WeightsError for labels without measure, or if uncopied files changed
+    during the reading.
+    """
+    if len(model.labels) > _MAX_LABELS or any(len(label) > _MAX_LABEL for label in model.labels):
+        raise WeightsError(
+            f"{model.name} has {len(model.labels)} labels, the longest of {max(map(len, model.labels))} characters: "
+            f"{_MAX_LABELS} of {_MAX_LABEL} characters are the most."
+        )
     if not files.is_copy:
         files.check()
     return replace(model, weights_sha256=files.sha256, files=files)

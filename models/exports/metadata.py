@@ -389,4 +389,4 @@ def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | N
 def _exporter(values: Mapping[str, Any], yolov5: bool) -> str:
     if yolov5:
         return "yolov5"
-    return f"ultralytics {values['version']}" if "version" in values else ""
+    return f"ultralytics {values['version']}"[:100] if "version" in values else ""

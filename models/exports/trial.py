@@ -32,6 +32,7 @@ from models.exports.networks import (
 )
 
 _GREATEST_BATCH = 2**31 - 1
+_MOST_TENSORS, _LONGEST_NAME = 1000, 512  # Lists and answers hold them, for any client that asks.
 _AGREEMENT = 1e-3  # As a share of the largest number: far above rounding, far below another item's answer.
 
 
@@ -166,6 +167,13 @@ def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
         if datatype not in DATATYPES:
             raise WeightsError(f"{name}, an output of {trial.name}, is {datatype}, which cannot be served.")
         results.append(TensorSpec(name, datatype, tuple(output.shape[1:] if batched else output.shape), dimensions))
+    every = [*inputs, *results]
+    if len(every) > _MOST_TENSORS or any(len(each.name) > _LONGEST_NAME for each in every):
+        raise WeightsError(
+            f"{trial.name} has {len(every)} inputs and outputs, the longest name of "
+            f"{max(len(each.name) for each in every)} characters: {_MOST_TENSORS} with names of {_LONGEST_NAME} "
+            "characters are the most."
+        )
     return TriedTensors(inputs, tuple(results), batched, sizes)
 
 

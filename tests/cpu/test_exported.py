@@ -130,6 +130,7 @@ def test_what_contradicts_the_file_is_refused(tmp_path):
         ({"inputs": {"input_ids": {"datatype": "FP32"}}, "dimensions": {"sequence": 7}}, "is INT64, not FP32"),
         ({"inputs": {"input_ids": {"shape": [-1, 7, 2]}}}, "has the shape"),
         ({"outputs": ["start"], "dimensions": {"sequence": 7}}, "has 2 outputs, and 1 names"),
+        ({"outputs": ["start", "e" * 513], "dimensions": {"sequence": 7}}, "the longest name of 513 characters"),
     ):
         with pytest.raises(WeightsError, match=sentence):
             described(file, **declared)

@@ -90,6 +90,18 @@ def test_a_fine_tuned_file_brings_its_class_count_and_labels(tmp_path: Path) -> 
     assert logits.shape == (1, 3)
 
 
+def test_labels_have_a_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier_file(tmp_path / "dogs.safetensors", 3)
+    spec = ModelSpec("dogs", "mobilenet_v3_small", str(tmp_path / "dogs.safetensors"))
+    (tmp_path / "labels.txt").write_text(f"pug\n{'x' * 1001}\ncorgi\n")
+    with pytest.raises(WeightsError, match="3 labels, the longest of 1001 characters"):
+        open_model(spec, tmp_path)
+    (tmp_path / "labels.txt").write_text("pug\nhusky\ncorgi\n")
+    monkeypatch.setattr("models.catalog._MAX_LABELS", 2)
+    with pytest.raises(WeightsError, match="3 labels, the longest of 5 characters: 2 of"):
+        open_model(spec, tmp_path)
+
+
 def test_a_wrong_number_of_labels_is_an_error_that_names_both(tmp_path: Path) -> None:
     path = classifier_file(tmp_path / "dogs.safetensors", 3)
     (tmp_path / "labels.txt").write_text("pug\nhusky\n")
