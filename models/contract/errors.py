@@ -10,7 +10,7 @@ Errors: ModelError
 
 from __future__ import annotations
 
-_MOST_REASON = 200
+_MOST_REASON, _MOST_SENTENCE = 200, 4000
 
 
 class ModelError(Exception):
@@ -26,12 +26,13 @@ class WeightsNotFoundError(ModelError):
 
 
 class WeightsError(ModelError):
-    """Weights that cannot be used. A file may call its parts anything, so the message has unprintable characters
-    escaped, on one line.
+    """Weights that cannot be used. A file may call its parts anything, so the message is cut, and has unprintable
+    characters escaped, on one line.
     """
 
     def __init__(self, sentence: str) -> None:
-        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in sentence))
+        cut = sentence[:_MOST_SENTENCE]
+        super().__init__("".join(each if each.isprintable() else repr(each)[1:-1] for each in cut))
 
 
 def reason_of(error: BaseException) -> str:

@@ -235,7 +235,7 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
         raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
     if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
         known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task[:100]!r}, but {known}.")
+        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
     return sidecar
 
 

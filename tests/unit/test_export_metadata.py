@@ -78,6 +78,9 @@ def test_a_sidecar_that_never_ends_is_refused(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text("[" * 100_000)
     with pytest.raises(WeightsError, match="cannot be read as JSON"):
         read_sidecar(tmp_path / "best.onnx")
+    (tmp_path / "best.json").write_text(json.dumps({"task": "x" * 100_000}))
+    with pytest.raises(WeightsError, match=r"there is no task 'x{3000,4000}$"):
+        read_sidecar(tmp_path / "best.onnx")
 
 
 def test_a_bomb_of_yaml_is_refused_before_it_is_unfolded(tmp_path: Path) -> None:
