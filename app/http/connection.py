@@ -247,7 +247,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unproductive_bytes = 0
         self._discarding.end()
         self._disarm()
-        self._refusal = refusal_of(self.parser.get_http_version(), self.headers)
+        self._refusal = refusal_of(self.parser.get_http_version(), self.headers, self.url)
         if self._refusal is not None:
             raise ValueError(self._refusal.message)
         super().on_headers_complete()

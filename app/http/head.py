@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*).*", re.DOTALL)
 _OTHER_PROTOCOL = re.compile(rb"[\r\n]*[^\r\n]* (?!HTTP/)[A-Za-z]+/[\d.]+\r?\n")
 
 
@@ -27,19 +28,22 @@ def refusal_of_line(head: bytes) -> Refusal | None:
     return _NO_HTTP if _OTHER_PROTOCOL.match(head) else None
 
 
-def refusal_of(version: str, headers: Iterable[tuple[bytes, bytes]]) -> Refusal | None:
-    """Return the fault of a head with this version and these headers, names in lower case."""
+def refusal_of(version: str, headers: Iterable[tuple[bytes, bytes]], target: bytes = b"/") -> Refusal | None:
+    """Return the fault of a head with this version, these headers, names in lower case, and this target."""
     if version not in ("1.0", "1.1"):
         return _NO_HTTP if version == "0.9" else Refusal(505, f"HTTP/{version} is not spoken here; use HTTP/1.1")
-    hosts, codings = 0, b""
+    hosts, host, codings = 0, b"", b""
     for name, value in headers:
         if name == b"host":
-            hosts += 1
+            hosts, host = hosts + 1, value
         elif name == b"transfer-encoding":
             codings += value + b","
     if hosts > 1 or (not hosts and version == "1.1"):
         # A proxy in front may have believed another of them.
         return Refusal(400, "an HTTP/1.1 request has one Host header, no more and no less")
+    if not target.startswith((b"/", b"*")) and _AUTHORITY.sub(rb"\1", target).lower() != host.strip().lower():
+        # The target's host would count, and only the header's is checked.
+        return Refusal(400, "the request's target names another host than the Host header")
     if not codings:
         return None
     if version == "1.0":
