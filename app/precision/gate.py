@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -78,40 +79,49 @@ class Gate:
 
         Raises WrongAnswersError if an error is over its limit, and BackendError of the executable itself.
         """
-        verdicts, asked = self._verdicts, (report.engine, report.precision, executable.batch_sizes)
-        kept = verdicts.get(*asked) if verdicts else None
-        # A finished file is compared with itself, of which one batch says nothing.
-        before = kept if kept is not None and not kept.reason and self._model.has_reference else None
-        try:
-            worst, excuse = self._compared(executable, report, before)
-            if report.precision == "int8" and self._calibration is not None:
-                worst.update(self._checked_loss(executable, report, self._calibration))
-        except WrongAnswersError as error:
-            if verdicts:
-                verdicts.put(*asked, Verdict(today(), str(error)))
-            raise
-        if before is not None:
-            worst = {name: max(error, before.measures.get(name, 0.0)) for name, error in worst.items()}
-            excuse = excuse or before.excuse
-            log.info(
-                "%s: what %s answers in %s was compared on %s, and is now compared with one batch of a size",
-                *(self._model.name, report.engine, report.precision, before.date),
-            )
-        elif verdicts:
-            found = Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
-            verdicts.put(*asked, found)
-        if excuse:
+        found = self._kept_verdict(executable, report)
+        if found.excuse:
             log.warning(
                 "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
                 "compare its answers on your own images. All errors: %s",
                 *(
                     self._model.weights,
                     report.engine,
-                    excuse,
-                    {name: float(f"{error:.3g}") for name, error in worst.items()},
+                    found.excuse,
+                    {name: float(f"{error:.3g}") for name, error in found.measures.items()},
                 ),
             )
-        return worst
+        return found.measures
+
+    def _kept_verdict(self, executable: Executable, report: LoadReport) -> Verdict:
+        """Compare as much as an earlier verdict leaves to do, and keep the verdict. Raises the errors of `check`."""
+        verdicts, asked = self._verdicts, (report.engine, report.precision, executable.batch_sizes)
+        if verdicts is None:
+            return self._verdict(executable, report, None)
+        # A finished file is compared with itself, of which one batch says nothing.
+        before = verdicts.get(*asked) if self._model.has_reference else None
+        before = None if before is None or before.reason else before
+        try:
+            found = self._verdict(executable, report, before)
+        except WrongAnswersError as error:
+            verdicts.put(*asked, Verdict(today(), str(error)))
+            raise
+        if before is None:
+            verdicts.put(*asked, found)
+            return found
+        log.info(
+            "%s: what %s answers in %s was compared on %s, and is now compared with one batch of a size",
+            *(self._model.name, report.engine, report.precision, before.date),
+        )
+        measures = {name: max(error, before.measures.get(name, 0.0)) for name, error in found.measures.items()}
+        return msgspec.structs.replace(before, measures=measures, excuse=found.excuse or before.excuse)
+
+    def _verdict(self, executable: Executable, report: LoadReport, before: Verdict | None) -> Verdict:
+        """Compare. `before`: an earlier verdict. Raises the errors of `check`."""
+        worst, excuse = self._compared(executable, report, before)
+        if report.precision == "int8" and self._calibration is not None:
+            worst.update(self._checked_loss(executable, report, self._calibration))
+        return Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
 
     def _compared(
         self, executable: Executable, report: LoadReport, before: Verdict | None
