@@ -9,11 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor, nn
 
 from models import addresses, classifiers, fetch
 from models import publishers as weights
@@ -24,10 +22,10 @@ from models.exports import exported
 from models.exports.files import names_beside, names_within
 from models.exports.library_files import CONFIG, class_of, config_of, export_of, is_timm, library_of
 from models.vision import torchvision
-from models.weights.checkpoint import SUFFIXES, read_header
+from models.weights.checkpoint import SUFFIXES, Checkpoint, read_header
 from models.weights.modules import check_modules
 from models.weights.opened import copied, looked_at
-from models.weights.state import SeveralNetworksError
+from models.weights.state import Fitted, SeveralNetworksError
 from models.yolo import model as yolo
 from models.yolo.families import architecture_of
 
@@ -88,16 +86,13 @@ class ModelSpec:
 class _Family:
     """Functions of a family of architectures."""
 
-    class_count: Callable[[str, Mapping[str, Tensor]], int]
-    skeleton: Callable[[str, Mapping[str, Tensor]], nn.Module]
+    fitted: Callable[[str, Checkpoint], Fitted]
     default_labels: Callable[[str], tuple[str, ...]]
     model: Callable[[str, str, Sequence[str], str, str | None], Model]
 
 
-_CLASSIFIERS = _Family(
-    classifiers.class_count, classifiers.skeleton, classifiers.default_labels, classifiers.Classifier.of
-)
-_YOLO = _Family(yolo.class_count, yolo.skeleton, yolo.default_labels, yolo.YOLO.of)
+_CLASSIFIERS = _Family(classifiers.fitted, classifiers.default_labels, classifiers.Classifier.of)
+_YOLO = _Family(yolo.fitted, yolo.default_labels, yolo.YOLO.of)
 
 
 def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
@@ -215,9 +210,8 @@ def open_model(
     default_labels = family.default_labels(spec.architecture)
     header = read_header(file)
     try:
-        count = family.class_count(spec.architecture, header.state)
-        if header.modules:
-            check_modules(spec.architecture, header.modules, family.skeleton(spec.architecture, header.state))
+        fitted = family.fitted(spec.architecture, header)
+        check_modules(spec.architecture, fitted.found.modules, fitted.network)
     except WeightsError as error:
         export = (
             f'torch.onnx.export(network.eval(), torch.rand(1, 3, 224, 224), "{file.stem}.onnx")'
@@ -231,7 +225,7 @@ def open_model(
     if header.chosen[1:]:
         every = ", ".join(header.chosen)
         log.info("%s has several state dicts (%s): %s is served", files.source, every, header.chosen[0])
-    labels = header.labels
+    labels, count = header.labels, fitted.class_count
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")
     if labels is None and len(default_labels) == count:
@@ -283,7 +277,7 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
             f"{spec.name}=timm/convnext_tiny:{spec.weights} for timm's."
         )
     try:
-        yolo.class_count(found or "yolov8n", header.state)
+        yolo.fitted(found or "yolov8n", header)
     except WeightsError:
         first = next((tensor for name, tensor in header.state.items() if name.endswith("model.0.conv.weight")), None)
         channels = "" if first is None or first.shape[1] == 3 else f" for images of {first.shape[1]} channels"

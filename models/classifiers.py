@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre
 from models.contract.task_adapter import AdaptedFile
 from models.vision import torchvision
-from models.weights.state import check_fits, read_state, unprefixed
+from models.weights.checkpoint import Checkpoint
+from models.weights.state import Fitted, check_fits, fitted_within, read_state
 from models.weights.without_values import WithoutValues
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
@@ -38,24 +39,25 @@ def default_labels(architecture: str) -> tuple[str, ...]:
     return tuple(_published(architecture).meta["categories"])
 
 
-def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
-    """Return the number of classes of a state dict, which must fit `architecture` in every name and shape. Meta tensors
-    suffice. Raises UnknownModelError, WeightsError.
+def fitted(architecture: str, found: Checkpoint) -> Fitted:
+    """Fit a checkpoint, in every name and shape but for a prefix of all names. Meta tensors suffice.
+
+    Raises UnknownModelError, WeightsError.
     """
-    state = _renamed(architecture, state)
-    head = _head(architecture)
+    return fitted_within(found, _head(architecture), partial(_fitted, architecture))
+
+
+def _fitted(architecture: str, found: Checkpoint) -> Fitted:
+    found = replace(found, state=_renamed(architecture, found.state))
+    state, head = found.state, _head(architecture)
     if head not in state or state[head].ndim == 0 or not len(state[head]):
         yolo = " (is this a YOLOv8 file?)" if any(name.startswith("model.22.") for name in state) else ""
         raise WeightsError(f"The weights are not of {architecture}: {head} is missing{yolo}.")
-    count = len(state[head])
-    check_fits(architecture, state, skeleton(architecture, state).state_dict())
-    return count
-
-
-def skeleton(architecture: str, state: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network for as many classes as a state dict has, with weights on the meta device."""
-    state = _renamed(architecture, state)
-    return _skeleton(architecture, len(state[_head(architecture)]), _has_auxiliary(architecture, state))
+    auxiliary = tuple(f"{name}." for name in _WITH_AUXILIARY.get(architecture, ()))
+    has_auxiliary = bool(auxiliary) and any(name.startswith(auxiliary) for name in state)
+    network = _skeleton(architecture, len(state[head]), has_auxiliary)
+    check_fits(architecture, state, network.state_dict())
+    return Fitted(found, len(state[head]), network)
 
 
 class ClassificationNetwork(PixelNetwork):
@@ -138,9 +140,8 @@ class Classifier(PixelModel):
         return core
 
     def _load(self) -> nn.Module:
-        state = _renamed(self.architecture, read_state(self, class_count))
-        core = _skeleton(self.architecture, len(self.labels), _has_auxiliary(self.architecture, state))
-        values = OrderedDict(state)
+        read = read_state(self, fitted)
+        core, values = read.network, OrderedDict(read.found.state)
         # MNASNet refuses to load without the version of its layout; every published file has the present one.
         values._metadata = {"": {"version": core._version}}  # type: ignore[attr-defined]
         core.load_state_dict(values, assign=True)
@@ -181,24 +182,11 @@ def _head(architecture: str) -> str:
     return next(name for name in one if one[name].shape != other[name].shape)
 
 
-def _has_auxiliary(architecture: str, state: Mapping[str, Tensor]) -> bool:
-    names = tuple(f"{name}." for name in _WITH_AUXILIARY.get(architecture, ()))
-    return bool(names) and any(name.startswith(names) for name in state)
-
-
-def _renamed(architecture: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Rename to today's names, without a prefix: the published DenseNet files call `norm1` of a layer `norm.1`."""
-    state = unprefixed(state, _head(architecture), partial(_fits, architecture))
+def _renamed(architecture: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rename to today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
     if not architecture.startswith("densenet"):
         return state
     return {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in state.items()}
-
-
-def _fits(architecture: str, state: Mapping[str, Tensor]) -> bool:
-    try:
-        return class_count(architecture, state) > 0
-    except WeightsError:
-        return False
 
 
 def _fuse(core: nn.Module) -> None:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -23,6 +23,8 @@ from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.contract.regular import read_regular
 from models.weights.modules import FACTS, SavedModule
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
+
+_Value = TypeVar("_Value")
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 MAX_NAME_LENGTH = 512
@@ -64,10 +66,14 @@ class Checkpoint:
     """
 
     state: dict[str, Tensor]
-    labels: tuple[str, ...] | None
-    metadata: dict[str, str]
+    labels: tuple[str, ...] | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
     modules: Mapping[str, SavedModule] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
+
+    def under(self, prefix: str) -> Checkpoint:
+        """Return what the names with a prefix have, without it."""
+        return replace(self, state=_under(prefix, self.state), modules=_under(prefix, self.modules))
 
 
 def read(path: Path) -> Checkpoint:
@@ -167,12 +173,8 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
         entries, modules = _of_module(saved) if isinstance(saved, StandIn) else (saved, {})
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
         state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
-        unwrapped = _unwrapped(state)
-        first, left = next(iter(state), ""), next(iter(unwrapped), "")
-        wrapper = first.removesuffix(left) if left and first.endswith(left) else ""
-        modules = {name.removeprefix(wrapper): module for name, module in modules.items() if name.startswith(wrapper)}
         root = archive.root
-        return Checkpoint(unwrapped, _labels(root), _metadata(root), modules, _chosen(root))
+        return _unwrapped(Checkpoint(state, _labels(root), _metadata(root), modules, _chosen(root)))
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -198,7 +200,7 @@ def _read_legacy(path: Path) -> Checkpoint:
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Checkpoint(_unwrapped(state), _labels(root), _metadata(root), chosen=_chosen(root))
+    return _unwrapped(Checkpoint(state, _labels(root), _metadata(root), chosen=_chosen(root)))
 
 
 def _torch_version() -> tuple[int, ...]:
@@ -309,14 +311,18 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value
 
 
-def _unwrapped(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _unwrapped(found: Checkpoint) -> Checkpoint:
     """Remove the prefixes of training wrappers, in any order, and the values beside the network."""
     for wrapper in _WRAPPERS:
-        of_network = {name: tensor for name, tensor in state.items() if not name.startswith(_BESIDE)}
+        of_network = [name for name in found.state if not name.startswith(_BESIDE)]
         wrapped = bool(of_network) and all(name.startswith(wrapper) for name in of_network)
         if wrapped and not all(_ULTRALYTICS.match(name) for name in of_network):
-            return _unwrapped({name.removeprefix(wrapper): tensor for name, tensor in of_network.items()})
-    return state
+            return _unwrapped(found.under(wrapper))
+    return found
+
+
+def _under(prefix: str, entries: Mapping[str, _Value]) -> dict[str, _Value]:
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}
 
 
 def _labels(root: Any) -> tuple[str, ...] | None:

@@ -23,8 +23,8 @@ from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre, Resize, Whole
 from models.contract.task_adapter import AdaptedFile
 from models.tasks.coco import COCO_CLASSES
-from models.weights.checkpoint import read_header
-from models.weights.state import check_fits, read_state
+from models.weights.checkpoint import Checkpoint, read_header
+from models.weights.state import Fitted, check_fits, read_state
 from models.yolo.families import NAMES, Kind, named_in, parts_of
 from models.yolo.tasks import InstanceYOLOv8
 from models.yolo.yolov8 import STRIDES, Conv, YOLOv8
@@ -65,30 +65,22 @@ def default_labels(architecture: str) -> tuple[str, ...]:
     return _KINDS[parts_of(architecture)[2]].labels
 
 
-def class_count(architecture: str, state: Mapping[str, Tensor]) -> int:
-    """Return the number of classes of a state dict, which must fit `architecture` in every name and shape.
-
-    Meta tensors suffice. Raises UnknownModelError, WeightsError.
-    """
-    family, _, kind = parts_of(architecture)
-    last, found = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
-    if found and found != architecture:
-        raise WeightsError(f"The weights are of {'the size of ' if kind else ''}{found}, not of {architecture}.")
-    if not found or last is None or last.ndim != 1 or len(last) == 0:
+def fitted(architecture: str, found: Checkpoint) -> Fitted:
+    """Fit a checkpoint, in every name and shape. Meta tensors suffice. Raises UnknownModelError, WeightsError."""
+    state = found.state
+    family, size, kind = parts_of(architecture)
+    last, named = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
+    if named and named != architecture:
+        raise WeightsError(f"The weights are of {'the size of ' if kind else ''}{named}, not of {architecture}.")
+    if not named or last is None or last.ndim != 1 or len(last) == 0:
         what = f"{family.name} {'network of this kind' if kind else 'detector'}"
         raise WeightsError(f"The weights are not those of a {what}, so not of {architecture}.")
-    expected = skeleton(architecture, state).state_dict()
-    used = {name: tensor for name, tensor in state.items() if not name.startswith(family.unused or "\0")}
-    check_fits(architecture, used, expected)
-    return len(last)
-
-
-def skeleton(architecture: str, state: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network for as many classes as a state dict has, on the meta device."""
-    family, size, kind = parts_of(architecture)
     keypoints = _keypoints(architecture, state) if kind == "pose" else _COCO_KEYPOINTS
     with torch.device("meta"):
-        return family.made(size, kind, len(state[family.class_bias[kind == "cls"]]), keypoints)
+        network = family.made(size, kind, len(last), keypoints)
+    used = {name: tensor for name, tensor in state.items() if not name.startswith(family.unused or "\0")}
+    check_fits(architecture, used, network.state_dict())
+    return Fitted(found, len(last), network)
 
 
 class DetectionNetwork(PixelNetwork):
@@ -173,7 +165,7 @@ class YOLO(PixelModel):
         if self.weights == "random":
             core = _untrained(made, self.input_shape[0]) if kind == "cls" else enlivened(made)
         else:
-            state = read_state(self, class_count)
+            state = read_state(self, fitted).found.state
             with torch.device("meta"):
                 core = made()
             core.to_empty(device="cpu")

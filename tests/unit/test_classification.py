@@ -19,11 +19,11 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
 from models import open_model, parse_spec
-from models.classifiers import ARCHITECTURES, Classifier, _skeleton, class_count, default_labels
+from models.classifiers import ARCHITECTURES, Classifier, _skeleton, default_labels, fitted
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
 from models.contract.resize import Centre
-from models.weights.checkpoint import read_header
+from models.weights.checkpoint import Checkpoint, read_header
 from tests.support.classifiers import classifier, preprocessed, saved, torchvision_network
 from tests.support.photographs import PHOTOGRAPHS
 
@@ -97,6 +97,10 @@ def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
     assert reduced.size == (4501, 501)
     found = preprocessed(model, np.array(reduced), (1001, 9001))
     assert largest_difference(found, preprocessed(model, np.array(Image.open(encoded)))) <= 3
+
+
+def class_count(architecture: str, state: dict[str, Tensor]) -> int:
+    return fitted(architecture, Checkpoint(state)).class_count
 
 
 # The network

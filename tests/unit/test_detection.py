@@ -18,7 +18,8 @@ from torchvision.ops import box_iou
 
 from models.contract.errors import WeightsError
 from models.contract.model import Options, Placement
-from models.yolo.model import MOST_ANCHORS, YOLO, class_count
+from models.weights.checkpoint import Checkpoint
+from models.yolo.model import MOST_ANCHORS, YOLO, fitted
 from models.yolo.yolov8 import YOLOv8, anchors
 from tests.support.networks import letterboxed
 
@@ -36,6 +37,10 @@ def _two_threads() -> Iterator[None]:
 
 
 # Labels and weights
+
+
+def class_count(architecture: str, state: dict[str, Tensor]) -> int:
+    return fitted(architecture, Checkpoint(state)).class_count
 
 
 def test_class_count_comes_from_the_weights() -> None:

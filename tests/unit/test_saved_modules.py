@@ -26,14 +26,14 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("under", ["", "module", "net"])
 @pytest.mark.parametrize("change", [None, *CHANGES])
-def test_a_network_that_was_changed_is_refused(change: str | None, wrapped: bool, tmp_path: Path) -> None:
+def test_a_network_that_was_changed_is_refused(change: str | None, under: str, tmp_path: Path) -> None:
     network = torchvision_models.shufflenet_v2_x0_5(weights=None, num_classes=3)
     if change is not None:
         CHANGES[change][0](network)
     path = tmp_path / "whole.pth"
-    torch.save({"model": nn.ModuleDict({"module": network}) if wrapped else network, "epoch": 3}, path)
+    torch.save({"model": nn.ModuleDict({under: network}) if under else network, "epoch": 3}, path)
     spec = parse_spec(f"x=shufflenet_v2_x0_5:{path}")
     if change is None:
         assert len(open_model(spec, tmp_path / "cache").labels) == 3

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from models.weights.checkpoint import Checkpoint
 from models.yolo import model as yolo
 from models.yolo.families import FAMILIES, KINDS, NAMES, architecture_of, named_in, parts_of
 from models.yolo.yolo11 import YOLO11, size_of
@@ -42,7 +43,7 @@ def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
         assert family.size_of(state) == size
         assert named_in(state, kind) == name
         assert architecture_of(state) == name
-        assert yolo.class_count(name, state) == 3
+        assert yolo.fitted(name, Checkpoint(state)).class_count == 3
     assert size_of({"model.0.conv.weight": torch.empty(17, 3, 3, 3)}) is None
     assert size_of({"model.0.conv.weight": torch.empty(())}) is None
     assert size_of({}) is None
