@@ -151,15 +151,11 @@ def _tried(
         raise ValueError(f"images of {size[0]} x {size[1]} are none that a network of this kind can take")
     integers: list[bool] = []  # For each output, whether its numbers are whole.
 
-    def compute(given: Tensor) -> list[Tensor]:
-        with torch.inference_mode():
-            values = core(given)
-            return [as_tensor(each) for each in (values if tail is None else tail(*values))]
-
     def run(pixels: Tensor) -> list[Tensor]:
         try:
             with torch.inference_mode():
-                found = compute(pixels[0] if is_single else entered(entry, pixels))
+                values = core(pixels[0] if is_single else entered(entry, pixels))
+                found = [as_tensor(each) for each in (values if tail is None else tail(*values))]
                 integers[:] = [not each.is_floating_point() for each in found]
                 return [each.float() for each in found]
         except WeightsError:
@@ -194,21 +190,8 @@ def _tried(
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
-    notes: tuple[str, ...] = ()
     if about.task == "segment_semantic" and _is_class_map(outputs[0], integers[0]):
         how = replace(how, class_map=True)
-    if how.takes == "classes":
-        far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
-        how, notes = _scored(about, how, lambda given: run(given.clamp(*far)), size, stated_batch)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
-    pictures = (_pictures(size) - mean) / std
-    given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
-    found = [run(each) for each in given]
-    if any(bool(output.isnan().any()) for each in found for output in each):
-        raise ValueError("its outputs for pictures are not numbers (NaN)")
-    if how.takes not in ("classes", "outputs"):
-        how, note = located(about, how, found, size)
-        notes = (note,)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
         if onnx is not None and not is_open:
@@ -219,10 +202,25 @@ def _tried(
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
         if isinstance(core, OnnxPart) and isinstance(tail, OnnxPart):
             core.free_batch = tail.free_batch = freed  # In its served form.
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
+    pictures = (_pictures(size) - mean) / std
+    if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
+        pictures = pictures.half().float()
+    given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
+    found = [run(each) for each in given]
+    if any(bool(output.isnan().any()) for each in found for output in each):
+        raise ValueError("its outputs for pictures are not numbers (NaN)")
+    notes: tuple[str, ...] = ()
+    if how.takes == "classes":
+        far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
+        how, notes = _scored(about, how, lambda given: run(given.clamp(*far)), pictures, found, batch=stated_batch)
+    elif how.takes != "outputs":
+        how, note = located(about, how, found, size)
+        notes = (note,)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     notes = tuple(filter(None, (entry.said, *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
-    said = witness.compared(file, architecture, onnx, seen, compute)
+    said = witness.compared(file, architecture, onnx, seen, found)
     return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry, witness=said)
 
 
@@ -266,20 +264,25 @@ def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
 
 
 def _scored(
-    about: Description, how: Interpretation, run: Run, size: tuple[int, int], stated_batch: int
+    about: Description,
+    how: Interpretation,
+    run: Run,
+    pictures: Tensor,
+    found: Sequence[Sequence[Tensor]],
+    *,
+    batch: int,
 ) -> tuple[Interpretation, tuple[str, ...]]:
-    """Find how a classifier's scores are read, by its outputs for pictures and for inputs far from any.
+    """Find how a classifier's scores are read, by its outputs for pictures, of which it has `found` the first ones, and
+    for inputs far from any.
 
     Raises ValueError.
     """
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
-    pictures = (_pictures(size) - mean) / std
-    seen = _of_all(run, pictures, stated_batch)
+    seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
     if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
-        far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), stated_batch)
+        far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
         seen = torch.cat((seen, far[far.isfinite().all(1)]))
-    found, note = scored(how, about.scores, seen)
-    return found, (note,) if note else ()
+    scores, note = scored(how, about.scores, seen)
+    return scores, (note,) if note else ()
 
 
 def _is_class_map(output: Tensor, is_whole: bool) -> bool:

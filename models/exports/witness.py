@@ -101,11 +101,11 @@ def compared(
     architecture: str,
     onnx: OnnxFile | None,
     given: Sequence[Tensor],
-    ours: Callable[[Tensor], Sequence[Tensor]],
+    ours: Sequence[Sequence[Tensor]],
 ) -> str:
     """Compare, and return a sentence without its end: what was compared, or why nothing was. Raises WeightsError.
 
-    `given`: the network's inputs, of pictures; `ours`: computes the outputs of our reading.
+    `given`: the network's inputs, of pictures; `ours`: the float32 outputs of our reading for each.
     """
     try:
         if onnx is not None:
@@ -129,17 +129,16 @@ def of_graph(
     onnx: OnnxFile,
     witness: Witness,
     given: Sequence[Tensor],
-    ours: Callable[[Tensor], Sequence[Tensor]],
+    ours: Sequence[Sequence[Tensor]],
 ) -> str:
     """Compare a graph, operator by operator where its outputs differ. Raises WeightsError, UnavailableError."""
     [taken], names = onnx.inputs, [value.name for value in onnx.outputs]
     share, largest = _WHOLE_IN_HALVES if witness.in_halves else _WHOLE, 0.0
     others = {name: SIZES[name] for name in witness.inputs if name in SIZES}
-    for tensor in given:
-        array = tensor.numpy().astype(taken.dtype or np.float32)
-        inputs = {taken.name: array, **others}
+    for tensor, outputs in zip(given, ours, strict=True):
+        inputs = {taken.name: tensor.numpy().astype(taken.dtype or np.float32), **others}
         wanted = witness.values(inputs, names)
-        found = _largest([wanted[name] for name in names], ours(torch.from_numpy(array).float()))
+        found = _largest([wanted[name] for name in names], outputs)
         if found <= share:
             largest = max(largest, found)
             continue
@@ -163,18 +162,18 @@ def of_network(
     name: str,
     theirs: Callable[[Tensor], Sequence[Tensor]],
     given: Sequence[Tensor],
-    ours: Callable[[Tensor], Sequence[Tensor]],
+    ours: Sequence[Sequence[Tensor]],
     file: Path,
 ) -> str:
     """Compare a network as a whole. Raises WeightsError, UnavailableError."""
     largest = 0.0
-    for tensor in given:
+    for tensor, outputs in zip(given, ours, strict=True):
         try:
             with torch.inference_mode():
                 wanted = [each.float().numpy() for each in theirs(tensor)]
         except Exception as error:
             raise UnavailableError(f"{name} does not run: {reason_of(error)}") from error
-        found = _largest(wanted, ours(tensor))
+        found = _largest(wanted, outputs)
         if not found <= _WHOLE:
             raise WeightsError(
                 f"{file.name} is not read as {name} reads it, and is not served: outputs differ by {found:.2g} of "

@@ -114,16 +114,13 @@ def test_an_operator_that_is_misread_is_refused_by_its_name(
 def said_of(file: Path) -> str:
     """Return the witness's sentence on a file of one output, of any meaning."""
     graph, read = load_onnx(file)
-
-    def ours(given: Tensor) -> list[Tensor]:
-        with torch.inference_mode():
-            return [as_tensor(each) for each in graph(given)]
-
     pictures = torch.rand((1, 3, SIZE, SIZE), generator=torch.Generator().manual_seed(0))
-    return witness.compared(file, "onnx", read, [pictures], ours)
+    with torch.inference_mode():
+        ours = [as_tensor(each).float() for each in graph(pictures)]
+    return witness.compared(file, "onnx", read, [pictures], [ours])
 
 
-def test_which_of_equal_numbers_is_named_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_equal_numbers_the_first_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = onnx.helper.make_node
     nodes = [
         make("Floor", ["images"], ["nothing"]),
@@ -186,9 +183,10 @@ def test_a_network_of_a_library_is_compared_as_a_whole(tmp_path: Path) -> None:
         return [layer(given.flip(1)).detach()]
 
     given = [torch.rand((1, 3, 8, 8))]
-    assert "difference is 0.0e+00" in witness.of_network("timm by itself", one, given, one, tmp_path / "a.pth")
+    ours = [one(given[0])]
+    assert "difference is 0.0e+00" in witness.of_network("timm by itself", one, given, ours, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match=r"a\.pth is not read as timm by itself reads it"):
-        witness.of_network("timm by itself", other, given, one, tmp_path / "a.pth")
+        witness.of_network("timm by itself", other, given, ours, tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize(
