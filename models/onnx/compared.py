@@ -5,7 +5,7 @@
 
 Owns: that comparison, and the tolerance of numbers. Must not know which runtimes there are (models.exports.witness). If
 no operator differs by itself, the graph computes what the witness does: the remaining difference is rounding, which a
-network may enlarge, and the order of ties.
+network may enlarge.
 """
 
 from __future__ import annotations
@@ -103,11 +103,6 @@ class _ComparedPart(OnnxPart):
     def _difference(self, call: Any, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
         if call.operator == "NonMaxSuppression":
             return _of_boxes(as_tensor(ours), wanted)
-        if call.operator == "TopK" and place == 1 and tuple(as_tensor(ours).shape) == wanted.shape:
-            # The index of either of two equal numbers is right.
-            axis, of = call.attributes.get("axis", -1), as_tensor(inputs[0])
-            wanted = of.gather(axis, torch.from_numpy(wanted.astype(np.int64))).numpy()
-            ours = of.gather(axis, ours)
         share = max(_alone(self.in_halves), _of_sums(call.operator, inputs, ours))
         reason = difference(ours, wanted, share)
         if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:

@@ -292,14 +292,10 @@ def _product(tensor: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 @operator("TopK")
 def _topk(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     count = as_numbers(inputs[1])[0] if input_at(inputs, 1) is not None else attributes["k"]
-    values, indices = torch.topk(
-        inputs[0],
-        count,
-        attributes.get("axis", -1),
-        bool(attributes.get("largest", 1)),
-        bool(attributes.get("sorted", 1)),
-    )
-    return values, indices
+    axis, largest = attributes.get("axis", -1), bool(attributes.get("largest", 1))
+    # Of equal numbers the one of the lowest index comes first, which torch.topk does not promise.
+    found = inputs[0].sort(dim=axis, descending=largest, stable=True)
+    return tuple(each.narrow(axis, 0, count) for each in found)
 
 
 @operator("CumSum")
