@@ -298,7 +298,8 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
         return None
     if len(files) != 1:
         raise WeightsError(
-            f"{folder} has a {CONFIG} and {len(files)} files of weights; it must have one .safetensors or a {_PICKLED}."
+            f"{folder} has a {CONFIG} and {len(files)} files of weights, and one .safetensors or {_PICKLED} is read: "
+            'save_pretrained("folder", max_shard_size="1TB") of transformers writes one.'
         )
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -191,12 +192,22 @@ def size_in(folder: Path) -> tuple[int, int] | None:
 
 
 def task_of(config: Mapping[str, Any]) -> str:
-    """Return the task of a network of transformers."""
+    """Return the task of a network of transformers. Raises WeightsError for one whose head answers none."""
     name = class_of(config)
     found = next((task for ending, task in _TASKS.items() if name.endswith(ending)), "embed")
-    if found == "classify" and config.get("problem_type") == "regression":
-        return "regress"
-    return "segment_semantic" if name.startswith("UperNet") else found
+    if name.startswith("UperNet"):
+        return "segment_semantic"
+    if found in ("detect", "segment") and "text_config" in config:
+        raise WeightsError(
+            f"{name} finds what texts name, and requests have no texts here: export it as .onnx with its texts fixed."
+        )
+    if found == "embed" and (head := re.search(r"(For[A-Z]\w*|Backbone)$", name)):
+        raise WeightsError(
+            f"What {name} answers ({head[0]}) is no task here. For its vectors save the network below its head, "
+            'transformers.AutoModel.from_pretrained("folder").save_pretrained("vectors"), and the processor beside it; '
+            "for its own answers export it as .onnx, which is served as tensors."
+        )
+    return "regress" if found == "classify" and config.get("problem_type") == "regression" else found
 
 
 def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} holds no tensors.")
     if with_data:
         _check_numbers(path, found.state)
-    return replace(found, labels=labels_beside(path) or found.labels)
+    return replace(_unwrapped(found), labels=labels_beside(path) or found.labels)
 
 
 def _check_numbers(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -174,7 +174,7 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
         state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
         root = archive.root
-        return _unwrapped(Checkpoint(state, _labels(root), _metadata(root), modules, _chosen(root)))
+        return Checkpoint(state, _labels(root), _metadata(root), modules, _chosen(root))
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -200,7 +200,7 @@ def _read_legacy(path: Path) -> Checkpoint:
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
-    return _unwrapped(Checkpoint(state, _labels(root), _metadata(root), chosen=_chosen(root)))
+    return Checkpoint(state, _labels(root), _metadata(root), chosen=_chosen(root))
 
 
 def _torch_version() -> tuple[int, ...]:

@@ -111,6 +111,31 @@ def test_weights_of_timm_for_one_channel_or_as_many_classes_as_imagenet_need_not
         torch.testing.assert_close(torch.from_numpy(outputs[0]), network(seen[:, :1]), atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "backbone."])
+@pytest.mark.parametrize("library", ["timm", "transformers"])
+def test_weights_under_a_prefix_are_those_without_it(tmp_path: Path, library: str, prefix: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    if library == "timm":
+        folders.timm_folder("test_resnet", tmp_path)
+    else:
+        folders.transformers_folder("vit", tmp_path)
+    file = tmp_path / "model.safetensors"
+    seen, plain, _ = run(opened(tmp_path))
+    state = {prefix + name: tensor for name, tensor in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
+    if (library, prefix) == ("transformers", "backbone."):
+        with pytest.raises(
+            WeightsError, match=r"has no classifier\.bias and \d+ others, which ViTForImage.* has: save"
+        ):
+            open_model(parse_spec(f"x={tmp_path}"), tmp_path)
+        return
+    model: Any = open_model(parse_spec(f"x={tmp_path}"), tmp_path)
+    again, outputs, _ = run(model)
+    assert torch.equal(seen, again)
+    np.testing.assert_array_equal(outputs[0], plain[0])
+
+
 def test_weights_averaged_in_training_are_served_as_timm_serves_them(tmp_path: Path) -> None:
     import timm
 
@@ -258,6 +283,34 @@ def test_a_folder_is_read_by_a_process_that_may_read_nothing_else(tmp_path: Path
     else:
         folders.transformers_folder("vit", tmp_path)
     assert opened(tmp_path).labels[0] == "thing 0"
+
+
+def test_a_network_of_transformers_lacks_no_weights_but_a_pooler(tmp_path: Path) -> None:
+    """The library would draw them at random; of a network without a pooler the first token answers."""
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    network, _ = folders.transformers_folder("vit", tmp_path)
+    file = tmp_path / "model.safetensors"
+    state = load_file(file)
+    save_file({name: each for name, each in state.items() if "layernorm" not in name}, file, metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"model\.safetensors has no vit\.layernorm\.bias and 1 others"):
+        opened(tmp_path)
+    transformers.ViTModel(network.config, add_pooling_layer=False).save_pretrained(tmp_path)
+    again: Any = transformers.ViTModel.from_pretrained(tmp_path).eval()
+    seen, [vector], _ = run(opened(tmp_path))
+    with torch.inference_mode():
+        wanted = again(pixel_values=seen).last_hidden_state[:, 0]
+    torch.testing.assert_close(torch.from_numpy(vector), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ViTForMaskedImageModeling", "DetrForSegmentation", "SamForWhatever"])
+def test_a_head_of_transformers_that_is_no_task_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    folders.transformers_folder("vit", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    with pytest.raises(WeightsError, match=rf"What {name} answers .*AutoModel\.from_pretrained.*save_pretrained"):
+        opened(tmp_path)
 
 
 def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ from models.exports.metadata import read_sidecar
 from models.weights.checkpoint import read, read_header
 
 TIMM = "timm/"
-_WRAPPED = "timm_model."
-"""Prefix that transformers puts before all names of a network that timm builds."""
 _USUAL_CHANNELS = 3
 
 
@@ -59,14 +57,15 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
     if cfg is None or not timm.is_model(name):
         raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
     found = library_files.timm_preprocessing(cfg.to_dict())
-    return {"task": "classify" if _class_count(timm, name, read_header(file).state) else "embed", **found}
+    state = _own(timm, name, read_header(file).state)
+    return {"task": "classify" if _class_count(timm, name, state) else "embed", **found}
 
 
 def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
     """Return timm's names of ImageNet's classes if the weights have as many classes as a set of them; else None."""
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     config = library_files.config_of(file.parent)
-    count = config.get("num_classes") or _class_count(timm, name, read_header(file).state)
+    count = config.get("num_classes") or _class_count(timm, name, _own(timm, name, read_header(file).state))
     subset = timm.data.infer_imagenet_subset({"num_classes": count})
     return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None
 
@@ -96,7 +95,7 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     if by_itself and config and not is_wrapped:
         weights = {"file": str(file), "source": "", "hf_hub_id": None, "url": ""}
         return _First(timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights))
-    state = {key.removeprefix(_WRAPPED): tensor for key, tensor in read(file).state.items()}
+    state = _own(timm, name, read(file).state)
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
     given = library_settings.of_timm(timm, name, config.get("model_args") or {})
     if not config and (channels := _channels(timm, name, state)) != _USUAL_CHANNELS:
@@ -107,6 +106,17 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     else:
         network.load_state_dict(state)
     return _First(network)
+
+
+def _own(timm: Any, name: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Remove prefixes that all names have, as `timm_model.` of transformers and `backbone.`, unless timm has them."""
+    own = {layer.partition(".")[0] for kind in ("classifier", "first_conv") for layer in _layers(timm, name, kind)}
+    while all("." in key for key in state):
+        first = {key.partition(".")[0] for key in state}
+        if len(first) != 1 or first <= own:
+            break
+        state = {key.partition(".")[2]: tensor for key, tensor in state.items()}
+    return state
 
 
 def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
@@ -123,10 +133,13 @@ def _channels(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
 
 def _weight(timm: Any, name: str, state: Mapping[str, Tensor], kind: str) -> Tensor | None:
     """Return the weight of the layer, or of the first of several, under this key of timm's configuration."""
-    cfg = timm.get_pretrained_cfg(name)
-    layer = (getattr(cfg, kind, "") if cfg is not None else "") or ""
-    layer = layer[0] if isinstance(layer, tuple | list) else layer
-    return state.get(f"{layer}.weight")
+    return state.get(f"{next(iter(_layers(timm, name, kind)), '')}.weight")
+
+
+def _layers(timm: Any, name: str, kind: str) -> Sequence[str]:
+    """Return the names of layers under a key of timm's configuration."""
+    found = getattr(timm.get_pretrained_cfg(name), kind, None) or ()
+    return (found,) if isinstance(found, str) else found
 
 
 def _of_transformers(
@@ -135,8 +148,13 @@ def _of_transformers(
     name = library_files.class_of(config)
     kind = getattr(transformers, name, None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        if not name:
+            raise WeightsError(
+                f'{library_files.CONFIG} does not say which network it is: state "architectures": '
+                '["ViTForImageClassification"] there, with the class that wrote it.'
+            )
         raise WeightsError(
-            f"{library_files.CONFIG} names {name or 'no class'}, which is no class of transformers "
+            f"{library_files.CONFIG} names {name}, which is no class of transformers "
             f"{transformers.__version__}, and code beside weights is never run here: export it as .onnx instead."
         )
     known: Any = kind
@@ -145,20 +163,34 @@ def _of_transformers(
     if by_itself:
         # Without the choice of kernels, which may be foreign code.
         config_of_file = known.config_class.from_dict({k: v for k, v in config.items() if "attn_impl" not in k})
-        state = importlib.import_module("safetensors.torch").load_file(str(file))
+        if file.suffix == ".safetensors":
+            state = importlib.import_module("safetensors.torch").load_file(str(file))
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
     else:
         config_of_file, state = known.config_class.from_dict(settings), read(file).state
-    network = known.from_pretrained(
+    network, found = known.from_pretrained(
         None,
         config=config_of_file,
         state_dict=state,
         local_files_only=True,
         trust_remote_code=False,
         dtype=torch.float32,
+        output_loading_info=True,
     )
+    # The library would draw them at random. Many files of ViT have no pooler, which then answers nothing.
+    missing = sorted(found["missing_keys"])
+    without = [key for key in missing if "pooler." not in key]
+    if without and by_itself:
+        raise WeightsError("transformers does not know the names of these weights, which have a prefix.")
+    if without:
+        raise WeightsError(
+            f"{file.name} has no {without[0]}{f' and {len(without) - 1} others' if without[1:] else ''}, which {name} "
+            "has: save the whole network by save_pretrained."
+        )
     task = library_files.task_of(config)
     if task == "embed":
-        return _Vectors(network)
+        return _Vectors(network, pooled=not missing)
     sidecar = read_sidecar(file)
     assert sidecar is not None
     # Networks that take a mask get one for an image at the upper left and its padding.
@@ -182,13 +214,13 @@ class _First(nn.Module):
 
 
 class _Vectors(nn.Module):
-    """Network that gives one vector an image: projected if it compares images with texts, else pooled, else the
+    """Network that gives one vector an image: projected if it compares images with texts, else `pooled`, else the
     first token.
     """
 
-    def __init__(self, network: Any) -> None:
+    def __init__(self, network: Any, *, pooled: bool) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.names = network, ("image_embeds", *(("pooler_output",) if pooled else ()))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor]:
         network: Any = self.network
@@ -198,7 +230,7 @@ class _Vectors(nn.Module):
             found = network(pixel_values=pixels)
         if isinstance(found, Tensor):
             return (found,)
-        for name in ("image_embeds", "pooler_output"):
+        for name in self.names:
             if found.get(name) is not None:
                 return (found[name].flatten(1),)
         return (found["last_hidden_state"][:, 0],)
