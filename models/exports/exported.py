@@ -201,6 +201,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         options["scores"] = "sigmoid" if found.how.each else "softmax"
     elif sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
         options["scores"] = sidecar.scores
+    elif found.how.probabilities and found.task == "segment_semantic":
+        options["scores"] = "probabilities"
     known = AdaptedFile(
         resize,
         found.labels,

@@ -28,7 +28,7 @@ from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph
-from models.exports.objects import located
+from models.exports.objects import check_axes, has_two_orders, located
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
@@ -51,6 +51,9 @@ _WANTED = (
     "a network of images takes one input [n, 3, height, width] or [n, height, width, 3], of three channels or one; "
     "this one takes {}"
 )
+
+_OF_FIRST = ("segment_semantic", "depth", "embed")
+_PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -189,7 +192,11 @@ def _tried(
             entry = usual
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
+    if about.takes == "classes" and integers[0]:
+        raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
+    if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size):
+        how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
     if about.task == "segment_semantic" and _is_class_map(outputs[0], integers[0]):
         how = replace(how, class_map=True)
     batch, freed = (stated_batch, stated_batch), False
@@ -211,17 +218,43 @@ def _tried(
     if any(bool(output.isnan().any()) for each in found for output in each):
         raise ValueError("its outputs for pictures are not numbers (NaN)")
     notes: tuple[str, ...] = ()
+    far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
+
+    def clamped(given: Tensor) -> list[Tensor]:
+        return run(given.clamp(*far))
+
     if how.takes == "classes":
-        far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
-        how, notes = _scored(about, how, lambda given: run(given.clamp(*far)), pictures, found, batch=stated_batch)
-    elif how.takes != "outputs":
+        how, notes = _scored(about, how, clamped, pictures, found, batch=stated_batch)
+    elif how.takes == "outputs":
+        if _is_probability(about, how, outputs[0].shape, clamped, pictures, found):
+            how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
+        if len(outputs) > 1 and about.task in _OF_FIRST:
+            notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
+    else:
         how, note = located(about, how, found, size)
         notes = (note,)
+        if has_two_orders(about, how):
+            shown = range(witness.PICTURES)
+            halves = [[run(_batch(each, number, stated_batch)) for number in shown] for each in _halves(pictures)]
+            check_axes(how, halves[:2], halves[2:], size)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
-    notes = tuple(filter(None, (entry.said, *notes)))
+    padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
+    notes = tuple(filter(None, (entry.said, _PADDED if padded else "", *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
     return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry, witness=said)
+
+
+def _halves(pictures: Tensor) -> list[Tensor]:
+    """Return pictures of which the left, the right, the upper and the lower half is visible; the rest is their mean."""
+    found = []
+    for axis in (3, 2):
+        middle = pictures.shape[axis] // 2
+        for first in (0, middle):
+            half = pictures.mean((2, 3), keepdim=True).expand_as(pictures).clone()
+            half.narrow(axis, first, middle).copy_(pictures.narrow(axis, first, middle))
+            found.append(half)
+    return found
 
 
 def _batch(pictures: Tensor, first: int, size: int) -> Tensor:
@@ -283,6 +316,31 @@ def _scored(
         seen = torch.cat((seen, far[far.isfinite().all(1)]))
     scores, note = scored(how, about.scores, seen)
     return scores, (note,) if note else ()
+
+
+def _is_probability(  # noqa: PLR0917
+    about: Description,
+    how: Interpretation,
+    shape: Sequence[int],
+    run: Run,
+    pictures: Tensor,
+    found: Sequence[Sequence[Tensor]],
+) -> bool:
+    """Return True if the scores of a map's only class are in 0 to 1 for pictures, and for inputs far from any."""
+    if about.task != "segment_semantic" or about.scores or how.class_map or len(shape) != 4 or shape[1] != 1:
+        return False
+    far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), len(found[0][0]))
+    seen = [*(outputs[0] for outputs in found), far[far.isfinite().all(1)]]
+    return all(bool(((each >= 0) & (each <= 1)).all()) for each in seen)
+
+
+def _has_channels_last(shape: Sequence[int], size: tuple[int, int]) -> bool:
+    """Return True if the sides of a map [n, a, b, c] are a and b, by those of the input, and cannot be b and c."""
+
+    def is_like(height: int, width: int) -> bool:
+        return abs(height * size[1] - width * size[0]) <= max(size)
+
+    return len(shape) == 4 and is_like(*shape[1:3]) and not is_like(*shape[2:4])
 
 
 def _is_class_map(output: Tensor, is_whole: bool) -> bool:
@@ -427,7 +485,10 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
     if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
         shapes = [(1, *shapes[0])]
     shape = shapes[0] if len(shapes) == 1 else None
-    found = None if shape is None or len(shape) != 4 else entry_of(shape, onnx.inputs[0].dtype == np.uint8)
+    kind = onnx.inputs[0].dtype
+    if kind == np.int8:
+        raise ValueError("its input is of int8, whose zero it does not say: export it with an input of uint8 or floats")
+    found = None if shape is None or len(shape) != 4 else entry_of(shape, kind is not None and kind.kind in "ui")
     if shape is None or found is None:
         raise ValueError(_WANTED.format(seen))
     batch, (entry, height, width) = shape[0], found

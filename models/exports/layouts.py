@@ -46,8 +46,9 @@ class Interpretation:
 
     `probabilities`: of classes, whether the network has done its softmax or its sigmoid; `each`: whether it is a
     sigmoid, so that every class has a score of its own, which for a detector is still to be done; `two_of_one`: whether
-    it has one score for two labels, that of the second. `class_map`: whether the first output [n, 1, h, w] has numbers
-    of classes; `normalised`: whether boxes in pixels by their layout are in shares of the input's size.
+    it has one score for two labels, that of the second. `last`: whether the first output is a map with its channels
+    last, as of TensorFlow; `class_map`: whether it, [n, 1, h, w], has numbers of classes; `normalised`: whether boxes
+    in pixels by their layout are in shares of the input's size.
 
     `boxes`, `prototypes`, `logits`: positions of these outputs, -1 for none. `transposed`: YOLOv8's candidates are rows
     and not columns.
@@ -66,6 +67,7 @@ class Interpretation:
     each: bool = False
     two_of_one: bool = False
     class_map: bool = False
+    last: bool = False
     logits: int = -1
     normalised: bool = False
 
@@ -110,7 +112,8 @@ def resize_of(about: Description, how: Interpretation) -> ResizeHow:
 def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, ...]:
     """Convert float32 outputs of the file to the form that the task takes (models.contract.task_adapter.Takes)."""
     if how.takes == "outputs":
-        first = outputs[0].squeeze(1) if how.class_map else outputs[0]
+        first = outputs[0].movedim(3, 1) if how.last else outputs[0]
+        first = first.squeeze(1) if how.class_map else first
         return tuple(each.contiguous() for each in (first, *outputs[1:]))
     if how.takes == "classes":
         return (_logits(how, outputs[0].flatten(1)),)
@@ -124,10 +127,13 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretation:
-    found = [shape for shape in shapes if len(shape) == 2 or (len(shape) == 4 and list(shape[2:]) == [1, 1])]
-    if len(shapes) != 1 or not found:
-        raise ValueError(f"a classifier has one output [n, classes]; this network's outputs are {seen}")
-    count, given = found[0][1], about.scores == "probabilities"
+    lengths = [max(shape[1:]) for shape in shapes if len(shape) > 1 and sum(each != 1 for each in shape[1:]) <= 1]
+    if len(shapes) != 1 or not lengths:
+        raise ValueError(
+            f"a classifier has one output [n, classes], and this network's outputs are {seen}: export it with its "
+            "scores alone"
+        )
+    [count], given = lengths, about.scores == "probabilities"
     if count == 1 and about.labels and len(about.labels) == 2:
         return Interpretation("classes", "classes", 2, probabilities=given, two_of_one=True)
     _check_count(count, len(about.labels) if about.labels else None, seen)
@@ -240,9 +246,11 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     name = about.layout or _layout(about, (first, second), extras, anchors)
     if name not in LAYOUTS:
         wanted = f"; yolov8 has {4 + count + extras} columns for {count} labels" if count else ""
+        apart = any(len(shape) == 3 and place != boxes for place, shape in enumerate(shapes))
         raise ValueError(
             f'the layout of its outputs is not known ({seen}{wanted}): state it in its sidecar, "layout": one of '
-            f"{', '.join(LAYOUTS)}"
+            f"{', '.join(LAYOUTS)}; or let the network give one of these"
+            + (", boxes and scores joined to one output" if apart else "")
         )
     if name == "rows" or (name == "rtdetr" and second == 6 + extras):
         if second != 6 + extras:
@@ -419,16 +427,21 @@ def _stretched(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return boxes * torch.tensor([width, height, width, height], dtype=boxes.dtype, device=boxes.device)
 
 
-def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
-    """Convert offsets to cells and logarithms of sides to centres and sides in pixels."""
-    grids, steps = [], []
+def cells_of(strides: Sequence[int], size: tuple[int, int], repeated: int = 1) -> Tensor:
+    """Return the middles of the image's cells, [cells, 2]: those of a stride row by row, as often as `repeated`."""
+    grids = []
     for stride in strides:
         rows, columns = size[0] // stride, size[1] // stride
         y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-        grids.append(torch.stack((x, y), dim=2).reshape(-1, 2))
-        steps.append(torch.full((rows * columns, 1), stride))
-    grid, step = (torch.cat(each).to(raw) for each in (grids, steps))
-    return torch.cat(((raw[..., :2] + grid) * step, raw[..., 2:].exp() * step), dim=2)
+        grids.append((torch.stack((x, y), dim=2).reshape(-1, 2).repeat(repeated, 1) + 0.5) * stride)
+    return torch.cat(grids)
+
+
+def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
+    """Convert offsets to cells and logarithms of sides to centres and sides in pixels."""
+    steps = [torch.full(((size[0] // stride) * (size[1] // stride), 1), stride) for stride in strides]
+    corners, step = (cells_of(strides, size) - torch.cat(steps) / 2).to(raw), torch.cat(steps).to(raw)
+    return torch.cat((raw[..., :2] * step + corners, raw[..., 2:].exp() * step), dim=2)
 
 
 LAYOUTS: Mapping[str, _Layout] = {

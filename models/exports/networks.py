@@ -56,6 +56,7 @@ _ONNX_DATATYPES = {
     "string": "BYTES",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
+_FLOATS = (torch.float32, torch.float16)
 _PROGRAM = ("/models/model.json", "serialized_exported_program.json")
 _MOST_PROGRAM_BYTES = 1 << 28
 _OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
@@ -202,11 +203,11 @@ class ProgramGraph(Graph):
         self._module = module.requires_grad_(False)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Cast weights and the types that the graph itself names."""
+        """Cast weights and the types that the graph itself names, also those of a program in float16."""
         for tensor in (*self._module.parameters(), *self._module.buffers()):
-            if tensor.dtype == torch.float32:
+            if tensor.dtype in _FLOATS:
                 tensor.data = tensor.data.to(dtype)
-        self._replaced(lambda value: dtype if value is torch.float32 else value)
+        self._replaced(lambda value: dtype if isinstance(value, torch.dtype) and value in _FLOATS else value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move the graph; tensors that it creates on the device of its export are then created on the new one."""

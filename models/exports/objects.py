@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from models.exports.layouts import QUERIES, Interpretation, Size, decoded
+from models.exports.layouts import QUERIES, Interpretation, Size, cells_of, decoded
 from models.exports.metadata import Description
 
 _ROUNDING = 1e-2
@@ -27,6 +27,12 @@ _FEW = 0.1
 """Share of boxes that may have their corners in the wrong order."""
 _TURN = 6.3
 """Greatest angle, in radians."""
+_MOVED, _ALONG = 0.4, 2.0
+"""Least way of the mean box, as a share of the image, that tells its axes: and how much longer than along the other."""
+_MANY, _NEARLY_ALL = 30, 0.99
+"""Least number of boxes of which nearly all are corners if they look like them."""
+_CORNER = 0.1
+"""Error of the mean way from a cell to the upper left corner of its box, as a share of the box."""
 _CANDIDATES = ("yolov8", "yolov5", "yolox")
 _ROWS = ("rows", "mmdeploy", "end2end", "torchvision")
 """Layouts with corners in pixels."""
@@ -59,13 +65,18 @@ def located(
     if how.takes == "turned" and float(found[3].abs().max()) > _TURN:
         raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
     reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
+    in_shares = how.layout not in (*QUERIES, "rtdetr") and 0 < reach <= _REACH
+    if not about.exporter and how.layout in ("yolov8", "yolov5", "rtdetr", *QUERIES):
+        columns = torch.cat(_columns(how, pictures))[..., :4]
+        are_shares = in_shares or how.layout not in _CANDIDATES
+        _check_centres(how, columns * torch.tensor([*size[::-1]] * 2) if are_shares else columns, size)
     if how.layout in (*QUERIES, "rtdetr"):
         if reach > _REACH * max(size):
             raise ValueError(
                 f'the layout "{how.layout}" has boxes in 0 to 1, and its boxes reach {reach / max(size):.3g}: divide '
                 "them by the input's size in the network, or state another layout"
             )
-    elif 0 < reach <= _REACH:
+    elif in_shares:
         return _in_shares(how), "its boxes are in 0 to 1, and are multiplied by the size of its input"
     if how.layout in (*_ROWS, "detr") and not about.exporter:
         corners = boxes[counted]
@@ -76,6 +87,39 @@ def located(
                 "boxes for pictures end before they begin: let the network give corners in this order"
             )
     return how, ""
+
+
+def has_two_orders(about: Description, how: Interpretation) -> bool:
+    """Return True for a layout with corners in pixels whose exporter nobody knows: it may begin with y."""
+    return how.layout in _ROWS[:3] and not about.exporter
+
+
+def check_axes(
+    how: Interpretation,
+    columns: Sequence[Sequence[Sequence[Tensor]]],
+    rows: Sequence[Sequence[Sequence[Tensor]]],
+    size: Size,
+) -> None:
+    """Check that boxes follow what is visible. `columns`: outputs for pictures of which only the left half is visible,
+    and for their right halves; `rows`: for their upper and lower ones. Raises ValueError if they follow it along the
+    other axis: their corners begin with y.
+    """
+    way = torch.stack([_centre(how, other, size) - _centre(how, one, size) for one, other in (columns, rows)])
+    along, across = abs(float(way[0, 0] + way[1, 1])), abs(float(way[0, 1] + way[1, 0]))
+    if across > max(_MOVED, _ALONG * along):
+        raise ValueError(
+            f'the layout "{how.layout}" has corners x1, y1, x2, y2, and its boxes move up and down with what is '
+            "visible at the left and at the right, as y1, x1, y2, x2 do: let the network give boxes[..., [1, 0, 3, 2]]"
+        )
+
+
+def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> Tensor:
+    """Return the mean centre of the boxes of pictures, weighted by their scores, as a share of the image."""
+    found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
+    boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
+    weights = torch.where(scores >= _COUNTS * scores.max(), scores, 0.0).clamp(min=0)[:, None]
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / torch.tensor(size[::-1])
+    return (weights * centres).sum(0) / weights.sum().clamp(min=1e-9)
 
 
 def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
@@ -98,11 +142,37 @@ def _with_sigmoid(about: Description, how: Interpretation, pictures: Sequence[Se
     """Have the sigmoid of scores done, which the owner states, unless the network does it."""
     if about.scores != "sigmoid" or how.layout not in _CANDIDATES:
         raise ValueError(f'"scores": "{about.scores}" has no effect on a detector with the layout "{how.layout}"')
-    columns = [outputs[how.boxes] for outputs in pictures]
-    if how.layout == "yolov8" and not how.transposed:
-        columns = [each.mT for each in columns]
+    columns = _columns(how, pictures)
     first, last = 4, (4 if how.layout == "yolov8" else 5) + how.classes
     return replace(how, each=not all(_is_inside(each[..., first:last]) for each in columns))
+
+
+def _columns(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the candidates of each batch as rows."""
+    found = [outputs[how.boxes] for outputs in pictures]
+    return [each.mT for each in found] if how.layout == "yolov8" and not how.transposed else found
+
+
+def _check_centres(how: Interpretation, boxes: Tensor, size: Size) -> None:
+    """Raise ValueError for boxes [n, candidates, 4] that are not centre and sides, x before y: of corners the second
+    always lies behind the first, and centres are near the cells of their candidates.
+    """
+    wanted = f'the layout "{how.layout}" has boxes as centre x, centre y, width, height, and'
+    sides = torch.tensor(size[::-1])
+    beyond = ((boxes[..., :2] - sides / 2).abs() + boxes[..., 2:] / 2 > (0.5 + _ROUNDING) * sides).any(2).float().mean()
+    are_corners = (boxes[..., 2:] > boxes[..., :2]).all(2).float().mean() >= _NEARLY_ALL
+    if boxes.shape[1] >= _MANY and are_corners and beyond > 0.5:  # A few queries may all have found one large object.
+        raise ValueError(f"{wanted} its boxes are corners x1, y1, x2, y2: let the network give centres and sides")
+    if not how.strides:
+        return
+    cells = cells_of(how.strides, size, 3 if how.layout == "yolov5" else 1)
+    offsets = (boxes[..., :2] - cells).mean((0, 1)) / boxes[..., 2:].mean((0, 1))
+    if bool(((offsets + 0.5).abs() < _CORNER).all()):
+        raise ValueError(f"{wanted} its boxes begin at their upper left corner: let the network give centres")
+    centres = boxes[..., :2].mean(0)
+    near, far = ((centres - each).abs().mean() for each in (cells, cells.flip(1)))
+    if far < near / _ALONG:
+        raise ValueError(f"{wanted} its boxes begin with y: let the network give them in this order")
 
 
 def _is_inside(values: Tensor) -> bool:

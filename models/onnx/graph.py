@@ -31,6 +31,12 @@ from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_ho
 from models.onnx.torchvision_detectors import as_detector
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
+_REMEDIES = {
+    "QLinear": "Quantise it in the QDQ form (quant_format=QuantFormat.QDQ), or serve the file in floats.",
+    "Integer": "Quantise it in the QDQ form (quantize_static), or serve the file in floats.",
+    "com.microsoft.": "ONNX Runtime's optimiser has written it: serve the file that was given to it.",
+}
+"""Remedies for unknown operators, by a part of their names."""
 _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
 
@@ -147,7 +153,8 @@ class OnnxGraph(nn.Module):
         super().__init__()
         unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant", "Upsample"})
         if unknown:
-            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.")
+            remedy = next((f" {line}" for sign, line in _REMEDIES.items() if any(sign in each for each in unknown)), "")
+            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.{remedy}")
         file = replace(file, nodes=todays(file, name))
         self.file_name = name
         inputs = tuple(value.name for value in file.inputs)

@@ -86,6 +86,12 @@ def test_an_input_of_bytes_is_normalised_by_the_network_alone(tmp_path: Path, su
         torch.testing.assert_close(half, network(given), rtol=0.05, atol=0.3)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_input_of_whole_numbers_is_of_levels(tmp_path: Path, dtype: torch.dtype) -> None:
+    network = Network(scale=255.0)
+    check(opened(tmp_path, network, PLANES[:2].to(dtype), ".onnx", {}, OPEN), network(PLANES))
+
+
 def test_channels_may_come_last(tmp_path: Path) -> None:
     network = Network(last=True)
     model = opened(tmp_path, network, torch.rand(1, SIDE, SIDE, 3), ".onnx", {"mean": 0, "std": 1 / 255}, OPEN)
@@ -112,12 +118,19 @@ def test_a_file_of_one_size_of_batch_answers_any_number_of_images(tmp_path: Path
     check(model, network(PLANES.float() / 255))
 
 
-def test_an_input_of_halves_is_one_of_floats(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_input_of_halves_is_one_of_floats(tmp_path: Path, suffix: str) -> None:
     network = Network()
     right = network(PLANES.float() / 255)
-    model = opened(tmp_path, network.half(), torch.rand(1, 3, SIDE, SIDE).half(), ".onnx", {"mean": 0, "std": 1}, OPEN)
+    sidecar = {"mean": 0, "std": 1, "size": SIDE}
+    model = opened(tmp_path, network.half(), torch.rand(2, 3, SIDE, SIDE).half(), suffix, sidecar, OPEN)
     with torch.inference_mode():
         torch.testing.assert_close(model.network()(PIXELS)[0], right, rtol=5e-3, atol=1e-2)
+
+
+def test_an_input_of_signed_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="its input is of int8, whose zero it does not say"):
+        opened(tmp_path, Network(scale=255.0), PLANES[:2].to(torch.int8), ".onnx", {}, OPEN)
 
 
 def test_six_channels_are_refused_with_what_is_taken(tmp_path: Path) -> None:

@@ -98,22 +98,39 @@ def test_a_network_of_single_scores_passes_the_gate(tmp_path: Path, head: str) -
     assert gate.check(Other("cpu", (1, 2), model.input_shape), report).keys() == model.limits["fp32"].keys()
 
 
-class ClassMap(nn.Module):
-    """Of each pixel the channel that is most: [n, 1, h, w] of int64, as mmsegmentation and PaddleSeg export theirs."""
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_number_of_a_class_is_refused(tmp_path: Path, keeps: bool) -> None:
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network([4.0, 0.0, -1.0], None)
 
-    def __init__(self) -> None:
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.argmax(self.layers(x), 1, keepdim=keeps)
+
+    with pytest.raises(Exception, match=r"the number of a class \(ArgMax\): export the network with its scores"):
+        open_model(parse_spec(str(written(tmp_path / "m.onnx", Number(), SIDECAR))), tmp_path)
+
+
+class ClassMap(nn.Module):
+    """Of each pixel the channel that is most: [n, 1, h, w] of int64, as mmsegmentation and PaddleSeg export theirs; or
+    the channels themselves, last, as TensorFlow has them.
+    """
+
+    def __init__(self, last: bool) -> None:
         super().__init__()
-        self.layer = nn.Conv2d(3, 4, 1)
+        self.layer, self.last = nn.Conv2d(3, 4, 1), last
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, 3, h, w] -> int64 [n, 1, h, w]."""
-        found: Tensor = self.layer(x).argmax(1, keepdim=True)
-        return found
+        """float [n, 3, h, w] -> int64 [n, 1, h, w], or float [n, h, w, 4]."""
+        found: Tensor = self.layer(x)
+        return found.permute(0, 2, 3, 1) if self.last else found.argmax(1, keepdim=True)
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("labels", [None, ["road", "car", "sky", "tree"]])
-def test_a_map_of_whole_numbers_has_classes(tmp_path: Path, labels: list[str] | None) -> None:
-    layers = ClassMap().eval().requires_grad_(False)
+def test_a_map_has_classes_as_numbers_or_as_its_last_axis(tmp_path: Path, labels: list[str] | None, last: bool) -> None:
+    layers = ClassMap(last).eval().requires_grad_(False)
     layers.layer.weight.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [-9, -9, -9]]).reshape(4, 3, 1, 1)
     assert layers.layer.bias is not None
     layers.layer.bias.data = torch.tensor([0.0, 0.0, 0.0, 3.0])
@@ -133,3 +150,17 @@ def test_a_map_of_whole_numbers_has_classes(tmp_path: Path, labels: list[str] | 
     assert [each["class_id"] for each in answer["areas"]] == [0, 1, 2, 3]
     assert [each["share"] for each in answer["areas"]] == [0.25] * 4
     assert [each["label"] for each in answer["areas"]] == labels or [f"class {n}" for n in range(4)]
+
+
+def test_a_map_of_one_probability_is_read_as_it_is(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid()).eval().requires_grad_(False)
+    layers[0].weight.data = torch.tensor([9.0, 0, 0]).reshape(1, 3, 1, 1)
+    layers[0].bias.data = torch.tensor([-4.0])
+    sidecar = {"task": "segment_semantic", "mean": 0, "std": 1, "labels": ["other", "red"]}
+    model: Any = open_model(parse_spec(str(written(tmp_path / "m.onnx", layers, sidecar))), tmp_path)
+    pixels = torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
+    pixels[0, :8, :, 0] = 200
+    with torch.inference_mode():
+        outputs = [each.numpy() for each in model.network()(pixels)]
+    answer = model.postprocess(model.reduce(outputs, 0, Options()), Placement(SIDE, SIDE), Options())
+    assert [(each["label"], each["share"]) for each in answer["areas"]] == [("other", 0.75), ("red", 0.25)]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.exports.layouts import decoded, interpret
+from models.exports.layouts import cells_of, decoded, interpret
 from models.exports.metadata import Description
-from models.exports.objects import located
+from models.exports.objects import check_axes, has_two_orders, located
 
 SIDE = 160
 FOUND = [
@@ -55,6 +55,15 @@ def counted(boxes: Any = lambda box: box, by: float = 1.0) -> list[Tensor]:
     found = rows(by=by)
     found[0, :4, :4] = torch.tensor([boxes([each / by for each in box]) for box, *_ in FOUND])
     return [COUNTED, found[..., :4], found[..., 4], found[..., 5]]
+
+
+CENTRES = cells_of((8, 16, 32), (SIDE, SIDE))
+SIDES = 10 + 40 * torch.rand((525, 2), generator=torch.Generator().manual_seed(0))
+
+
+def grid(boxes: Tensor, by: float = 1.0) -> Tensor:
+    """Return candidates of three classes around all cells."""
+    return torch.cat((boxes / by, torch.rand((525, 3), generator=torch.Generator().manual_seed(1))), 1).T[None]
 
 
 def queries(slots: int = 4) -> tuple[Tensor, Tensor]:
@@ -115,6 +124,16 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
     assert read(outputs, **stated) == ([(list(box), number, score) for box, number, score in FOUND], note)
 
 
+def test_candidates_around_their_cells_are_read() -> None:
+    for by, note in ((1.0, ""), (SIDE, IN_SHARES)):
+        assert read([grid(torch.cat((CENTRES, SIDES), 1), by)])[1] == note
+
+
+def test_queries_that_all_find_one_large_object_are_no_corners() -> None:
+    logits, _ = queries()
+    assert read([logits, torch.tensor([0.5, 0.5, 0.9, 0.9]).expand(1, 30, 4)], layout="rfdetr")[0]
+
+
 def test_queries_with_two_scores_are_no_rows() -> None:
     found = [(list(box), number % 2, score) for box, number, score in FOUND]
     for labels in (("one", "two"), None):
@@ -143,6 +162,16 @@ def test_queries_with_two_scores_are_no_rows() -> None:
             "has boxes in 0 to 1",
         ),
         ([queries()[0], queries()[0]], {"layout": "rfdetr"}, "neither has boxes"),
+        ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1))], {}, "are corners"),
+        ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1), SIDE)], {}, "are corners"),
+        ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1))], {}, "begin at their upper left"),
+        ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1), SIDE)], {}, "begin at their upper left"),
+        ([grid(torch.cat((CENTRES.flip(1), SIDES), 1))], {}, "begin with y"),
+        (
+            [queries(3)[0], torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1)[None, 100:130] / SIDE],
+            {"layout": "rfdetr"},
+            "are corners",
+        ),
         ([queries(3)[1], queries(3)[0].sigmoid()], {"layout": "rfdetr"}, "has logits, and its scores are in 0 to 1"),
     ],
 )
@@ -163,3 +192,28 @@ def test_angles_in_degrees_are_refused() -> None:
 
 def test_a_network_that_finds_nothing_is_read_as_its_layout_says() -> None:
     assert read([torch.zeros((1, 100, 6))]) == ([], "")
+
+
+@pytest.mark.parametrize("form", ["rows", "mmdeploy", "end2end"])
+def test_boxes_that_follow_what_is_visible_along_the_other_axis_begin_with_y(form: str) -> None:
+    def outputs(order: list[int], axis: int, least: int, most: int) -> list[Tensor]:
+        """Return the objects whose middle lies there, in another order of numbers."""
+        found = rows()
+        middles = (found[0, :, axis] + found[0, :, axis + 2]) / 2
+        found[0, (middles < least) | (middles >= most)] = 0
+        found[..., :4] = found[..., order]
+        if form == "rows":
+            return [found]
+        apart = [found[..., :4], found[..., 4], found[..., 5]]
+        return apart if form == "end2end" else [found[..., :5], found[..., 5]]
+
+    def check(order: list[int]) -> None:
+        columns, upright = ([[outputs(order, axis, *half)] for half in ((0, 80), (80, 160))] for axis in (0, 1))
+        check_axes(how, columns, upright, (SIDE, SIDE))
+
+    about = Description(task="detect", takes="boxes", labels=LABELS)
+    how = interpret(about, [list(each.shape) for each in outputs([0, 1, 2, 3], 0, 0, SIDE)], (SIDE, SIDE))
+    assert (how.layout, has_two_orders(about, how)) == (form, True)
+    check([0, 1, 2, 3])
+    with pytest.raises(ValueError, match=r"boxes\[\.\.\., \[1, 0, 3, 2\]\]"):
+        check([1, 0, 3, 2])

@@ -70,6 +70,14 @@ def test_tensors_have_the_scores_too() -> None:
 # What the trial sees
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (1, 1, 5), (1, 5, 1, 1), (1, 1, 1, 5)])
+def test_axes_of_one_beside_the_classes_are_none(shape: tuple[int, ...]) -> None:
+    about = Description(task="classify", takes="classes")
+    assert interpret(about, [shape], (64, 64)).classes == 5
+    with pytest.raises(ValueError, match="export it with its scores alone"):
+        interpret(about, [shape, shape], (64, 64))
+
+
 def read(outputs: Any, stated: Any = None, labels: int = 0) -> Any:
     """Read an output: the first image's scores, True if each class has its own sigmoid, and the note about it."""
     raw = torch.tensor(outputs)
