@@ -34,6 +34,8 @@ _LACKS = re.compile(
     r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend"
     r"|The operator '([\w:.]+)' is not currently implemented for the (\w+) device"
 )
+# PyTorch's for convolutions, which it asks each vendor for under a name of their own.
+_NO_CONVOLUTION = "convolution_overrideable not implemented"
 # Ascend's when its fallback is off; a plain RuntimeError.
 _REFUSED = re.compile(r"The operator '([\w:.]+)' would execute its main computation on CPU .*_FALLBACK_CPU_DISABLE=1")
 _VENDOR_FALLBACK = re.compile(r"fall(?:ing)? ?back to run on the CPU")
@@ -86,6 +88,8 @@ class Operators:
         while cause is not None and not isinstance(cause, RuntimeError):
             cause = cause.__cause__
         text = " ".join(str(cause).split())
+        if text.startswith(_NO_CONVOLUTION):
+            return "aten::convolution_overrideable"
         if isinstance(cause, NotImplementedError) and (found := _LACKS.search(text)):
             operator, backend = found[1] or found[3], found[2] or found[4]
             return operator if backend.lower() in self._names else ""
@@ -171,6 +175,9 @@ def _replacement(name: str, function: Callable[..., Tensor], written: Any) -> Ca
 
 
 def _on_cpu(name: str, overload: Any) -> Callable[..., Any]:
+    if name == "aten::convolution_overrideable":  # The CPU has it under its usual name alone.
+        overload = torch.ops.aten.convolution.default
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         _runs[name] += 1
         return computed_on_cpu(overload, args, kwargs)

@@ -52,6 +52,7 @@ from backends.engines import compile_first, engines_of
 from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
 from backends.simulated import package, simulates
 from backends.telemetry import Sampler, sampler
+from backends.vendors.general import complete
 from backends.vendors.hooks import DeviceHooks
 from backends.vendors.table import Facts
 
@@ -111,7 +112,7 @@ class TorchBackend(Backend):
         module = self._module()
         load_operator_libraries()
         with translated_errors(target):
-            module.set_device(target)
+            module.set_device(_index(device))
             _set_switches(module, self.facts.switches)
             self.hooks.set_up(module)
         if precisions[0] == "bf16" and not self.hooks.has_bf16(module):
@@ -171,8 +172,8 @@ class TorchBackend(Backend):
 
     def beside(self, device: str) -> AbstractContextManager[object]:
         """Return a stream of its own: allocators give memory freed on a stream to the next user of that stream."""
-        target, module = self._torch_id(device), self._module()
-        module.set_device(target)
+        module = self._module()
+        module.set_device(_index(device))
         stream: AbstractContextManager[object] = module.stream(module.Stream())
         return stream
 
@@ -180,7 +181,7 @@ class TorchBackend(Backend):
         """Return the last sample of the vendor's tool, at once; NaN at first, without a tool, or if it is silent."""
         if simulates(self.facts.device_type) or not self.facts.telemetry:
             return Telemetry()
-        number = int(device.partition(":")[2] or "0")
+        number = _index(device)
         index = self.hooks.tool_index(number, _visible(number, self.facts.visibility_variable or ""))
         return Telemetry() if index is None else self._sampler.latest(index)
 
@@ -191,7 +192,7 @@ class TorchBackend(Backend):
         module = self._module()  # Before PyTorch hears the device's name.
         decoder: ImageDecoder | None = package().image_decoder(target)
         if decoder is not None:
-            module.set_device(target)
+            module.set_device(_index(device))
         return decoder
 
     def take(self, devices: Sequence[Device]) -> None:
@@ -241,9 +242,9 @@ class TorchBackend(Backend):
         if reason := self._not_installed():
             return reason
         here = bool(driver_files(self))
-        node = self.facts.device_files[0].replace("[0-9]*", "0").replace("*", "128")
+        nodes = [pattern.replace("[0-9]*", "0").replace("*", "128") for pattern in self.facts.device_files]
         missing = (
-            f"the driver of {self.facts.title} is not there: {node} is missing; "
+            f"the driver of {self.facts.title} is not there{f': {nodes[0]} is missing' if nodes else ''}; "
             "install the driver, and pass the device into the container"
         )
         # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
@@ -271,16 +272,17 @@ class TorchBackend(Backend):
         return {f"{self.name}:{index}": str(one["error"]) for index, one in enumerate(found) if one.get("error")}
 
     def _torch_id(self, device: str) -> str:
-        return f"{self.facts.device_type}:{device.partition(':')[2] or '0'}"
+        return f"{self.facts.device_type}:{_index(device)}"
 
     def _module(self) -> Any:
+        device_type = self.facts.device_type
         if self.facts.stand_in:
-            with translated_errors(self.facts.device_type):
-                return pkgutil.resolve_name(self.facts.stand_in)()
+            with translated_errors(device_type):
+                return complete(pkgutil.resolve_name(self.facts.stand_in)(), device_type)
         try:
             if self._package:
                 importlib.import_module(self._package)
-            return torch.get_device_module(self.facts.device_type)
+            return complete(torch.get_device_module(device_type), device_type)
         except Exception as error:  # Vendors raise every kind.
             raise BackendError(f"{self._package or 'torch'} cannot be used: {first_line(error)}") from error
 
@@ -307,8 +309,13 @@ def torch_device(backend: Backend, device: str) -> torch.device:
     module, target = backend._module(), backend._torch_id(device)
     load_operator_libraries()
     with translated_errors(target):
-        module.set_device(target)
+        module.set_device(_index(device))
     return torch.device(target)
+
+
+def _index(device: str) -> int:
+    """Return the number in a device's name: all that PyTorch's own example of a vendor takes for its `set_device`."""
+    return int(device.partition(":")[2] or "0")
 
 
 def _empty_host_cache(device_type: str) -> None:

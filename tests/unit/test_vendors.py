@@ -35,6 +35,7 @@ from backends.contract.errors import translated_errors
 from backends.detect import Found
 from backends.vendors import table as vendors
 from backends.vendors import torch_device
+from backends.vendors.general import complete
 from backends.vendors.hooks import DeviceHooks
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
@@ -182,6 +183,31 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
     assert backend.release_cache(f"{row.name}:0") == 0
     known = {"torch 2.14": ("cuda", "xpu"), "torch 2.10": ("cuda",), "no allocator": ()}[has]
     assert emptied == ([has] if row.device_type in known else [])
+
+
+def test_a_module_gets_what_torch_has_for_every_accelerator_and_keeps_its_own() -> None:
+    def empty_cache() -> None:
+        pass
+
+    module: Any = ModuleType("torch.acme")
+    module.empty_cache = empty_cache
+    assert complete(module, "acme") is module
+    assert module.empty_cache is empty_cache
+    assert module.mem_get_info is torch.accelerator.get_memory_info
+    assert module.Event.func is torch.Event
+    with module.stream(None):
+        pass
+    substitute = SimpleNamespace()
+    assert complete(substitute, "acme") is substitute
+    assert not vars(substitute)
+
+
+def test_a_vendor_that_names_no_device_files_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch, Found())
+    row = Facts(vendor="acme", device_type="acme", engines=("eager",), precisions=("fp32",), title="Acme")
+    assert TorchBackend(row).probe().reason == (
+        "The driver of Acme is not there; install the driver, and pass the device into the container."
+    )
 
 
 def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

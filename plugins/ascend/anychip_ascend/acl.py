@@ -55,9 +55,9 @@ class AclCard:
         said = str(self.acl.get_recent_err_msg() or "").strip().splitlines()
         return f"acl.{name}, error code is {code}" + (f": {said[0]}" if said else "")
 
-    def set_device(self, target: str) -> None:
-        """Open the card in this thread; `target`: its name in torch_npu, such as `npu:0`."""
-        self.call("rt.set_device", int(target.partition(":")[2] or 0))
+    def set_device(self, device: str | int) -> None:
+        """Open the card in this thread; `device`: its number, or its name in torch_npu, such as `npu:0`."""
+        self.call("rt.set_device", int(str(device).rpartition(":")[2]))
         self._context = self.call("rt.get_context")
         self.soc = self.acl.get_soc_name()
 

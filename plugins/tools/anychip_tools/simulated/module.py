@@ -6,7 +6,6 @@ absent here too (torch.npu has no OutOfMemoryError), so that code which relies o
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.accelerator._utils import _get_device_index
 
 from anychip_tools.simulated import behaviour
+from backends.vendors.general import complete
 
 AnyDevice: TypeAlias = "torch.device | str | int | None"
 
@@ -55,7 +55,7 @@ def make(device_type: str) -> Any:
     made: Any = ModuleType(f"torch.{device_type}")
     _add_devices(made, device_type)
     _add_memory(made)
-    _add_streams(made, device_type)
+    complete(made, device_type)
     if device_type == "musa":  # The public torch_musa has no such function.
         del made.is_bf16_supported
     return made
@@ -80,10 +80,6 @@ def _add_devices(made: Any, device_type: str) -> None:
         init()
         return torch.accelerator.current_device_index()
 
-    def synchronize(device: AnyDevice = None) -> None:
-        init()
-        torch.accelerator.synchronize(device)
-
     def get_device_properties(device: AnyDevice = None) -> SimpleNamespace:
         number = _index(device)
         if not 0 <= number < device_count():
@@ -100,7 +96,9 @@ def _add_devices(made: Any, device_type: str) -> None:
     made._is_in_bad_fork = in_bad_fork
     made.device_count, made.is_available = device_count, lambda: device_count() > 0
     made.current_device, made.set_device = current_device, torch.accelerator.set_device_index
-    made.synchronize, made.get_device_properties = synchronize, get_device_properties
+    made.get_device_properties = get_device_properties
+    made.device = lambda device: torch.accelerator.device_index(_index(device))
+    made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     made.get_device_name = lambda device=None: get_device_properties(device).name
     made.get_device_capability = lambda device=None: sample.capability  # torch.npu's answers None.
     made.is_bf16_supported = lambda *_, **__: True
@@ -117,18 +115,6 @@ def _add_memory(made: Any) -> None:
             for number in range(made.device_count()):
                 torch.ops.simdev.empty_cache(number)
 
-    made.empty_cache, made.mem_get_info = empty_cache, torch.accelerator.get_memory_info
+    made.empty_cache = empty_cache
     made.memory_allocated, made.memory_reserved = read("allocated"), read("reserved")
     made.max_memory_allocated = read("peak_allocated")
-
-
-def _add_streams(made: Any, device_type: str) -> None:
-    def stream_of(device: AnyDevice = None, priority: int = 0) -> torch.Stream:
-        return torch.Stream(torch.device(device_type, _index(device)), priority=priority)
-
-    def event_of(enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> torch.Event:
-        device = torch.device(device_type)
-        return torch.Event(device, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
-
-    made.Stream, made.Event, made.current_stream = stream_of, event_of, torch.accelerator.current_stream
-    made.stream = lambda stream: nullcontext() if stream is None else stream  # A stream is its own context.

@@ -209,8 +209,9 @@ def memory_adds_up(subject: Subject) -> None:
     after = backend.memory(device)
     if backend.facts.device_type != "cpu" and subject.is_eager:
         cached = before.reserved - before.allocated
-        _hold(cached >= _SPARE_BYTES, f"{cached} bytes are cached after a network that took {_SPARE_BYTES} at once")
-        _hold(released >= _SPARE_BYTES, f"a release returned {released} bytes of {cached}")
+        if cached:  # An allocator may keep nothing, as that of PyTorch's own example of a vendor.
+            _hold(cached >= _SPARE_BYTES, f"{cached} bytes are cached after a network that took {_SPARE_BYTES} at once")
+            _hold(released >= _SPARE_BYTES, f"a release returned {released} bytes of {cached}")
         _hold(before.reserved - after.reserved == released, f"a release said {released} bytes: {before}, then {after}")
         _hold(after.allocated == before.allocated, "a release took memory that is in use")
     if subject.exact and backend.facts.device_type != "cpu":  # On a real device others take and free memory, too.

@@ -10,7 +10,9 @@
 //             copy delay.
 // No Python in here: it is loaded with torch.ops.load_library and driven through torch.ops.simdev.
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_copy_from_and_resize_native.h>
@@ -177,7 +179,7 @@ void settle(Pool& p) { // blocks whose other streams have caught up become reusa
   }
 }
 void release_cached(int d) { // under the lock: what is freed from now on stays cached
-  synchronize(static_cast<DeviceIndex>(d)); // so that no queued work, another thread's neither, touches what goes back
+  if (d >= 0) synchronize(static_cast<DeviceIndex>(d)); // so that no queued work, another thread's neither, touches what goes back
   auto& p = pool(d);
   settle(p);
   for (auto& [key, blocks] : p.cached)
@@ -303,7 +305,7 @@ struct Allocator final : c10::DeviceAllocator {
     return {std::max<int64_t>(0, p.capacity - p.other - p.reserved()), p.capacity};
   }
 };
-struct PinnedAllocator final : c10::Allocator {
+struct PinnedAllocator final : at::HostAllocator {
   c10::DataPtr allocate(size_t n) override {
     touch();
     auto* ptr = sim::allocate(-1, 0, n);
@@ -311,10 +313,16 @@ struct PinnedAllocator final : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &deleter<-1>; }
   void copy_data(void* dst, const void* src, size_t n) const override { default_copy_data(dst, src, n); }
+  bool record_event(void* ptr, void*, Stream s) override { used_by(-1, ptr, queue(s)); return true; }
+  void empty_cache() override { std::lock_guard<std::recursive_mutex> g(pool_mx); release_cached(-1); }
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
 };
 Allocator device_allocator;
 PinnedAllocator pinned_allocator;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &device_allocator);
+REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, &pinned_allocator);
 
 // ---------------------------------------------------------------- device guard and hooks
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -376,6 +384,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
+struct Generator final : at::CPUGeneratorImpl { // random numbers of the CPU
+  explicit Generator(DeviceIndex d) { device_ = Device(kDev, d); key_set_ = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1); }
+};
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return !bad_fork && device_count > 0; }
@@ -386,6 +397,13 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   void setCurrentDevice(DeviceIndex d) const override { current = check(d); }
   DeviceIndex exchangeDevice(DeviceIndex d) const override { auto old = current; if (d >= 0) current = check(d); return old; }
   DeviceIndex maybeExchangeDevice(DeviceIndex d) const override { return exchangeDevice(d); }
+  at::Generator getNewGenerator(DeviceIndex d) const override { return at::make_generator<Generator>(d < 0 ? current : check(d)); }
+  const at::Generator& getDefaultGenerator(DeviceIndex d) const override {
+    static auto* all = new std::array<at::Generator, kMaxDevices>();
+    auto& one = (*all)[d < 0 ? current : check(d)];
+    if (!one.defined()) one = getNewGenerator(d);
+    return one;
+  }
   bool isPinnedPtr(const void* p) const override { return is_pinned(p); }
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   void resizePrivateUse1Bytes(const c10::Storage& s, size_t n) const override {
@@ -459,6 +477,9 @@ void launch(const std::string& name, DeviceIndex d) {
     std::lock_guard<std::mutex> g(knobs_mx);
     counters["kernels"]++;
     counters[name]++;
+    // PyTorch asks a vendor for this one under a name of its own, and has words of its own where it is missing.
+    TORCH_CHECK_NOT_IMPLEMENTED(name != "aten::convolution" || !denied_ops.count(name), "convolution_overrideable not implemented. You are likely "
+                                "triggering this with tensor backend other than CPU/CUDA/MKLDNN, if this is intended, please use TORCH_LIBRARY_IMPL to override this function ");
     TORCH_CHECK_NOT_IMPLEMENTED(!denied_ops.count(name), "Could not run '", name, "' with arguments from the '", vendor, "' backend.");
     if (fault_after >= 0 && fault_after-- == 0) fault_active = true;
     if (fault_active) {
@@ -510,6 +531,7 @@ int64_t sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, cons
   return 0; // SDPBackend::math
 }
 
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
