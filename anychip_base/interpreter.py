@@ -82,10 +82,11 @@ def _prefer_installed() -> None:
 
 def _report_nothing() -> None:
     """Disable libraries' telemetry. OpenVINO and ONNX Runtime start a thread for it at import, which would also run
-    before the process is confined.
+    before the process is confined. huggingface_hub asks the Hub for more than the files, and tells it of this machine.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # As if it were not installed.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    for name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
+        os.environ.setdefault(name, "1")
 
 
 def _run(first: str, *words: str) -> None:

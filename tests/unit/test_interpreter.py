@@ -93,11 +93,13 @@ def test_no_library_tells_its_makers_that_it_is_used(project: Path, monkeypatch:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setitem(sys.modules, "openvino_telemetry", None)  # Is restored afterwards.
     del sys.modules["openvino_telemetry"]
-    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    switches = ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
+    for name in switches:
+        monkeypatch.delenv(name, raising=False)
     importlib.import_module("openvino_telemetry")
     del sys.modules["openvino_telemetry"]
     interpreter.settle()
-    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    assert all(os.environ[name] == "1" for name in switches)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("openvino_telemetry")
 
