@@ -180,7 +180,7 @@ async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
     async def tell() -> None:
         while not sys.stderr.isatty():
             await asyncio.sleep(_LOGGED_EVERY_S)
-            log.info("starting: %s", said())
+            log.info("%s", said())
         while True:
             line = said()[: shutil.get_terminal_size().columns - 1]
             print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)

@@ -29,4 +29,4 @@ async def test_a_start_whose_log_goes_into_a_file_says_every_five_seconds_how_fa
     with caplog.at_level(logging.INFO):
         async with _told(lambda: "1 of 2 models are loaded"):
             await asyncio.sleep(11)
-    assert [record.message for record in caplog.records] == ["starting: 1 of 2 models are loaded"] * 2
+    assert [record.message for record in caplog.records] == ["1 of 2 models are loaded"] * 2
