@@ -211,7 +211,8 @@ def open_model(
     header = read_header(file)
     try:
         fitted = family.fitted(spec.architecture, header)
-        check_modules(spec.architecture, fitted.found.modules, fitted.network)
+        within = fitted.found
+        check_modules(spec.architecture, within.modules, fitted.network, within.beside)
     except WeightsError as error:
         export = (
             f'torch.onnx.export(network.eval(), torch.rand(1, 3, 224, 224), "{file.stem}.onnx")'

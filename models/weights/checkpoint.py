@@ -62,18 +62,22 @@ _SAFETENSORS_DTYPES = {
 @dataclass(frozen=True)
 class Checkpoint:
     """Content of a weight file: tensors by name in the file's own precision, labels if it has them; for a network that
-    was saved whole, its modules by their paths. `chosen`: keys of the state dicts in the file, first that of this one.
+    was saved whole, its modules by their paths, and those `beside` it. `chosen`: keys of the state dicts in the file,
+    first that of this one.
     """
 
     state: dict[str, Tensor]
     labels: tuple[str, ...] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     modules: Mapping[str, SavedModule] = field(default_factory=dict)
+    beside: Mapping[str, SavedModule] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
 
     def under(self, prefix: str) -> Checkpoint:
         """Return what the names with a prefix have, without it."""
-        return replace(self, state=_under(prefix, self.state), modules=_under(prefix, self.modules))
+        others = {name: each for name, each in self.modules.items() if not f"{name}.".startswith(prefix)}
+        beside = {**self.beside, **others}
+        return replace(self, state=_under(prefix, self.state), modules=_under(prefix, self.modules), beside=beside)
 
 
 def read(path: Path) -> Checkpoint:
@@ -174,7 +178,7 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
         state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
         root = archive.root
-        return Checkpoint(state, _labels(root), _metadata(root), modules, _chosen(root))
+        return Checkpoint(state, _labels(root), _metadata(root), modules, chosen=_chosen(root))
 
 
 def _read_legacy(path: Path) -> Checkpoint:

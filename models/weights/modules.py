@@ -52,8 +52,16 @@ class SavedModule:
     facts: Mapping[str, Any]
 
 
-def check_modules(architecture: str, saved: Mapping[str, SavedModule], network: nn.Module) -> None:
-    """Check the modules of a saved network against ours of the same paths. Raises WeightsError."""
+def check_modules(
+    architecture: str, saved: Mapping[str, SavedModule], network: nn.Module, beside: Mapping[str, SavedModule]
+) -> None:
+    """Check the modules of a saved network against ours of the same paths. `beside`: others that may compute something
+    before or after it. Raises WeightsError.
+    """
+    for path, module in beside.items():
+        kind = module.name.removeprefix(_IN_TORCH)
+        if kind != module.name and not kind.startswith(_NO_LAYERS):
+            raise WeightsError(f"The network is more than {architecture}: its {path} is {_class(kind)}.")
     ours = dict(network.named_modules())
     for path, module in saved.items():
         own, parent = ours.get(path), path.rpartition(".")[0]

@@ -42,6 +42,22 @@ def test_a_network_that_was_changed_is_refused(change: str | None, under: str, t
         open_model(spec, tmp_path / "cache")
 
 
+@pytest.mark.parametrize("name", ["0", "model", "module", "net"])
+def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Path) -> None:
+    network = torchvision_models.shufflenet_v2_x0_5(weights=None, num_classes=3)
+    parts = nn.Sequential() if name == "0" else nn.ModuleDict()
+    parts.add_module(name, network)
+    for beside, said in ((nn.Dropout(), ""), (nn.Sigmoid(), "is more than shufflenet_v2_x0_5: its last is Sigmoid")):
+        parts.add_module("last", beside)
+        torch.save(parts, tmp_path / "whole.pth")
+        spec = parse_spec(f"x=shufflenet_v2_x0_5:{tmp_path}/whole.pth")
+        if not said:
+            assert len(open_model(spec, tmp_path / "cache").labels) == 3
+            continue
+        with pytest.raises(WeightsError, match=said):
+            open_model(spec, tmp_path / "cache")
+
+
 @pytest.mark.parametrize(
     ("path", "name", "facts", "said"),
     [
@@ -68,7 +84,7 @@ def test_a_network_that_was_changed_is_refused(change: str | None, under: str, t
 def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, facts: dict[str, Any], said: str) -> None:
     network = YOLO.of("x", "yolov8n", ("one",), "random", None, size=(64, 64)).network().core
     if not said:
-        check_modules("yolov8n", {path: SavedModule(name, facts)}, network)
+        check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
         return
     with pytest.raises(WeightsError, match=f"its {path} {said}"):
-        check_modules("yolov8n", {path: SavedModule(name, facts)}, network)
+        check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
