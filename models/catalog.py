@@ -365,6 +365,8 @@ def _family(architecture: str) -> _Family:
                 f"{architecture} is {what} of torchvision, which is served from an export: "
                 f'torch.onnx.export(network.eval(), {given}, "best.onnx", dynamo=False), and then best.onnx.'
             )
+    if architecture.startswith(("/", ".", "~")):
+        raise UnknownModelError(f"There is no folder {architecture!r}, and no file of a kind that is read.")
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")

@@ -143,10 +143,20 @@ class Opening:
         `only`: the one model to read again, for a service that runs: it downloads nothing. Raises ModelError, which has
         a line for each of several models that cannot be read.
         """
-        from models import fetched, open_model, parse_spec
+        from models import ModelSpec, fetched, open_model, parse_spec
 
-        specs = [parse_spec(spec, settings.weights) for spec in settings.model_specs]
-        specs = [spec for spec in specs if only in ("", spec.name)]
+        specs, gone = list[ModelSpec](), None
+        for text in settings.model_specs:
+            try:
+                spec = parse_spec(text, settings.weights)
+            except ModelError as unread:
+                if not only:
+                    raise
+                gone = unread  # Of another model, unless no text names this one: its folder was there at the start.
+            else:
+                specs += [spec] if only in ("", spec.name) else []
+        if gone is not None and not specs:
+            raise gone
         read: list[str] = []
 
         def say(text: str) -> None:

@@ -125,6 +125,15 @@ async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
     assert isinstance(failed.value, _known_errors())
 
 
+def test_a_model_is_read_again_though_the_folder_of_another_one_has_gone(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"models": f"other={tmp_path / 'gone'},m=resnet18:random", "cache_dir": tmp_path}
+    [model] = Opening().models(Settings(**given), "m")
+    assert model.name == "m"
+    for only in ("other", ""):
+        with pytest.raises(ModelError, match=r"There is no folder '.*gone'"):
+            Opening().models(Settings(**given), only)
+
+
 def test_every_model_that_cannot_be_read_is_named_in_one_message(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.onnx").write_bytes(b"no network")
