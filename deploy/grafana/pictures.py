@@ -175,7 +175,8 @@ def _last(series: Series) -> float:
 def _number(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
     value = _last(found[0]) if found else nan
     factor, unit = _scale(panel)
-    text = "no data" if isnan(value) else f"{value * factor:.3g}{unit}"
+    shown = value * factor
+    text = "no data" if isnan(value) else f"{shown:.0f}{unit}" if abs(shown) >= 100 else f"{shown:.3g}{unit}"
     axes.text(0.5, 0.4, text, fontsize=20, ha="center", va="center", color=_color(panel, value))
     axes.axis("off")
 
