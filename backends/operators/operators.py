@@ -88,9 +88,11 @@ class Operators:
         while cause is not None and not isinstance(cause, RuntimeError):
             cause = cause.__cause__
         text = " ".join(str(cause).split())
-        if text.startswith(_NO_CONVOLUTION):
+        if _NO_CONVOLUTION in text:
             return "aten::convolution_overrideable"
-        if isinstance(cause, NotImplementedError) and (found := _LACKS.search(text)):
+        # TorchScript makes it a RuntimeError.
+        says_so = isinstance(cause, NotImplementedError) or "failed in the TorchScript interpreter" in text
+        if says_so and (found := _LACKS.search(text)):
             operator, backend = found[1] or found[3], found[2] or found[4]
             return operator if backend.lower() in self._names else ""
         refused = _REFUSED.search(text)

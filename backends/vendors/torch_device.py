@@ -241,10 +241,10 @@ class TorchBackend(Backend):
     def _refusal(self) -> str:
         if reason := self._not_installed():
             return reason
-        here = bool(driver_files(self))
-        nodes = [pattern.replace("[0-9]*", "0").replace("*", "128") for pattern in self.facts.device_files]
+        here = bool(driver_files(self)) or not self.facts.device_files  # Of no file it is known that it is missing.
+        node = next(iter(self.facts.device_files), "").replace("[0-9]*", "0").replace("*", "128")
         missing = (
-            f"the driver of {self.facts.title} is not there{f': {nodes[0]} is missing' if nodes else ''}; "
+            f"the driver of {self.facts.title} is not there: {node} is missing; "
             "install the driver, and pass the device into the container"
         )
         # A preloaded library may stand in for a driver; a package of the vendor's may say more than a missing file.
@@ -262,9 +262,11 @@ class TorchBackend(Backend):
             reasons = "; ".join(self._silent().values())
             return _sentence(f"No device of {self.facts.title} answers: {reasons.rstrip('.')}")
         if not answer.devices:
-            variable = self.facts.visibility_variable
-            hint = f"; check {variable}" if variable in os.environ else "; check the driver with the vendor's tool"
-            return _sentence(f"{self.facts.title} has no device that this process may use{hint}" if here else missing)
+            variable = self.facts.visibility_variable or ""
+            hint = variable if variable in os.environ else "the driver with the vendor's tool"
+            return _sentence(
+                f"{self.facts.title} has no device that this process may use; check {hint}" if here else missing
+            )
         return ""
 
     def _silent(self) -> dict[str, str]:

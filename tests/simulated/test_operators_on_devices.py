@@ -127,14 +127,19 @@ def test_a_missing_operator_without_one_runs_on_the_cpu_and_is_counted(built):
             compared(nn.MaxPool2d(2)),
             compared(nn.ReLU()),
         ]
+        deny("aten::cos")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript is not what PyTorch recommends.
+            traced = torch.jit.trace(torch.cos, torch.ones(1))
+        results.append(compared(Of(traced)))
         deny("aten::convolution")
         results.append(compared(nn.ReLU()))
         print(json.dumps([results, fallback_counts()]))
     """
     results, counts = said_by(script, built)
-    assert [each["difference"] for each in results] == [0] * 7
-    assert [each["runs"] for each in results] == [1, 1, 1, 2, 1, 0, 1]
-    assert [set(each["found"].values()) for each in results] == [*[{"cpu"}] * 5, set(), {"cpu"}]
+    assert [each["difference"] for each in results] == [0] * 8
+    assert [each["runs"] for each in results] == [1, 1, 1, 2, 1, 0, 1, 1]
+    assert [set(each["found"].values()) for each in results] == [*[{"cpu"}] * 5, set(), {"cpu"}, {"cpu"}]
     assert counts.keys() == {name for each in results for name in each["found"]}
     assert all(count >= 3 for count in counts.values())  # Both warm-ups, and the batch.
 

@@ -206,7 +206,7 @@ def test_a_vendor_that_names_no_device_files_is_refused_in_one_sentence(monkeypa
     answers(monkeypatch, Found())
     row = Facts(vendor="acme", device_type="acme", engines=("eager",), precisions=("fp32",), title="Acme")
     assert TorchBackend(row).probe().reason == (
-        "The driver of Acme is not there; install the driver, and pass the device into the container."
+        "Acme has no device that this process may use; check the driver with the vendor's tool."
     )
 
 
