@@ -150,7 +150,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
 
 
 _SENTENCE_END = re.compile(r"\.(?:\s|$)|;|:\s| \(|\n")
-"""Where the part of a description ends that says in a line what a route does."""
+"""End of the part of a description that says in a line what a route does."""
 
 
 def _name_of(path: str, given: str) -> str:

@@ -259,7 +259,7 @@ class OnDemand:
             self.scheduler,
             self.workers,
             self.metrics,
-            changed=lambda worker: None,
+            changed=lambda: None,
             refuse=lambda name, reason: self.refused.append(name),
             load_timeout_s=600.0,
         )
