@@ -23,10 +23,15 @@ from backends.vendors.torch_device import TorchBackend
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (ROOT / "backends", ROOT / "plugins" / "ascend" / "anychip_ascend")
-_NOT_CALLERS = ("simulated", "tables")  # Stand-ins for a device's module, and tables.
+_NOT_CALLERS = (
+    "simulated",
+    "tables",
+    "general.py",
+)  # Stand-ins for a device's module or a part, and tables.
 _GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
 _PAGE_LOCKS = "locks.runtime"  # The row's, too.
 _SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
+_COMPLETES = "complete"  # It adds what the module lacks, and returns it.
 _LOOKS = ("getattr", "hasattr", "inspect.signature")
 
 
@@ -240,7 +245,7 @@ class _Reader:
 
     def _passed(self, node: ast.expr, call: ast.Call, keyword: str | None) -> None:
         name = ast.unparse(call.func).rpartition(".")[2]
-        if name == _SET_SWITCHES:
+        if name in (_SET_SWITCHES, _COMPLETES):
             return
         if name not in self._functions:
             self._escape(call, f"goes to {name}, which is not followed")
