@@ -21,7 +21,7 @@ def _stall() -> None:
         order = _ORDERS.read_text()
         _ORDERS.unlink()
         if order == "computes":
-            for _ in range(3 * COMPUTED_TURNS):
+            for _ in range(10 * COMPUTED_TURNS):
                 pass
         else:
             time.sleep(5 * BLOCKED_S)
