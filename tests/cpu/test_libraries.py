@@ -293,7 +293,9 @@ def test_a_network_of_transformers_lacks_no_weights_but_a_pooler(tmp_path: Path)
     network, _ = folders.transformers_folder("vit", tmp_path)
     file = tmp_path / "model.safetensors"
     state = load_file(file)
-    save_file({name: each for name, each in state.items() if "layernorm" not in name}, file, metadata={"format": "pt"})
+    save_file(
+        {name: each for name, each in state.items() if "vit.layernorm" not in name}, file, metadata={"format": "pt"}
+    )
     with pytest.raises(WeightsError, match=r"model\.safetensors has no vit\.layernorm\.bias and 1 others"):
         opened(tmp_path)
     transformers.ViTModel(network.config, add_pooling_layer=False).save_pretrained(tmp_path)
