@@ -24,6 +24,9 @@ from tests.support.browser import chromium, drop
 from tests.support.service_process import running
 
 pytestmark = [
+    # On some processors a network enlarges rounding so far that each operator is compared with ONNX Runtime's, at the
+    # first reading, which takes minutes.
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(importlib.util.find_spec("rapidocr") is None, reason="make ocr-environment installs RapidOCR"),
     pytest.mark.skipif(pages.chinese_font() is None, reason="apt-get install fonts-wqy-zenhei, or ANYCHIP_TEST_FONT"),
 ]
