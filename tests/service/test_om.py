@@ -39,7 +39,7 @@ async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None
     knobs(tmp_path)
     options = ["--models", "resnet18:random", "--batch-sizes", "1,2", "--device", "npu"]
     options += ["--engine", "auto", "--precision", "auto"]
-    options += ["--guard-policy", "0.4", "--cache-dir", str(tmp_path / "cache")]
+    options += ["--guard-policy", "0.4", "--cache-dir", str(tmp_path / "cache"), "--timeout-ms", "200000"]
     told = {"constants": {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}, "environment": environment(tmp_path)}
     with running(tmp_path, *options, **told) as service:  # type: ignore[arg-type]
         found = served(service)
