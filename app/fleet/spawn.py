@@ -55,15 +55,14 @@ def prepared() -> Iterator[None]:
     """Have the fork servers import their libraries, once for all, while this process imports its own; within, a service
     takes those that it needs.
     """
-    mains = BARE_FORK_SERVER, FORK_SERVER, DECODERS
     try:
-        prepare(_LIBRARIES, mains[0], bare_environment(), *mains[1:])
+        prepare(_LIBRARIES, BARE_FORK_SERVER, bare_environment(), FORK_SERVER, DECODERS)
     except OSError as error:
         log.warning("the processes that fork others cannot be started yet: %s", error)
     try:
         yield
     finally:
-        for main in reversed(mains):
+        for main in (DECODERS, FORK_SERVER, BARE_FORK_SERVER):
             discard_prepared(main)
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import ctypes
 import itertools
-import json
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from typing import NamedTuple
 from anychip_base.interpreter import python_command
 from app.processes.breaker import BACKOFF_S
 from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
+from app.processes.packing import write_packed
 from app.processes.place import Child, ChildStatus, SupervisedChild, Supervisor
 
 log = logging.getLogger("anychip.workers")
@@ -205,18 +205,15 @@ def prepare(libraries: Sequence[str], bare: str, environment: Mapping[str, str],
     share the libraries, and have this process's environment. All names are "module:function". `begin` then gives them.
     The caller calls `discard_prepared` in the end. Raises OSError.
     """
-    begun = _spawned((bare, *mains), environment, libraries)
-    _adopt(len(mains))
-    for main, each in zip((bare, *mains), begun, strict=True):
-        _prepared[main] = each
-        if main != bare:
-            written = os.memfd_create("anychip-environment", 0)
-            try:
-                os.write(written, json.dumps(dict(os.environ)).encode("utf-8", "surrogateescape"))
-                socket.send_fds(each.control, [b"environment"], [written])
-            finally:
-                os.close(written)
+    written = write_packed(dict(os.environb), "anychip-environment")
+    try:
+        _prepared[bare], *others = _spawned((bare, *mains), environment, libraries)
+        _adopt(len(mains))
+        for main, each in zip(mains, others, strict=True):
             _prepared[main] = each._replace(environment=dict(os.environ))
+            socket.send_fds(each.control, [b"environment"], [written])
+    finally:
+        os.close(written)
 
 
 _prepared: dict[str, Begun] = {}

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import pkgutil
 import signal
@@ -28,6 +27,8 @@ import traceback
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, TypeAlias
+
+from app.processes.packing import read_packed
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _EVENT = struct.Struct("<BIii")
@@ -135,11 +136,8 @@ def _take_environment(control: socket.socket) -> bool:
     packet, descriptors = received(control)
     if not packet:
         return False
-    with open(descriptors[0], "rb") as file:
-        file.seek(0)
-        environment = json.loads(file.read().decode("utf-8", "surrogateescape"))
     os.environ.clear()
-    os.environ.update(environment)
+    os.environb.update(read_packed(descriptors[0]))
     tempfile.tempdir = None  # Libraries may have asked for it.
     return True
 
