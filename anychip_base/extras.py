@@ -1,4 +1,4 @@
-"""Extras of this project, and the command that installs one here.
+"""Entry points of installed packages; the extras of this project, and the command that installs one here.
 
 Owns: the command at the end of a message. Must not name a package of this project as one of a registry: it is on none,
 and anybody could take the name.
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 _PROJECT = "anychip"
 _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -27,6 +28,23 @@ def version() -> str:
     found = re.search(r'^version = "(.+)"$', _PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert found
     return found[1]
+
+
+def entry_points(group: str, name: str | None = None) -> metadata.EntryPoints:
+    """Return the entry points of a group, or the one called `name` in it. What is installed is read once."""
+    found = _entry_points(group, tuple(sys.path))
+    return found if name is None else found.select(name=name)
+
+
+@cache
+def _installed(_path: tuple[str, ...]) -> Any:
+    return metadata.entry_points()  # In Python 3.10 of another type.
+
+
+@cache
+def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
+    found: metadata.EntryPoints = _installed(path).select(group=group)
+    return found
 
 
 NOT_INSTALLED = "anychip's own installation is not here, or an older one: make install, in its sources"

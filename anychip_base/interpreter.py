@@ -1,8 +1,9 @@
-"""Import path of our processes, and the start of another Python from one of them.
+"""Import path and environment of our processes, and the start of another Python from one of them.
 
     parent: module_path ─► python_command ─► child: this file, by its absolute path ─► the same path ─► the program
 
-Owns: the order of `sys.path`, and the choice of our own `app`, `models` and `backends`. Must not import anything before
+Owns: the order of `sys.path`, the choice of our own `app`, `models` and `backends`, and what a process that runs a
+file's program has of the environment. Must not import anything before
 a child has its path. Python itself begins with the entries of PYTHONPATH, and, for `-c` and `-m`, with the current
 folder. A file `torch.py`, `json.py` or `app` there would run in place of the module that it hides. The option `-P`
 leaves out the current folder alone, and Python 3.10 has none.
@@ -19,11 +20,16 @@ if __name__ == "__main__":
     sys.path[:] = sys.argv[1].split("\n")
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 OURS = ("anychip_base", "app", "backends", "models")
+_PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDNN|ATEN|OPENBLAS|MALLOC)_[A-Z_]+")
+"""Variables that locate libraries or set how they compute and allocate; without them the process would be slower."""
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+"""Setting that keeps OpenBLAS from starting threads at import (NumPy, OpenCV), as Landlock binds only later threads."""
 _FILE = os.path.abspath(__file__)
 _ROOT = os.path.dirname(os.path.dirname(_FILE))
 
@@ -44,6 +50,8 @@ def settle() -> None:
     sys.path[:] = module_path()
     _prefer_installed()
     _report_nothing()
+    # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def module_path() -> list[str]:
@@ -69,6 +77,17 @@ def python_command(*words: str) -> list[str]:
 
     options = get_command_line()
     return [sys.executable, *options[1 : options.index("-c")], _FILE, "\n".join(module_path()), *words]
+
+
+def bare_environment(folder: str = os.sep) -> dict[str, str]:
+    """Return the environment for a process that runs a file's program. Only variables of `_PASSED_ON` pass, as others
+    may be secret. `folder`: the writable folder, if any.
+    """
+    return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **NO_THREADS,
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
+    }
 
 
 def _prefer_installed() -> None:

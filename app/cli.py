@@ -16,12 +16,11 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from anychip_base.extras import version
+from anychip_base.extras import entry_points, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings, unknown_variables
@@ -62,8 +61,6 @@ log = logging.getLogger("anychip")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code, 0 only on success."""
-    # Before torch is imported anywhere: a vendor plugin without its driver would make that import fail.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     given = sys.argv[1:] if arguments is None else arguments
     parser = _parser(given[0] if given else "")
     parsed, unknown = parser.parse_known_args(given)
@@ -182,7 +179,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
     for action in (listing, fetch, check):
         add_settings(action, ("cache_dir", "weights_mirror") if action is fetch else ("cache_dir",))
     if first not in commands.choices:
-        outsiders = entry_points(group=COMMAND_GROUP)
+        outsiders = entry_points(COMMAND_GROUP)
         for entry in outsiders.select(name=first) or outsiders:  # Another command may need a broken package.
             try:
                 outside = entry.load()
@@ -226,13 +223,6 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and its collection takes a fifth of their time.
-    from app.fleet.spawn import prepared
-
-    with prepared():
-        return _serve_opened(settings, announce)
-
-
-def _serve_opened(settings: Settings, announce: Callable[[str], None]) -> int:
     from app.main import serve
 
     gc.enable()

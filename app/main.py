@@ -14,13 +14,12 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import entry_points, how_to_install
 from app.access.access import check_exposure, check_secrets
 from app.access.tls import Tls
 from app.application import AdminFront, create_app
@@ -324,7 +323,7 @@ class _Ports:
         if not settings.grpc_port:
             return
         try:
-            found = [entry.load() for entry in entry_points(group=TRANSPORT_GROUP, name="grpc")]
+            found = [entry.load() for entry in entry_points(TRANSPORT_GROUP, name="grpc")]
         except ImportError as error:
             raise OSError(f"--grpc-port needs more packages ({error}): {how_to_install('grpc')}") from None
         if not found:

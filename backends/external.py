@@ -6,9 +6,9 @@ neither must they, until a network is loaded.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import NoReturn
 
+from anychip_base.extras import entry_points
 from backends.contract.backend import Backend, Probe
 from backends.contract.errors import BackendUnavailableError, first_line
 from backends.vendors import table as vendors
@@ -23,7 +23,7 @@ def external_backends() -> tuple[Backend, ...]:
     One that cannot be made is in the list, too, unavailable, with the reason.
     """
     taken = {row.name: row.vendor for row in vendors.ACCELERATORS} | {vendors.CPU.name: ""}
-    found = {(entry.name, entry.value): entry for entry in entry_points(group=GROUP)}
+    found = {(entry.name, entry.value): entry for entry in entry_points(GROUP)}
     backends: list[Backend] = []
     for _, entry in sorted(found.items()):
         try:

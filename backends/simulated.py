@@ -7,11 +7,10 @@ group `anychip.simulation`. Must not import it if nothing is simulated.
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from anychip_base.extras import NOT_INSTALLED
+from anychip_base.extras import NOT_INSTALLED, entry_points
 from backends.contract.errors import BackendUnavailableError
 
 VARIABLE = "ANYCHIP_SIMULATE"
@@ -42,6 +41,6 @@ def package() -> Any:
     """Return the module with `configure`, `configure_null`, `weigh` and `image_decoder`. Raises BackendUnavailableError
     if it is not installed.
     """
-    for entry in entry_points(group="anychip.simulation"):
+    for entry in entry_points("anychip.simulation"):
         return entry.load()
     raise missing()

@@ -41,9 +41,12 @@ def main() -> int:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     from app import cli
     from app.decoder import decoder
+    from app.prepared import prepared
 
     decoder.decode_into = _timed("decode", decoder.decode_into)
-    return cli.main([*sys.argv[1:], "--plugins", "benchmarks.timeline_spans"])
+    words = [*sys.argv[1:], "--plugins", "benchmarks.timeline_spans"]
+    with prepared(words):
+        return cli.main(words)
 
 
 def _watch_worker() -> None:

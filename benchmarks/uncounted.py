@@ -29,6 +29,7 @@ def main() -> int:
     from app import cli
     from app.observability.clients import BusiestClients
     from app.observability.metrics import TABLE, TELEMETRY, Metrics
+    from app.prepared import prepared
 
     class NoClients(BusiestClients):
         def count(self, *_: Any, **__: Any) -> None: ...
@@ -38,7 +39,8 @@ def main() -> int:
         vars(self).update(dict.fromkeys(TABLE, nothing), telemetry=dict.fromkeys(TELEMETRY, nothing))
 
     Metrics.__init__ = uncounted  # type: ignore[method-assign]
-    return cli.main(sys.argv[1:])
+    with prepared(sys.argv[1:]):
+        return cli.main(sys.argv[1:])
 
 
 if __name__ == "__main__":

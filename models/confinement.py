@@ -34,10 +34,6 @@ from pathlib import Path
 
 from anychip_base.interpreter import OURS
 
-_PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDNN|ATEN|OPENBLAS|MALLOC)_[A-Z_]+")
-"""Variables that locate libraries or set how they compute and allocate; without them the process would be slower."""
-NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""Setting that keeps OpenBLAS from starting threads at import (NumPy, OpenCV), as Landlock binds only later threads."""
 log = logging.getLogger("anychip.confinement")
 _MACHINE = platform.machine()
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(_MACHINE)
@@ -56,17 +52,6 @@ def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
 
 def _words(text: str) -> Sequence[str]:
     return text.split()
-
-
-def bare_environment(folder: str = os.sep) -> dict[str, str]:
-    """Return the environment for a process that runs a file's program. Only variables of `_PASSED_ON` pass, as others
-    may be secret. `folder`: the writable folder, if any.
-    """
-    return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-        **NO_THREADS,
-        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
-    }
 
 
 _NUMBERS = _table(

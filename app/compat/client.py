@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
 
+from anychip_base.extras import entry_points
 from app.access.rules import offer
 from app.config.values import CLIENT_GROUP
 from app.errors import ServiceError
@@ -71,7 +71,7 @@ class ClientCall(HttpCall[Answer]):
 
 def router(name: str) -> APIRouter:
     """Return the routes of a client that an installed package answers. Raises ValueError if it brings another thing."""
-    [entry] = entry_points(group=CLIENT_GROUP, name=name)
+    [entry] = entry_points(CLIENT_GROUP, name=name)
     brought = entry.load()
     if isinstance(getattr(brought, "router", None), APIRouter):
         offer(brought.NEEDS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
+
+from anychip_base.extras import entry_points
 
 CLIENTS = ("image-client", "triton", "ultralytics")
 """Clients of other servers that are answered if `compat` names them."""
@@ -28,7 +29,7 @@ def split(value: str) -> tuple[str, ...]:
 def is_cascade(entry: str) -> bool:
     """Return True if an entry of `models` is a cascade: it has stages, or names a kind that a package brings."""
     kind = entry.partition("=")[2].partition(":")[0].strip()
-    return STAGES in entry or any(kind == each.name for each in entry_points(group=CASCADE_GROUP))
+    return STAGES in entry or any(kind == each.name for each in entry_points(CASCADE_GROUP))
 
 
 def written_in(entry: str) -> Sequence[str]:
@@ -66,7 +67,7 @@ def _ascending(value: str) -> str:
 
 
 def _known_clients(value: str) -> str:
-    known = (*CLIENTS, *(entry.name for entry in entry_points(group=CLIENT_GROUP)))
+    known = (*CLIENTS, *(entry.name for entry in entry_points(CLIENT_GROUP)))
     unknown = [name for name in split(value) if name not in known]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is none of {', '.join(known)}")

@@ -22,6 +22,7 @@ from app import clock
 from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Status, answers_in
 from app.decoding.waiting import PendingImage
 from app.pace import Pace
+from app.prepared import DECODERS
 from app.processes.arena import Arena
 from app.processes.fork_server import Begun, ForkServer, begin
 from app.processes.packing import write_packed
@@ -32,13 +33,10 @@ _LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
 
 log = logging.getLogger("anychip.decoders")
 
-FORK_SERVER = "app.decoder.main:main"
-"""Entry point of the fork server of decoders."""
-
 
 def begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
     """Start the process from which decoders of this plan are forked. Raises OSError."""
-    begun = begin(FORK_SERVER)
+    begun = begin(DECODERS)
     written = write_packed(plan, "anychip-plan")
     try:
         shared = arena.descriptors(results=False)

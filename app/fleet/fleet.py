@@ -24,11 +24,11 @@ from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
 from app.fleet.replica import Replica
 from app.fleet.residents import Residents
-from app.fleet.spawn import BARE_FORK_SERVER
 from app.fleet.submission import ModelPool, Submission
 from app.link import ReturnedBytes
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
+from app.prepared import CONFINED
 from app.processes.arena import Arena
 from app.processes.fork_server import discard_prepared
 from app.processes.place import ChildStartError, PlaceStatus
@@ -129,7 +129,7 @@ class Fleet:
         await asyncio.to_thread(footprints.say_what_fits, self._settings, self._choice, models)
         plans = worker_plans(self._settings, self._choice, models, self._profiles)
         if not any(plan.bare for _, plan in plans):
-            discard_prepared(BARE_FORK_SERVER)
+            discard_prepared(CONFINED)
         for device, plan in plans:
             self.replicas.append(Replica(device, plan, self.arena, events))
         await asyncio.gather(*(replica.wait_ready() for replica in self.replicas))

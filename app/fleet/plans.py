@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from anychip_base.interpreter import bare_environment
 from app.config import Settings, split
 from app.fleet.process import WorkerPlan
 from app.fleet.profiles import Profile, of_model
@@ -19,7 +20,6 @@ from app.worker.guard import LeakLimits
 from app.worker.messages import Load, ModelPlan
 from backends import Choice
 from models import Model, NormalisedModel
-from models.confinement import bare_environment
 
 CONFINED = "confined"
 """Folder in the cache of workers that are confined."""

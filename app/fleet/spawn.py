@@ -14,27 +14,22 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from app.decoding.process import FORK_SERVER as DECODERS
+from anychip_base.interpreter import bare_environment
+from app.prepared import CONFINED, WORKERS
 from app.processes.channel import Channel, NotReadError, socket_pair
-from app.processes.fork_server import ForkServer, begin, discard_prepared, is_prepared, prepare, start
+from app.processes.fork_server import ForkServer, begin, discard_prepared, is_prepared, start
 from app.processes.packing import write_packed
 from app.processes.place import Cause, Child, SupervisedChild
 from app.processes.talk import Talk
 from app.worker import main as worker_main
 from app.worker.begin import Begin, to_process
-from models.confinement import bare_environment
 
 log = logging.getLogger("anychip.workers")
 
-FORK_SERVER = "app.worker.main:fork_server"
-"""Entry point of the fork server of workers. If none was prepared, every worker is spawned."""
-BARE_FORK_SERVER = "app.worker.main:bare_fork_server"
-"""Entry point of the fork server of confined workers: an interpreter in a bare environment."""
-_LIBRARIES = "app.worker.main:import_libraries", "app.decoder.main:import_libraries"
 _fork_servers: dict[str, ForkServer] = {}
 
 
@@ -50,22 +45,6 @@ class Spawned(NamedTuple):
     bare: bool = False
 
 
-@contextlib.contextmanager
-def prepared() -> Iterator[None]:
-    """Have the fork servers import their libraries, once for all, while this process imports its own; within, a service
-    takes those that it needs.
-    """
-    try:
-        prepare(_LIBRARIES, BARE_FORK_SERVER, bare_environment(), FORK_SERVER, DECODERS)
-    except OSError as error:
-        log.warning("the processes that fork others cannot be started yet: %s", error)
-    try:
-        yield
-    finally:
-        for main in (DECODERS, FORK_SERVER, BARE_FORK_SERVER):
-            discard_prepared(main)
-
-
 async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
     """Start a process. Raises OSError.
 
@@ -73,7 +52,7 @@ async def spawn(name: str, *, forks: bool, bare: bool = False) -> Spawned:
     server's; if it could not be started so, `Spawned.bare` is False, and its first message must have it start afresh.
     """
     bare = bare and forks
-    main = BARE_FORK_SERVER if bare else FORK_SERVER
+    main = CONFINED if bare else WORKERS
     if main not in _fork_servers and (bare or is_prepared(main)):
         _fork_servers[main] = ForkServer(partial(begin, main, bare_environment() if bare else None))
     ours, theirs = socket_pair()
@@ -152,7 +131,7 @@ class SpawnedChild(SupervisedChild):
 
 async def stop_forking() -> None:
     """End all fork servers: no worker is wanted any more. Idempotent."""
-    for main in (FORK_SERVER, BARE_FORK_SERVER):
+    for main in (WORKERS, CONFINED):
         discard_prepared(main)
     while _fork_servers:
         await _fork_servers.popitem()[1].stop()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from anychip_base.interpreter import module_path
+from anychip_base.interpreter import NO_THREADS, bare_environment, module_path
 from app import clock, logs
 from app.config import Settings
 from app.errors import ServiceError
@@ -71,7 +71,6 @@ from app.serving.submissions import Submissions
 from app.worker import begin as worker
 from backends import host
 from models import Model
-from models.confinement import NO_THREADS, bare_environment
 
 log = logging.getLogger("anychip.service")
 

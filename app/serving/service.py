@@ -11,13 +11,12 @@ import logging
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 
+from anychip_base.extras import entry_points
 from app.config import Settings, split
 from app.config.values import CLIENT_GROUP, by_version
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.pool import CREDITS, Decoders
-from app.decoding.process import FORK_SERVER
 from app.decoding.waiting import ImageLimits
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
@@ -28,6 +27,7 @@ from app.link_messages import IngressBegin
 from app.observability.metrics import Metrics
 from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
+from app.prepared import DECODERS
 from app.processes.fork_server import discard_prepared
 from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
@@ -74,7 +74,7 @@ class Service:
             settings = settings.model_copy(update={"max_images": settings.queue_size})
         self.settings = settings
         self.metrics = Metrics()
-        for entry in entry_points(group=CLIENT_GROUP):
+        for entry in entry_points(CLIENT_GROUP):
             if entry.name in split(settings.compat) and (collector := getattr(entry.load(), "collector", None)):
                 self.metrics.registry.register(collector(self.metrics))
         self.metrics.ready.set_function(lambda: not self.administration.why_not())
@@ -131,7 +131,7 @@ class Service:
         """
         decoding = [] if self.decoders is None else [self.decoders.start()]
         if not decoding:
-            discard_prepared(FORK_SERVER)  # Nothing will be decoded.
+            discard_prepared(DECODERS)  # Nothing will be decoded.
         await asyncio.gather(self.fleet.start(), *decoding)
 
     async def stop(self) -> None:

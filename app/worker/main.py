@@ -50,6 +50,7 @@ def bare_fork_server(control: socket.socket, server: int) -> None:
     It has no other thread, so that a worker has none before it is confined.
     """
     _only_write_to_terminals()
+    _import("models.exports.layouts")  # Who opens a file needs it, and who runs its network.
     fork_server(control, server, "fork-confined")
 
 
@@ -156,9 +157,13 @@ def _run(begin: Begin, channel: Channel, messages: list[bytes], descriptors: Seq
 
 def import_libraries() -> None:
     """Import all that every worker needs, with garbage collection off: it is a fifth quicker."""
+    _import("app.worker.loop")
+
+
+def _import(module: str) -> None:
     gc.disable()
     with contextlib.suppress(Exception):  # The worker meets the error again and reports it.
-        importlib.import_module("app.worker.loop")
+        importlib.import_module(module)
     gc.enable()
 
 

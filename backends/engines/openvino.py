@@ -16,6 +16,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,19 +77,14 @@ class OpenVINOEngine(Engine):
         parts = self.parts(network, precision, options)
         model = _model(core, network, options, parts, in_int8=precision == "int8")
         stream_counts = {size: min(size, self._threads) for size in batch_sizes}
-        with translated_errors(device):
-            compiled = {
-                streams: core.compile_model(
-                    model,
-                    "CPU",
-                    {
-                        "INFERENCE_PRECISION_HINT": hint,
-                        "INFERENCE_NUM_THREADS": self._threads,
-                        "NUM_STREAMS": streams,
-                    },
-                )
-                for streams in sorted(set(stream_counts.values()))
-            }
+        counts = sorted(set(stream_counts.values()))
+
+        def compiled_for(streams: int) -> Any:
+            hints = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": self._threads, "NUM_STREAMS": streams}
+            return core.compile_model(model, "CPU", hints)
+
+        with translated_errors(device), ThreadPoolExecutor(len(counts)) as pool:  # Each keeps one core busy.
+            compiled = dict(zip(counts, pool.map(compiled_for, counts), strict=True))
             by_size = {size: compiled[streams] for size, streams in stream_counts.items()}
             return _OpenVINOExecutable(device, network, by_size)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from anychip_base.extras import entry_points
 from models.contract.errors import ModelError
 from models.contract.model import Model, Options
 
@@ -81,7 +82,7 @@ class Cascade(ABC):
 @cache
 def kinds() -> Mapping[str, EntryPoint]:
     """Return the cascades of installed packages, by the words that name them in `--models`."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
+    return {entry.name: entry for entry in entry_points(GROUP)}
 
 
 @cache

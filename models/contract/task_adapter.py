@@ -14,11 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from anychip_base.extras import entry_points
 from models.contract.errors import WeightsError, reason_of
 from models.contract.measures import TENSOR_LIMITS, Accuracy, Limits, of_tensors
 from models.contract.model import Array, Finds, Options, OutputSpec, Placement
@@ -199,14 +200,14 @@ def owned(arrays: Sequence[Array]) -> tuple[Array, ...]:
 def task_names() -> list[str]:
     """Return the names of our tasks and of those in installed packages."""
     names = [entry.name for entry in OWN]
-    return [*names, *sorted({entry.name for entry in entry_points(group=GROUP)} - {*names})]
+    return [*names, *sorted({entry.name for entry in entry_points(GROUP)} - {*names})]
 
 
 @lru_cache(maxsize=64)
 def task_class(name: str) -> type[TaskAdapter]:
     """Return the class of a task. Raises WeightsError."""
     own = [entry for entry in OWN if entry.name == name]
-    found = own or [entry for entry in entry_points(group=GROUP) if entry.name == name]
+    found = own or [entry for entry in entry_points(GROUP) if entry.name == name]
     if not found:
         raise WeightsError(f"no installed package brings the task {name!r}; there is {', '.join(task_names())}.")
     try:

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from anychip_base.interpreter import python_command
-from models.confinement import bare_environment
+from anychip_base.interpreter import bare_environment, python_command
 from models.contract.digest import OpenedFiles
 from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
 from models.contract.model import Array, Model

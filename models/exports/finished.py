@@ -10,14 +10,13 @@ import json
 import os
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import entry_points, how_to_install
 from anychip_base.interpreter import python_command
 from models.contract.errors import WeightsError
 
-_CHILDREN = {f".{entry.name}": entry.value for entry in entry_points(group="anychip.finished")}
+_CHILDREN = {f".{entry.name}": entry.value for entry in entry_points("anychip.finished")}
 _EXTRAS = {".om": "ascend"}
 FINISHED = tuple(dict.fromkeys((*_EXTRAS, *_CHILDREN)))
 _TIME_LIMIT_S = 120.0

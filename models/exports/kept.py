@@ -17,12 +17,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from anychip_base.extras import entry_points
 from models.contract.digest import OpenedFiles, digest_of_sources
 from models.exports.answers import Tried, decode_tried
 
@@ -52,7 +53,7 @@ def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: 
 
 @cache
 def _versions() -> list[str]:
-    readers = {entry.module.partition(".")[0] for entry in entry_points(group="anychip.libraries")}
+    readers = {entry.module.partition(".")[0] for entry in entry_points("anychip.libraries")}
     found = [digest_of_sources(package) for package in ("models", *sorted(readers))]
     for name in _COUNT:
         with contextlib.suppress(PackageNotFoundError):

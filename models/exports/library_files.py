@@ -14,11 +14,10 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from anychip_base.extras import NOT_INSTALLED
+from anychip_base.extras import NOT_INSTALLED, entry_points
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import LIBRARIES
 from models.contract.regular import read_regular
@@ -56,7 +55,7 @@ def library_of(architecture: str) -> str:
 @cache
 def builder() -> Any:
     """Return the module that builds networks of these libraries. Raises WeightsError if it is not installed."""
-    for entry in entry_points(group=GROUP):
+    for entry in entry_points(GROUP):
         return entry.load()
     raise WeightsError(f"networks of timm and transformers are built by anychip_compat: {NOT_INSTALLED}.")
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from anychip_base.interpreter import python_command
+from anychip_base.interpreter import bare_environment, python_command
 from app.processes.arena import RESULT_BYTES
-from models.confinement import bare_environment, what_there_is
+from models.confinement import what_there_is
 from tests.support import escapes, library_folders
 from tests.support.escapes import MARK, attempts
 from tests.support.exported_files import frozen

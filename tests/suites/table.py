@@ -477,6 +477,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/*.py", SERVICE),
     ("app/ingress_main.py", ("ingress",)),
     ("app/converter_main.py", ("ingress",)),
+    ("app/prepared.py", ("processes", "faults")),
     ("app/access/", ("ingress", "connections")),
     ("app/compat/", ("protocols", "clients")),
     ("app/config/", ("deployment", "faults")),

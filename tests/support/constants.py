@@ -60,6 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     """Set the constants, then run the command."""
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # As `anychip` does.
     from app import cli
+    from app.prepared import prepared
 
     end = arguments.index("--")
     for each in arguments[:end]:
@@ -70,7 +71,9 @@ def main(arguments: Sequence[str]) -> int:
             importlib.import_module(value)
         else:
             _set(path, ast.literal_eval(value))
-    return cli.main(arguments[end + 1 :])
+    given = arguments[end + 1 :]
+    with prepared(given):
+        return cli.main(given)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
-from app import cli
+from app import cli, prepared
 from app.access import keys
 from app.cli import main
 from tests.support.photographs import FILES
@@ -98,3 +98,22 @@ def test_an_option_that_is_gone_says_what_is_in_its_place(capsys):
         "unrecognized arguments: --per-card 0.5; one service takes all cards with --device all"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["serve", "--models", "resnet50"], True),
+        (["demo"], True),
+        (["serve", "--help"], False),
+        (["devices"], False),
+        ([], False),
+    ],
+)
+def test_processes_begin_to_import_before_the_command_does_where_it_serves(monkeypatch, words, begin):
+    begun, ended = [], []
+    monkeypatch.setattr(prepared, "prepare", lambda *given: begun.append(given[1]))
+    monkeypatch.setattr(prepared, "discard_prepared", ended.append)
+    with prepared.prepared(words):
+        assert begun == [prepared.CONFINED] * begin
+    assert sorted(ended) == sorted([prepared.CONFINED, prepared.DECODERS, prepared.WORKERS]) * begin

@@ -31,6 +31,7 @@ ORDER = (
     "pace",
     "core",
     "processes",
+    "prepared",
     "images",
     "precision",
     "decoder",

@@ -259,7 +259,7 @@ def test_a_folder_of_a_library_that_is_not_built_here_says_which_export_it_wants
 
 def test_without_the_package_that_builds_it_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library_files.builder.cache_clear()
-    monkeypatch.setattr(library_files, "entry_points", lambda **_: EntryPoints())
+    monkeypatch.setattr(library_files, "entry_points", lambda _: EntryPoints())
     with pytest.raises(WeightsError, match=re.escape(NOT_INSTALLED)):
         library_files.builder()
 

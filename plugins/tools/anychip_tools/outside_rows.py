@@ -11,9 +11,9 @@ import os
 import subprocess
 from dataclasses import is_dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any, get_args, get_type_hints
 
+from anychip_base.extras import entry_points
 from anychip_base.interpreter import python_command
 from anychip_tools.facts import facts_module, rows
 
@@ -27,7 +27,7 @@ def every_row() -> dict[str, Any]:
 
 @cache
 def _outside_rows() -> dict[str, Any]:
-    if not entry_points(group="anychip.backends"):
+    if not entry_points("anychip.backends"):
         return {}
     command = python_command("-m", "anychip_tools.outside_rows")
     try:
