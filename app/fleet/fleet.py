@@ -222,6 +222,7 @@ class Fleet:
             {name: each.depth for name, each in loaded.items()},
         )
         self._device_metrics[worker.device].ready()
+        self._leave_out(worker)
         self._membership_changed()
         log.info("%s is ready: %s", worker.name, worker.ready.device_name)
         self.dispatcher.dispatch_soon()
@@ -229,6 +230,19 @@ class Fleet:
         self.residents.worker_ready()
         if worker.ready.staged:
             self._handovers.compile(worker)
+
+    def _leave_out(self, worker: WorkerProcess) -> None:
+        """Unload what no worker has any more because its files are lost: others are served without it."""
+        for replica in self.replicas:
+            if replica.child is worker and worker.left_out:
+                replica.plan = worker.plan
+        for name, pool in self.models.items():
+            lost = worker.left_out.get(pool.index)
+            if lost and not self.scheduler.serves(name) and not isinstance(pool.model, NormalisedModel):
+                pool.unloaded, pool.lost = True, lost
+                log.error("%s is unloaded: %s", name, lost)
+                for form in pool.names:
+                    self.dispatcher.refuse_waiting(form, self.readiness.reason(name))
 
     def _keep_in_background(self, worker: WorkerProcess, loaded: Mapping[int, Loaded]) -> None:
         asyncio.get_running_loop().run_in_executor(None, footprints.keep, worker, loaded, self._settings, self._choice)

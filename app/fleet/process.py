@@ -47,6 +47,8 @@ from app.worker.messages import (
     ToWorker,
 )
 from app.worker.results import Arrays, map_overflow, read_results
+from models import WeightsError
+from models.weights.opened import mend
 
 if TYPE_CHECKING:
     from models import Model
@@ -112,7 +114,7 @@ class Events:
 
 class WorkerProcess(SpawnedChild):
     """One worker process. `ready`: what it has reported of its models; `loaded`: the numbers of those that it has
-    loaded so far.
+    loaded so far; `left_out`: of those whose files are lost, with the reason, if it `mends` copies before it loads.
     """
 
     look_s, end_s, kill_s = 0.25, 10.0, 10.0
@@ -120,6 +122,8 @@ class WorkerProcess(SpawnedChild):
 
     def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
         super().__init__(f"{device}#{next(self._numbers)}")
+        self.mends = False
+        self.left_out: dict[int, str] = {}
         self.start_s = plan.start_timeout_s
         self.device, self.plan = device, plan
         self.ready: Ready | None = None
@@ -164,6 +168,10 @@ class WorkerProcess(SpawnedChild):
 
     async def begin(self) -> None:
         """Start the process and tell it what to load. Raises OSError."""
+        if self.mends:
+            self.left_out = await asyncio.to_thread(_mended, self.plan)
+            models = enumerate(self.plan.load.models)
+            self.plan = self.plan.with_models([None if index in self.left_out else each for index, each in models])
         plan, memory = self.plan, self.plan.memory
         try:
             spawning = spawn_with(plan.load, "anychip-load", self.name, forks=plan.forks, bare=plan.bare)
@@ -269,3 +277,15 @@ class WorkerProcess(SpawnedChild):
         if done.overflow_bytes:
             overflow = map_overflow(self.talk.take_descriptor(), done.overflow_bytes)
         return read_results(done.results, self._arena.results(run.model), run.slots, overflow)
+
+
+def _mended(plan: WorkerPlan) -> dict[int, str]:
+    """Make damaged copies of files again. Return the numbers of models whose files are lost, with the reason."""
+    lost = {}
+    for index, model in enumerate(plan.load.models):
+        if model is not None and model.files is not None:
+            try:
+                mend(model.files)
+            except WeightsError as error:
+                lost[index] = str(error)
+    return lost

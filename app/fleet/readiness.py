@@ -68,8 +68,8 @@ class Readiness:
         if state.is_ready:
             return ""
         if state is ModelState.UNLOADED:
-            shown = self._loaded_with[name].model.name
-            return f"{shown} is unloaded; POST /v2/repository/models/{shown}/load loads it"
+            shown, lost = self._loaded_with[name].model.name, self._loaded_with[name].lost
+            return f"{shown} is unloaded{lost and f': {lost}'}; POST /v2/repository/models/{shown}/load loads it"
         return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
 
     def loaded(self, names: Sequence[str]) -> list[str]:

@@ -20,11 +20,18 @@ class Replica(Supervisor[WorkerProcess]):
     def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
         self.device, self.plan = device, plan
         self._arena, self._events = arena, events
-        super().__init__(lambda: self.worker(self.plan), log, breaks=True, exclusive=True)
+        self._mends = False
+        super().__init__(self._next, log, breaks=True, exclusive=True)
 
     def worker(self, plan: WorkerPlan) -> WorkerProcess:
         """Make a worker that follows `plan`, for this place or to take over from the one in it."""
         return WorkerProcess(self.device, plan, self._arena, self._events)
+
+    def _next(self) -> WorkerProcess:
+        """Make the worker of this place; after one that could not start it looks first whether copies are damaged."""
+        worker = self.worker(self.plan)
+        worker.mends = self._mends
+        return worker
 
     @property
     def loaded(self) -> set[int]:
@@ -43,6 +50,7 @@ class Replica(Supervisor[WorkerProcess]):
         if child.cause is Cause.START and self.restarts == 1:
             self.close()
             return
+        self._mends = child.cause is Cause.START
         self._events.died(self.device, "hung" if child.cause is Cause.FROZEN else child.cause.value)
         if child.status is ChildStatus.QUARANTINED or self.status is PlaceStatus.BROKEN:
             log.error("%s is %s: %s", self.device, self.status.value, self.reason)

@@ -37,6 +37,8 @@ class ModelPool(ServedModel):
         """This form and the model's other one, each with slots and a queue of its own."""
         self.unloaded = False
         """Flag of a model whose new requests are refused: no worker has it, or the last one is about to unload it."""
+        self.lost = ""
+        """Why its files cannot be read any more, if that is why it is unloaded."""
         self.passes_files = False
         """Flag of a model whose workers decode files, which then go into slots in place of pixels (--decode)."""
         self.images = 0

@@ -52,7 +52,7 @@ class Repository:
         async with self._begun():
             model = await self._read(served)
             await self._hand_over({served.model.name: model}, "load")
-            served.unloaded = False
+            served.unloaded, served.lost = False, ""
 
     async def unload(self, name: str) -> None:
         """Refuse new requests, answer those under way, free the memory (app.link.Administration.unload)."""

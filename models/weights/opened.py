@@ -69,18 +69,33 @@ def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
     """
     entry = hashlib.sha256(listed(files.digests).encode()).hexdigest()
     copy = replace(files, folder=str(store.absolute() / entry), is_copy=True)
-    if copy.hold() and _is_whole(copy, files):
+    if copy.hold() and _is_whole(copy):
         return copy
     try:
         _make(copy, files)
     except OSError as error:
         log.warning(
-            "%s is served from where it lies, as %s takes no copy (%s): once one of its files has changed, a worker "
-            "that ends has no successor until the model is loaded again",
+            "%s is served from where it lies, as %s takes no copy (%s): once one of its files has changed, the "
+            "model is unloaded when a worker ends, until it is loaded again",
             *(files.source, store, error.strerror or error),
         )
         return files
     return copy
+
+
+def mend(files: OpenedFiles) -> None:
+    """Make a copy that is damaged again, from the files themselves. Raises WeightsError if they have changed, too."""
+    if not files.is_copy or _is_whole(files):
+        files.check()
+        return
+    source = Path(files.source)
+    try:
+        _make(files, replace(files, folder=os.path.realpath(source.parent), is_copy=False))
+    except (WeightsError, OSError) as error:
+        raise WeightsError(
+            f"its copy in {files.folder} is damaged, and cannot be made again from {source}: {error}"
+        ) from None
+    log.warning("the copy of %s in %s was damaged, and was made again", source, files.folder)
 
 
 def _checked(name: str, main: str) -> str:
@@ -91,17 +106,14 @@ def _checked(name: str, main: str) -> str:
     return str(path)
 
 
-def _is_whole(copy: OpenedFiles, original: OpenedFiles) -> bool:
-    """Return True if there is a copy whose files have the right lengths. Workers compare their digests."""
+def _is_whole(copy: OpenedFiles) -> bool:
+    """Return True if there is a copy whose files have the right digests."""
     try:
-        same = all(
-            path.lstat().st_size == other.stat().st_size for path, other in zip(copy.paths, original.paths, strict=True)
-        )
-        if same:
-            os.utime(copy.folder)  # It is in use.
-    except OSError:
+        copy.check()
+        os.utime(copy.folder)  # It is in use.
+    except (WeightsError, OSError):
         return False
-    return same
+    return True
 
 
 def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
@@ -121,7 +133,7 @@ def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
                 _copy(original, name, partial / name, digest)
             with _held(store, fcntl.LOCK_EX):
                 # Another service was faster, or the present copy is not whole.
-                if not _is_whole(copy, original):
+                if not _is_whole(copy):
                     if target.exists():
                         target.rename(cut)
                     partial.rename(target)

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from models.contract import regular
 from models.contract.digest import OpenedFiles, digest_of_all, sha256_of
 from models.contract.regular import open_regular, read_regular
 from models.weights import opened
-from models.weights.opened import copied, looked_at, remove_unused
+from models.weights.opened import copied, looked_at, mend, remove_unused
 
 DAY_S = 86_400
 
@@ -231,16 +232,39 @@ def test_a_copy_stays_what_was_opened(folder: Path, tmp_path: Path, change: str)
         assert copied(look(folder), tmp_path / "store").folder != files.folder, "a load takes what is there now"
 
 
-def test_a_copy_is_made_once_and_a_damaged_one_again(folder: Path, tmp_path: Path) -> None:
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "cut": lambda file: os.truncate(file, 3),
+    "empty": lambda file: os.truncate(file, 0),
+    "of the same size": lambda file: file.write_bytes(b"wEights"),
+    "missing": Path.unlink,
+    "without its folder": lambda file: shutil.rmtree(file.parent),
+    "a pipe": lambda file: replaced_by(file, os.mkfifo),
+}
+
+
+@pytest.mark.parametrize("again", ["opened", "mended"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_copy_is_made_once_and_a_damaged_one_again(folder: Path, tmp_path: Path, damage: str, again: str) -> None:
     files = copied(look(folder), tmp_path / "store")
     before = files.file.stat().st_ino
-    again = copied(look(folder), tmp_path / "store")
-    assert (again.folder, again.file.stat().st_ino) == (files.folder, before)
+    same = copied(look(folder), tmp_path / "store")
+    assert (same.folder, same.file.stat().st_ino) == (files.folder, before)
     files.file.chmod(0o600)
-    os.truncate(files.file, 3)
-    with pytest.raises(WeightsError, match="load the model again, or put the file back"):
+    DAMAGES[damage](files.file)
+    with pytest.raises(WeightsError):
         files.check()
-    copied(look(folder), tmp_path / "store").check()
+    if again == "opened":
+        copied(look(folder), tmp_path / "store").check()
+    else:
+        mend(files)
+    files.check()
+    assert [each.name for each in (tmp_path / "store").iterdir()] == [Path(files.folder).name], "nothing else is left"
+    (folder / "net.bin").write_bytes(b"others!")
+    mend(files)
+    files.check()
+    files.file.unlink()
+    with pytest.raises(WeightsError, match=r"its copy in .* is damaged, and cannot be made again from .*net\.bin: "):
+        mend(files)
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS, errno.EACCES, "full"])
