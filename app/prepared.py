@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from anychip_base.interpreter import bare_environment
 from app.processes.fork_server import discard_prepared, prepare
+from app.telling import telling
 
 log = logging.getLogger("anychip.workers")
 
@@ -23,16 +24,18 @@ CONFINED = "app.worker.main:bare_fork_server"
 DECODERS = "app.decoder.main:main"
 """Entry point of the fork server of decoders."""
 _LIBRARIES = "app.worker.main:import_libraries", "app.decoder.main:import_libraries"
-_COMMANDS, _HELP = {"serve", "demo"}, {"-h", "--help"}
+_COMMANDS, _HELP, _SPEAKING = {"serve", "demo"}, {"-h", "--help"}, {"serve", "demo", "top"}
 
 
 @contextlib.contextmanager
 def prepared(words: Sequence[str]) -> Iterator[None]:
     """Have the fork servers import their libraries, once for all, if `words` begin with the name of a command that
-    serves. Within, a service takes those that it needs; the others end with it.
+    serves. Within, a service takes those that it needs; the others end with it. Other commands say what they do.
     """
     if not {*words[:1]} & _COMMANDS or {*words} & _HELP:
-        yield
+        silent = not words or words[0] in _SPEAKING or words[0].startswith("-")
+        with contextlib.nullcontext() if silent else telling(f"anychip {words[0]}"):
+            yield
         return
     try:
         prepare(_LIBRARIES, CONFINED, bare_environment(), WORKERS, DECODERS)

@@ -29,6 +29,7 @@ ORDER = (
     "logs",
     "clock",
     "pace",
+    "telling",
     "core",
     "processes",
     "prepared",

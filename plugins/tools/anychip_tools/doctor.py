@@ -97,7 +97,8 @@ def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
         if name in _NEEDS_TORCH and not torch_works:
             yield Check(name, "SKIP", "needs torch, which is skipped or does not work")
             continue
-        found = check(settings)
+        with report.step(f"checking {name}"):
+            found = check(settings)
         torch_works &= name != "torch" or found.status == "PASS"
         yield found
 

@@ -30,51 +30,44 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from app.telling import telling
+
 Cell = str | int | float | None
 """Cell of a table. Fractions are shown to three digits, None as nothing."""
 
 
-_EVERY_S = 5.0
-"""Seconds between two lines of progress in a pipe."""
+_LOOKS_EVERY_S = 0.2
+"""Seconds between two looks at how far the bars are."""
 
 
 @contextmanager
 def progress(*, quiet: bool = False) -> Iterator[Progress]:
-    """Show bars on stderr during long work, where stderr is no terminal a line every 5 s; nothing if `quiet` is set."""
+    """Show bars on stderr during long work, where stderr is no terminal a line every 4 s; nothing if `quiet` is set."""
     shown = Console(stderr=True, markup=False)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(
-        *columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not shown.is_terminal
-    ) as bars:
-        if quiet or shown.is_terminal:
+    silent = quiet or shown.is_terminal
+    ended = threading.Event()
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not silent) as bars,
+        telling("") as say,
+    ):
+
+        def look() -> None:
+            while not silent and not ended.wait(_LOOKS_EVERY_S):
+                say("; ".join(map(_how_far, bars.tasks)))
+
+        looking = threading.Thread(target=look, name="progress", daemon=True)
+        looking.start()
+        try:
             yield bars
-            return
-        with _said(lambda _: [_how_far(task) for task in bars.tasks]):
-            yield bars
+        finally:
+            ended.set()
+            looking.join()
 
 
-def step(text: str) -> AbstractContextManager[None]:
-    """Say on stderr every 5 s that a step without a bar goes on, in a terminal as well."""
-    return _said(lambda seconds: [f"{text}, {seconds:.0f} s"])
-
-
-@contextmanager
-def _said(lines: Callable[[float], Sequence[str]]) -> Iterator[None]:
-    """Print these lines every 5 s; `lines` is given the seconds since the begin."""
-    ended, began_s = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not ended.wait(_EVERY_S):
-            for line in lines(time.monotonic() - began_s):
-                print(line, file=sys.stderr, flush=True)
-
-    saying = threading.Thread(target=say, name="progress", daemon=True)
-    saying.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        saying.join()
+def step(text: str) -> AbstractContextManager[object]:
+    """Say on stderr every 4 s that a step without a bar goes on, in a terminal as well."""
+    return telling(text)
 
 
 def _how_far(task: Task) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from anychip_tools import report as shown
 from anychip_tools.verify.report import Finding, Part, VerifyReport
+from app import telling
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 REPORTS = sorted((DOCS / "reports").glob("*.json"))
@@ -89,22 +90,22 @@ def test_nothing_of_the_product_lets_rich_read_markup() -> None:
 
 
 def test_where_no_terminal_is_lines_say_how_far_the_work_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(shown, "_EVERY_S", 0.001)
+    monkeypatch.setattr(telling, "_EVERY_S", 0.01)
     said = ""
     with shown.progress() as bars:
         task = bars.add_task("fp32", total=3)
         bars.advance(task)
-        while "fp32: 1 of 3 done\n" not in said:
-            said += capsys.readouterr().err
+        while "fp32: 1 of 3 done, 0 s\n" not in said:
+            said += capfd.readouterr().err
         bars.advance(task)
-        while "fp32: 2 of 3 done\n" not in said:
-            said += capsys.readouterr().err
+        while "fp32: 2 of 3 done, 0 s\n" not in said:
+            said += capfd.readouterr().err
     with shown.step("opening cars"):
         while "opening cars, 0 s\n" not in said:
-            said += capsys.readouterr().err
-    capsys.readouterr()
+            said += capfd.readouterr().err
+    capfd.readouterr()
     with shown.progress(quiet=True) as bars:
         bars.add_task("fp32", total=3)
-    assert capsys.readouterr().err == ""
+    assert capfd.readouterr().err == ""

@@ -6,8 +6,10 @@ Owns: tracing (torch.export) and cutting. Must not know engines or limits.
 from __future__ import annotations
 
 import copy
+import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -128,7 +130,8 @@ class TracedNetwork:
         reason = ""
         for shapes in (*attempts, None):
             try:
-                with warnings.catch_warnings(), torch.no_grad():
+                # What it could trace of a network that it cannot, torch prints on stderr: hundreds of lines.
+                with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):
                     warnings.simplefilter("ignore")
                     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
                     return cast(GraphModule, unchecked_module(program.run_decompositions({})))

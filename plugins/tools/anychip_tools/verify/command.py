@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_base.interpreter import python_command
-from anychip_tools.report import versions
+from anychip_tools.report import step, versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import split
@@ -84,12 +84,13 @@ def run(parsed: argparse.Namespace) -> int:
         part = Part(name)
         report.parts.append(part)
         began_s = time.monotonic()
-        for finding in PARTS[name](parsed, report.device, end_s):
-            part.findings.append(finding)
-            part.seconds = round(time.monotonic() - began_s, 1)
-            if not parsed.json:
-                _print(part.name, finding)
-            report.write(parsed.out)
+        with step(f"checking {name}"):
+            for finding in PARTS[name](parsed, report.device, end_s):
+                part.findings.append(finding)
+                part.seconds = round(time.monotonic() - began_s, 1)
+                if not parsed.json:
+                    _print(part.name, finding)
+                report.write(parsed.out)
     print(report.json() if parsed.json else _verdict(report, parsed.out), end="", flush=True)
     return 0 if report.passed else 1
 
