@@ -39,8 +39,9 @@ _NARROW = 0.3
 """Left margin of panels without numbers there, and of titles."""
 _GAP = 0.1
 """Half of the space between two panels, in columns and rows."""
-_LEGEND = 8
-"""Number of series that are named; the rest is only counted."""
+_LEGEND = 3
+"""Lines of names below a plot; series for which there is no room are only counted."""
+_INCH_A_NAME, _INCH_A_LETTER = 0.15, 0.057
 _SCALES = {"percentunit": (100, " %"), "s": (1000, " ms"), "bytes": (2**-20, " MiB"), "Bps": (2**-20, " MiB/s")}
 _SCALES |= {"hertz": (1e-6, " MHz"), "celsius": (1, " °C"), "watt": (1, " W")}
 _COLORS = {"red": "#f2495c", "orange": "#ff9830", "green": "#73bf69"}
@@ -234,23 +235,53 @@ def _states(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: li
 def _lines(axes: Axes, panel: Mapping[str, Any], found: list[Series], times: list[float]) -> None:
     factor, unit = _scale(panel)
     scaled = [[value * factor for value in series.values] for series in found]
-    names = [series.name if number < _LEGEND else "_" for number, series in enumerate(found)]
+    names = [series.name for series in found]
     if panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal" and scaled:
         filled = [[0.0 if isnan(value) else value for value in values] for values in scaled]
         axes.stackplot(times, filled, labels=names, alpha=0.7)
     else:
         for values, name in zip(scaled, names, strict=True):
             axes.plot(times, values, label=name, linewidth=1.2)
+    _clock(axes, times)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
     if found:
-        more = f"and {len(found) - _LEGEND} more" if len(found) > _LEGEND else None
-        axes.legend(fontsize=8, loc="upper left", title=more, title_fontsize=8)
+        _legend(axes, panel["gridPos"]["w"] - 2 * _NARROW)
     else:
         axes.text(0.5, 0.5, "none", ha="center", va="center", transform=axes.transAxes)
-    _clock(axes, times)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_yticks([])
     axes.set_ylabel(unit.strip(), labelpad=0)
     axes.grid(axis="y")
+
+
+def _legend(axes: Axes, width: float) -> None:
+    """Name the series below the plot, where they cover none of it."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    inch = 1 / figure.get_size_inches()[1]
+    handles, names = axes.get_legend_handles_labels()
+    place, panel = axes.get_position(), width * _INCH_A_COLUMN
+    columns = max(1, int(panel / _INCH_A_LETTER / (max(map(len, names)) + 5)))
+    room = _LEGEND * columns
+    if len(names) > room:
+        names = [*names[: room - 1], f"and {len(names) - room + 1} more"]
+        handles = [*handles[: room - 1], Rectangle((0, 0), 0, 0, alpha=0)]
+    high = -(-len(names) // columns) * _INCH_A_NAME * inch
+    axes.set_position((place.x0, place.y0 + high, place.width, place.height - high))
+    axes.legend(
+        handles,
+        names,
+        ncols=columns,
+        fontsize=7,
+        loc="lower left",
+        bbox_to_anchor=(place.x0 - (_LEFT - _NARROW) / 24, place.y0 - 0.28 * inch),
+        bbox_transform=figure.transFigure,
+        borderaxespad=0,
+        borderpad=0,
+        labelspacing=0.2,
+        handlelength=1.2,
+        columnspacing=1,
+    )
 
 
 def main() -> None:
