@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import unpack_from
@@ -30,8 +31,16 @@ _MAX_BLOCKS = 20_000
 _BMP_COMPRESSIONS = (0, 3, 6)
 """Compressions: none, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
 
-_INTEGERS = {1: "B", 3: "H", 4: "I"}
-"""TIFF types of an orientation: BYTE, SHORT, which EXIF says, and LONG, which some cameras write."""
+_INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
+"""TIFF types of an orientation, as Pillow reads them: SHORT, which EXIF says, LONG, which some cameras write, and the
+signed ones. Pillow takes a BYTE for text, and does not turn the image."""
+_EXIF = b"Exif\0\0"
+XMP = b"http://ns.adobe.com/xap/1.0/\0"
+_XMP_TEXT = b"XML:com.adobe.xmp\0\0"
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
+_PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type exif\0\0"}
+"""EXIF data in hexadecimal, as ImageMagick writes them into a PNG; zTXt has a byte for its compression."""
+_MAX_PROFILE = 1 << 17
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
@@ -146,8 +155,8 @@ def check_pixels(header: Header, limit: int) -> None:
 
 
 def _read_jpeg(view: memoryview) -> _Stored:
-    """Read ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment."""
-    at, orientation = 2, 0
+    """Read ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment, and so is XMP."""
+    at, orientation, xmp = 2, -1, 0
     for _ in range(_MAX_SEGMENTS):
         marker = view[at + 1]
         if view[at] != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
@@ -164,30 +173,39 @@ def _read_jpeg(view: memoryview) -> _Stored:
                 raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
             if bits != 8:
                 raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
-            return width, height, orientation or 1
+            return width, height, max(orientation, 0) or xmp or 1
         if marker in {0xD9, 0xDA}:
             break
         (length,) = unpack_from(">H", view, at + 2)
-        if marker == 0xE1 and not orientation and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
-            orientation = exif_orientation(view[at + 10 : at + 2 + length])
+        segment = view[at + 4 : at + 2 + length]
+        if marker == 0xE1 and orientation < 0 and segment[:6] == _EXIF:
+            orientation = exif_orientation(segment)
+        elif marker == 0xE1 and not xmp and segment[: len(XMP)] == XMP:
+            xmp = _xmp_orientation(segment)
         at += 2 + length
     raise InvalidImageError("the JPEG has no frame header before its image data")
 
 
 def _read_png(view: memoryview) -> _Stored:
-    """Read PNG, third edition, section 5: chunks up to the image data; a later eXIf chunk is ignored."""
+    """Read PNG, third edition, section 5: all chunks, as texts and eXIf may also come after the image data."""
     length, kind, width, height = unpack_from(">I4sII", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise InvalidImageError("the PNG does not start with its header chunk")
-    at = 33
+    at, exif, xmp = 33, 0, 0
     for _ in range(_MAX_SEGMENTS):
-        length, kind = unpack_from(">I4s", view, at)
-        if kind == b"eXIf":
-            return width, height, exif_orientation(view[at + 8 : at + 8 + length])
-        if kind in {b"IDAT", b"IEND"}:
+        if at + 8 > len(view):
             break
+        length, kind = unpack_from(">I4s", view, at)
+        content = view[at + 8 : at + 8 + length]
+        key = _PROFILES.get(kind, b"")
+        if kind == b"eXIf":
+            exif = exif_orientation(content)
+        elif key and not exif and content[: len(key)] == key:
+            exif = _profile_orientation(content[len(key) :], kind == b"zTXt")
+        elif kind == b"iTXt" and not xmp and content[: len(_XMP_TEXT)] == _XMP_TEXT:
+            xmp = _xmp_orientation(content)
         at += 12 + length
-    return width, height, 1
+    return width, height, exif or xmp or 1
 
 
 def _read_webp(view: memoryview) -> _Stored:
@@ -198,7 +216,7 @@ def _read_webp(view: memoryview) -> _Stored:
     kind = bytes(view[12:16])
     if kind == b"VP8X":
         flags, width, width_high, height, height_high = unpack_from("<B3xHBHB", view, 20)
-        orientation = _webp_orientation(view) if flags & 0x08 else 1
+        orientation = _webp_orientation(view) if flags & 0x0C else 1
         return 1 + width + (width_high << 16), 1 + height + (height_high << 16), orientation
     if kind == b"VP8L" and view[20] == 0x2F:
         (bits,) = unpack_from("<I", view, 21)
@@ -210,16 +228,17 @@ def _read_webp(view: memoryview) -> _Stored:
 
 
 def _webp_orientation(view: memoryview) -> int:
-    at = 12
+    at, exif, xmp = 12, 0, 0
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(view):
             break
         kind, size = unpack_from("<4sI", view, at)
         if kind == b"EXIF":
-            exif = view[at + 8 : at + 8 + size]
-            return exif_orientation(exif[6:] if bytes(exif[:6]) == b"Exif\0\0" else exif)
+            exif = exif or exif_orientation(view[at + 8 : at + 8 + size])
+        elif kind == b"XMP ":
+            xmp = xmp or _xmp_orientation(view[at + 8 : at + 8 + size])
         at += 8 + size + size % 2
-    return 1
+    return exif or xmp or 1
 
 
 def _read_bmp(view: memoryview) -> _Stored:
@@ -259,10 +278,11 @@ def _read_gif(view: memoryview) -> _Stored:
 
 
 def exif_orientation(exif: memoryview) -> int:
-    """Return the orientation tag of EXIF data (a TIFF directory), 1 if it is absent or makes no sense."""
+    """Return the orientation tag of EXIF data (a TIFF directory), 0 if it is absent, 1 if it makes no sense."""
+    exif = exif[6:] if exif[:6] == _EXIF else exif
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
     if order is None:
-        return 1
+        return 0
     try:
         (directory,) = unpack_from(f"{order}I", exif, 4)
         (count,) = unpack_from(f"{order}H", exif, directory)
@@ -274,7 +294,23 @@ def exif_orientation(exif: memoryview) -> int:
                 return value if 1 <= value <= 8 else 1
     except struct.error:
         pass
-    return 1
+    return 0
+
+
+def _xmp_orientation(xmp: memoryview) -> int:
+    """Return the orientation that XMP data state, 0 if there is none; it counts where EXIF states none."""
+    found = _XMP_ORIENTATION.search(xmp)
+    return int(found[1]) if found else 0
+
+
+def _profile_orientation(profile: memoryview, is_packed: bool) -> int:
+    """Return the orientation of EXIF data in hexadecimal, after lines with their name and length."""
+    try:
+        text = zlib.decompressobj().decompress(profile, _MAX_PROFILE) if is_packed else bytes(profile[:_MAX_PROFILE])
+        digits = b"".join(text.split(b"\n")[3:])
+        return exif_orientation(memoryview(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("latin-1"))))
+    except (zlib.error, ValueError):
+        return 0
 
 
 _Reader = Callable[[memoryview], _Stored]

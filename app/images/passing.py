@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.images.header import Header, InvalidImageError, exif_orientation
+from app.images.header import XMP, Header, InvalidImageError, exif_orientation
 
 MOST_PIXELS = 1920 * 1088
 """Most pixels of an image that a device decodes, always at full size. Measured up to here."""
@@ -78,8 +78,11 @@ def _plain(view: memoryview) -> tuple[int, int, int, int]:
             break
         elif marker == _EXIF:
             # A decoder ignores a tag behind the frame.
-            if not (orientation or width) and bytes(view[at + 4 : at + 10]) == b"Exif\0\0":
-                orientation = exif_orientation(view[at + 10 : at + 2 + length])
+            segment = view[at + 4 : at + 2 + length]
+            if segment[: len(XMP)] == XMP and b"tiff:Orientation" in bytes(segment):
+                break
+            if not (orientation or width) and segment[:6] == b"Exif\0\0":
+                orientation = exif_orientation(segment) or 1
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
             is_ycbcr = view[at + 15] == 1
             if width and not is_ycbcr:

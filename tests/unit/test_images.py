@@ -18,7 +18,6 @@ from app.images.header import (
     ImageTooLargeError,
     InvalidImageError,
     check_pixels,
-    exif_orientation,
     read_header,
 )
 from tests.support.photographs import FILES
@@ -391,14 +390,47 @@ def test_an_image_that_curl_has_taken_bytes_from_is_called_that(kind):
         read_header(KINDS[kind].translate(None, b"\0\r\n"))
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize(("kind", "form"), [(1, "B3x"), (3, "HH"), (4, "I")])
-def test_an_orientation_is_read_in_whatever_integer_it_is_stored(order, kind, form):
-    value = struct.pack(f"{order}{form}", 6, *([0] if form == "HH" else []))
-    exif = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, kind, 1) + value
-    assert exif_orientation(memoryview(exif)) == 6
-    wrong = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, 5, 1) + value
-    assert exif_orientation(memoryview(wrong)) == 1
+def tiff(order, kind, form, orientation=6):
+    """Return EXIF data with an orientation of this TIFF type."""
+    value = struct.pack(order + form, orientation).ljust(4, b"\0")
+    return (
+        {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)
+    )
+
+
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+_IN_XMP = struct.pack(">BBH", 0xFF, 0xE1, 31 + len(XMP)) + b"http://ns.adobe.com/xap/1.0/\0" + XMP
+_EXIF = tiff("<", 3, "H")
+_PROFILE = b"\nexif\n      38\n" + (b"Exif\0\0" + _EXIF).hex().encode() + b"\n"
+_XMP_CHUNK = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)
+TURNED = {
+    **{
+        f"{kind}{order}": _with_chunk(chunk(b"eXIf", tiff(order, kind, form)))
+        for order in "<>"
+        for kind, form in ((1, "B"), (3, "H"), (4, "I"), (6, "b"), (8, "h"), (9, "i"))
+    },
+    "after a name": _with_chunk(chunk(b"eXIf", b"Exif\0\0" + _EXIF)),
+    "after the image": KINDS["PNG"][:-12] + chunk(b"eXIf", _EXIF) + KINDS["PNG"][-12:],
+    "XMP in JPEG": KINDS["JPEG"][:2] + _IN_XMP + KINDS["JPEG"][2:],
+    "XMP in PNG": _with_chunk(_XMP_CHUNK),
+    "XMP in WebP": encode(sample_image(), "WEBP", lossless=True, xmp=XMP),
+    "XMP beside EXIF": _with_chunk(_XMP_CHUNK + chunk(b"eXIf", tiff("<", 3, "H", 3))),
+    "ImageMagick": _with_chunk(chunk(b"tEXt", b"Raw profile type exif\0" + _PROFILE)),
+    "ImageMagick, packed": _with_chunk(chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(_PROFILE))),
+}
+
+
+@pytest.mark.parametrize("stored", TURNED)
+def test_an_orientation_is_read_wherever_pillow_reads_it(stored):
+    found, expected = decode(TURNED[stored]), by_pillow(TURNED[stored])
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= 1
+
+
+@pytest.mark.parametrize("profile", [b"\nexif\n 4\nnone\n", zlib.compress(b"a")[:4]])
+def test_a_senseless_profile_is_no_orientation(profile):
+    for kind, empty in ((b"tEXt", b""), (b"zTXt", b"\0")):
+        assert read_header(_with_chunk(chunk(kind, b"Raw profile type exif\0" + empty + profile))).orientation == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "CMYK JPEG", "PNG", "GIF", "BMP", "WebP"])
