@@ -40,7 +40,7 @@ _XMP_TEXT = b"XML:com.adobe.xmp\0\0"
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
 _PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type exif\0\0"}
 """EXIF data in hexadecimal, as ImageMagick writes them into a PNG; zTXt has a byte for its compression."""
-_MAX_PROFILE = 1 << 17
+_MAX_PROFILE, _MAX_XMP = 1 << 17, 1 << 18
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
@@ -156,7 +156,7 @@ def check_pixels(header: Header, limit: int) -> None:
 
 def _read_jpeg(view: memoryview) -> _Stored:
     """Read ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment, and so is XMP."""
-    at, orientation, xmp = 2, -1, 0
+    at, orientation, xmp = 2, -1, -1
     for _ in range(_MAX_SEGMENTS):
         marker = view[at + 1]
         if view[at] != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
@@ -173,14 +173,14 @@ def _read_jpeg(view: memoryview) -> _Stored:
                 raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
             if bits != 8:
                 raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
-            return width, height, max(orientation, 0) or xmp or 1
+            return width, height, max(orientation, 0) or max(xmp, 0) or 1
         if marker in {0xD9, 0xDA}:
             break
         (length,) = unpack_from(">H", view, at + 2)
         segment = view[at + 4 : at + 2 + length]
         if marker == 0xE1 and orientation < 0 and segment[:6] == _EXIF:
             orientation = exif_orientation(segment)
-        elif marker == 0xE1 and not xmp and segment[: len(XMP)] == XMP:
+        elif marker == 0xE1 and xmp < 0 and segment[: len(XMP)] == XMP:
             xmp = _xmp_orientation(segment)
         at += 2 + length
     raise InvalidImageError("the JPEG has no frame header before its image data")
@@ -191,7 +191,7 @@ def _read_png(view: memoryview) -> _Stored:
     length, kind, width, height = unpack_from(">I4sII", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise InvalidImageError("the PNG does not start with its header chunk")
-    at, exif, xmp = 33, 0, 0
+    at, exif, profile, xmp = 33, 0, -1, -1  # The first profile and the first XMP alone: each takes time.
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(view):
             break
@@ -200,12 +200,12 @@ def _read_png(view: memoryview) -> _Stored:
         key = _PROFILES.get(kind, b"")
         if kind == b"eXIf":
             exif = exif_orientation(content)
-        elif key and not exif and content[: len(key)] == key:
-            exif = _profile_orientation(content[len(key) :], kind == b"zTXt")
-        elif kind == b"iTXt" and not xmp and content[: len(_XMP_TEXT)] == _XMP_TEXT:
+        elif key and profile < 0 and content[: len(key)] == key:
+            profile = _profile_orientation(content[len(key) :], kind == b"zTXt")
+        elif kind == b"iTXt" and xmp < 0 and content[: len(_XMP_TEXT)] == _XMP_TEXT:
             xmp = _xmp_orientation(content)
         at += 12 + length
-    return width, height, exif or xmp or 1
+    return width, height, exif or max(profile, 0) or max(xmp, 0) or 1
 
 
 def _read_webp(view: memoryview) -> _Stored:
@@ -228,17 +228,17 @@ def _read_webp(view: memoryview) -> _Stored:
 
 
 def _webp_orientation(view: memoryview) -> int:
-    at, exif, xmp = 12, 0, 0
+    at, exif, xmp = 12, -1, -1
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(view):
             break
         kind, size = unpack_from("<4sI", view, at)
         if kind == b"EXIF":
-            exif = exif or exif_orientation(view[at + 8 : at + 8 + size])
+            exif = exif_orientation(view[at + 8 : at + 8 + size]) if exif < 0 else exif
         elif kind == b"XMP ":
-            xmp = xmp or _xmp_orientation(view[at + 8 : at + 8 + size])
+            xmp = _xmp_orientation(view[at + 8 : at + 8 + size]) if xmp < 0 else xmp
         at += 8 + size + size % 2
-    return exif or xmp or 1
+    return max(exif, 0) or max(xmp, 0) or 1
 
 
 def _read_bmp(view: memoryview) -> _Stored:
@@ -299,7 +299,7 @@ def exif_orientation(exif: memoryview) -> int:
 
 def _xmp_orientation(xmp: memoryview) -> int:
     """Return the orientation that XMP data state, 0 if there is none; it counts where EXIF states none."""
-    found = _XMP_ORIENTATION.search(xmp)
+    found = _XMP_ORIENTATION.search(xmp[:_MAX_XMP])
     return int(found[1]) if found else 0
 
 

@@ -79,9 +79,9 @@ def _plain(view: memoryview) -> tuple[int, int, int, int]:
         elif marker == _EXIF:
             # A decoder ignores a tag behind the frame.
             segment = view[at + 4 : at + 2 + length]
-            if segment[: len(XMP)] == XMP and b"tiff:Orientation" in bytes(segment):
+            if bytes(segment[: len(XMP)]) == XMP and b"tiff:Orientation" in bytes(segment):
                 break
-            if not (orientation or width) and segment[:6] == b"Exif\0\0":
+            if not (orientation or width) and bytes(segment[:6]) == b"Exif\0\0":
                 orientation = exif_orientation(segment) or 1
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
             is_ycbcr = view[at + 15] == 1
