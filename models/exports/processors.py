@@ -199,6 +199,11 @@ def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: 
     """
     name, kind = _processor_of(cfg, model_type, where)
     found: dict[str, Any] = {**kind.given, **{key: value for key, value in cfg.items() if value is not None}}
+    # The library does no step whose key is null; of most other keys that are null it takes the default.
+    undone = {
+        key for key in cfg if cfg[key] is None and (key.startswith("do_") or (name, key) == ("PoolFormer", "crop_pct"))
+    }
+    found |= dict.fromkeys(undone, False)
     for key, value in found.items():
         if key not in _COMMON | kind.keys and not key.startswith("_") and value not in (None, False):
             _refuse(where, key, value, f"is nothing that {name}ImageProcessor is known to take")
@@ -261,7 +266,9 @@ def _three(value: Any) -> tuple[float, ...]:
 
 
 def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float, ...], where: str) -> dict[str, Any]:
-    size = _sides(cfg["size"], kind.is_square, cfg.get("max_size"))
+    knows = kind.is_square or kind.crops
+    is_square = knows and bool(cfg.get("default_to_square", kind.is_square))
+    size = _sides(cfg["size"], is_square, cfg.get("max_size"))
     crop = _sides(cfg["crop_size"], True) if cfg.get("do_center_crop") and kind.crops else None
     shorter, longer = size.get("shortest_edge"), size.get("longest_edge")
     if not cfg.get("do_resize", True):
@@ -286,7 +293,7 @@ def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float,
         return {"size": shorter, "resize": "centre", "resize_to": int(shorter / cfg["crop_pct"])}
     if crop is None:
         _refuse_own_size(where, "size", cfg["size"])
-    if name == "PoolFormer":
+    if name == "PoolFormer" and cfg["crop_pct"]:
         shorter = int(shorter / cfg["crop_pct"])
     if name == "Levit":
         shorter = int(256 / 224 * shorter)
@@ -299,7 +306,9 @@ def _of_shape(
     """Return the keys for images that are stretched to a height and a width."""
     if multiple := cfg.get("ensure_multiple_of"):
         shape = round(shape[0] / multiple) * multiple, round(shape[1] / multiple) * multiple
-    if crop is not None and (share := cfg.get("crop_pct")):  # PoolFormer's key: the shorter side, for a square input.
+    if share := cfg.get("crop_pct"):  # PoolFormer's key: the shorter side, for a square input.
+        if crop is None:
+            _refuse_own_size(where, "crop_pct", share)
         larger = int(shape[0] / share), int(shape[1] / share)
         return {"size": _pair(crop), "resize": "centre", "resize_to": larger[0] if shape[0] == shape[1] else larger}
     seen = shape if crop is None else _pair(crop)

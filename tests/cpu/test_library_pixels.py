@@ -92,6 +92,9 @@ FILES: tuple[dict[str, Any], ...] = (
     {"size": square(70), "do_pad": True, "size_divisor": 32},
     {"size": square(72), "rescale_offset": True},
     {"size": square(72), "include_top": False},
+    *({"size": square(72), **CUT, f"do_{step}": None} for step in ("resize", "rescale", "normalize", "center_crop")),
+    {"size": square(72), **CUT, "crop_pct": None},
+    *({"size": 72, "default_to_square": is_square, "do_center_crop": False} for is_square in (False, True)),
 )
 
 
