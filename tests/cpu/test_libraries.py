@@ -298,6 +298,13 @@ def test_a_network_of_transformers_lacks_no_weights_but_a_pooler(tmp_path: Path)
     )
     with pytest.raises(WeightsError, match=r"model\.safetensors has no vit\.layernorm\.bias and 1 others"):
         opened(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**written, "id2label": {"0": "a"}}))
+    save_file(state, file, metadata={"format": "pt"})
+    with pytest.raises(
+        WeightsError, match=r'classifier\.bias in .* is \[\d+\], and config\.json makes it \[1\]: "id2label"'
+    ):
+        opened(tmp_path)
     transformers.ViTModel(network.config, add_pooling_layer=False).save_pretrained(tmp_path)
     again: Any = transformers.ViTModel.from_pretrained(tmp_path).eval()
     seen, [vector], _ = run(opened(tmp_path))

@@ -177,7 +177,14 @@ def _of_transformers(
         trust_remote_code=False,
         dtype=torch.float32,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # Else its reason is a table that it prints.
     )
+    if found["mismatched_keys"]:
+        key, in_file, wanted = min(found["mismatched_keys"])
+        raise WeightsError(
+            f'{key} in {file.name} is {list(in_file)}, and config.json makes it {list(wanted)}: "id2label" names every '
+            "class of a head, and other keys state the network's sizes."
+        )
     # The library would draw them at random. Many files of ViT have no pooler, which then answers nothing.
     missing = sorted(found["missing_keys"])
     without = [key for key in missing if "pooler." not in key]
