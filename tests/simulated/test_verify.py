@@ -110,7 +110,7 @@ def test_whoever_had_little_of_the_budget_left_has_not_failed(
 ) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    monkeypatch.setattr(command, "_run", lambda words, end_s: (command._TOOK_TOO_LONG, ""))
+    monkeypatch.setattr(command, "_run", lambda words, end_s: (command._TOOK_TOO_LONG, "", ""))
     [found] = command._in_child(parser.parse_args([]), "cpu:0", time.monotonic() + given_s, what="contract")
     assert (found.name, found.status) == ("contract", status)
 

@@ -120,12 +120,12 @@ def _doctor(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[F
     # A simulated device needs none of the vendor's software that the check looks for.
     skipped = "port,weights,compatibility" if parsed.setting_simulate else "port,weights"
     command = ["doctor", "--json", "--skip", skipped, *_shared(parsed)]
-    code, printed = _run(command, end_s)
+    code, printed, errors = _run(command, end_s)
     try:
         checks = json.loads(printed)
     except ValueError:
         late = code == _TOOK_TOO_LONG
-        yield Finding("doctor", "SKIP" if late else "FAIL", _ended(code, printed))
+        yield Finding("doctor", "SKIP" if late else "FAIL", _ended(code, printed + errors))
         return
     for check in checks:
         # A device with a warning serves.
@@ -162,14 +162,14 @@ def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: st
     command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
     command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
     given_s = end_s - time.monotonic()
-    code, printed = _run(command, end_s)
+    code, printed, errors = _run(command, end_s)
     for line in printed.splitlines():
         if line.startswith(_MARK):
             yield Finding(**json.loads(line.removeprefix(_MARK)))
     if code == _TOOK_TOO_LONG:  # A time limit cannot tell a device that hangs from a busy machine.
         yield Finding(what, "SKIP", f"the {given_s:.0f} s that were left did not suffice for it (--budget-s)")
     elif code:
-        yield Finding(what, "FAIL", _ended(code, printed))
+        yield Finding(what, "FAIL", _ended(code, printed + errors))
 
 
 PARTS: dict[str, Callable[[argparse.Namespace, str, float], Iterator[Finding]]] = {
@@ -234,25 +234,25 @@ def _simulation(parsed: argparse.Namespace) -> list[str]:
     return ["--simulate", parsed.setting_simulate] if parsed.setting_simulate else []
 
 
-def _run(words: Sequence[str], end_s: float) -> tuple[int, str]:
-    """Run an `anychip` command; return exit status and output. At `end_s` kill it with its children: _TOOK_TOO_LONG."""
+def _run(words: Sequence[str], end_s: float) -> tuple[int, str, str]:
+    """Run an `anychip` command; return status, output and errors. At `end_s` kill it, and its children, too."""
     process = subprocess.Popen(
         python_command("-m", "app", *map(str, words)),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         text=True,
         errors="replace",
         start_new_session=True,  # A group of its own, which ends with its children.
     )
     try:
-        printed, _ = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
-        return process.returncode, printed
+        printed, errors = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
+        return process.returncode, printed, errors
     except BaseException as error:  # Also when interrupted or terminated: leave no process behind.
         os.killpg(process.pid, signal.SIGKILL)
-        printed, _ = process.communicate()
+        printed, errors = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        return _TOOK_TOO_LONG, printed
+        return _TOOK_TOO_LONG, printed, errors
 
 
 def _ended(code: int, printed: str) -> str:
