@@ -132,14 +132,15 @@ class WarmCommand(WarmScript):
     """Result of it for `-m module …`, in a session: a child of plugins/tools/anychip_tools/verify/command.py."""
 
     def __init__(self, command: Sequence[str], **_: object) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        super().__init__(command, stdout=self._said, stderr=self._said, env=dict(os.environ))
+        self._said, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        super().__init__(command, stdout=self._said, stderr=self._errors, env=dict(os.environ))
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Return its output, once it has ended. Raises subprocess.TimeoutExpired."""
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return its output and errors, once it has ended. Raises subprocess.TimeoutExpired."""
         self.wait(timeout)
         self._said.seek(0)
-        return self._said.read().decode(errors="replace"), None
+        self._errors.seek(0)
+        return self._said.read().decode(errors="replace"), self._errors.read().decode(errors="replace")
 
 
 def _in_place_of_subprocess(process: type[WarmScript]) -> Any:
