@@ -275,13 +275,20 @@ def export_of(folder: Path) -> str:
     )
 
 
+def _constant(name: str) -> float:
+    """Return infinity as a number. Raises ValueError for NaN."""
+    if name == "NaN":
+        raise ValueError("a number in it is NaN")
+    return float(name)
+
+
 def _json(file: Path) -> dict[str, Any]:
     """Read the object in a file; empty if there is no file. Raises WeightsError."""
     content = read_regular(file)
     if content is None:
         return {}
     try:
-        found = json.loads(content.decode("utf-8-sig"))
+        found = json.loads(content.decode("utf-8-sig"), parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file.parent.name}/{file.name} cannot be read as JSON: {str(error)[:200]}.") from error
     return found if isinstance(found, dict) else {}

@@ -272,6 +272,14 @@ def test_a_configuration_of_something_else_says_nothing(tmp_path: Path) -> None:
         read_sidecar(tmp_path / "best.onnx")
 
 
+def test_no_number_of_a_folder_s_configuration_is_nan(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "a", "time_step_limit": [0, Infinity]}')
+    assert library_files.config_of(tmp_path)["time_step_limit"] == [0, math.inf]
+    (tmp_path / "config.json").write_text('{"layer_norm_eps": NaN}')
+    with pytest.raises(WeightsError, match=r"config\.json cannot be read as JSON: a number in it is NaN"):
+        library_files.config_of(tmp_path)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

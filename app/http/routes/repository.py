@@ -71,7 +71,7 @@ async def load(request: Request, model: str) -> LoadedModel:
 async def traffic(request: Request, model: str) -> Traffic:
     """Let versions of a model answer these shares of its requests: `{"shares": {"1": 95, "2": 5}}`."""
     shares = (await _document(request)).get("shares")
-    if not isinstance(shares, dict) or not all(isinstance(each, int | float) for each in shares.values()):
+    if not isinstance(shares, dict) or not all(type(each) in (int, float) for each in shares.values()):
         raise invalid_request('the body must be like {"shares": {"1": 95, "2": 5}}')
     link: Link = request.app.state.link
     link.find(model)
