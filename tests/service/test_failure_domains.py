@@ -81,11 +81,12 @@ async def test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replac
         first = {pid for name in FORK_SERVERS for pid in named(service, name)}
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: sum(len(named(service, name)) for name in FORK_SERVERS) == 2)
-        service.workers()[0].kill()
-        await until(lambda: len(named(service, "anychip-worker")) == 4 and is_ready(service))
+        await until(lambda: len({pid for name in FORK_SERVERS for pid in named(service, name)} - first) == 2)
+        worker = service.workers()[0]
+        worker.kill()
+        await until(lambda: len(set(named(service, "anychip-worker")) - {worker.pid}) == 4 and is_ready(service))
+        await until(lambda: not first & {child.pid for child in service.children()})
         children = service.children()
-        assert not first & {child.pid for child in children}
         service.process.kill()
         service.process.wait(WAIT_S)
         assert not psutil.wait_procs(children, timeout=WAIT_S)[1]

@@ -51,17 +51,17 @@ PACKAGES = {
 FAULT_STORIES = tuple(
     f"tests/service/test_{name}"
     for name in (
-        "faults.py::test_killed_workers_under_load_cost_nobody_an_answer",
+        "ingresses.py::test_an_ingress_that_is_killed_costs_its_own_connections_alone",
+        "faults.py::test_overload_is_refused_and_memory_stays_flat",
+        "stalls.py::test_a_frozen_worker_holds_nobody_up",
         "faults.py::test_a_poisonous_image_fails_alone",
-        "faults.py::test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer",
-        "faults.py::test_clients_that_leave_the_queue_leave_no_work_behind",
+        "failure_domains.py::test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced",
+        "faults.py::test_deadlines_end_to_end",
+        "faults.py::test_killed_workers_under_load_cost_nobody_an_answer",
         "faults.py::test_hand_over_under_load_loses_nothing",
         "faults.py::test_sigterm_under_load_loses_no_accepted_request",
-        "faults.py::test_overload_is_refused_and_memory_stays_flat",
-        "faults.py::test_deadlines_end_to_end",
-        "failure_domains.py::test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced",
-        "stalls.py::test_a_frozen_worker_holds_nobody_up",
-        "ingresses.py::test_an_ingress_that_is_killed_costs_its_own_connections_alone",
+        "faults.py::test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer",
+        "faults.py::test_clients_that_leave_the_queue_leave_no_work_behind",
         "lifecycle.py::test_a_port_that_is_taken_stops_the_start_with_one_sentence",
     )
 )

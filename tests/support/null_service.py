@@ -22,7 +22,7 @@ from tests.support.constants import Constants
 from tests.support.images import GREY, JPEG
 from tests.support.liveness import answering
 from tests.support.load import WAIT_S
-from tests.support.service_process import ServiceProcess, running
+from tests.support.service_process import UNENCRYPTED, ServiceProcess, running
 
 MODEL = "resnet18"
 PREDICT = f"/v1/models/{MODEL}:predict?top_k=17"
@@ -99,14 +99,15 @@ def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=Fal
 
 
 def post(service, body=GREY, **headers):
-    answer = httpx.post(service.url + PREDICT, content=body, headers={**JPEG, **headers}, timeout=WAIT_S)
+    url, headers = service.url + PREDICT, {**JPEG, **headers}
+    answer = httpx.post(url, content=body, headers=headers, timeout=WAIT_S, verify=UNENCRYPTED)
     return answer.status_code, answer.json().get("code", "OK")
 
 
 def metric(service, name, **labels):
     """Return the sum of a metric's series that have these labels."""
     total, found = 0.0, name.endswith("_sum")  # A histogram has no series before it has seen anything.
-    for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text.splitlines():
+    for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S, verify=UNENCRYPTED).text.splitlines():
         if match := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):
             given = dict(re.findall(r'(\w+)="([^"]*)"', match[1] or ""))
             if labels.items() <= given.items():
@@ -116,7 +117,7 @@ def metric(service, name, **labels):
 
 
 def ready(service):
-    return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S)
+    return httpx.get(f"{service.url}/v2/health/ready", timeout=WAIT_S, verify=UNENCRYPTED)
 
 
 def is_ready(service):
@@ -131,7 +132,7 @@ def assert_nothing_left(service):
 async def gathered(service, bodies, **headers):
     """Send all at once, each on its own connection; return outcomes in order."""
     limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=WAIT_S, limits=limits, verify=UNENCRYPTED) as client:
         asked = (client.post(PREDICT, content=body, headers={**JPEG, **headers}) for body in bodies)
         answers = await asyncio.gather(*asked)
     return [(answer.status_code, answer.json().get("code", "OK")) for answer in answers]

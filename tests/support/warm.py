@@ -178,8 +178,9 @@ def _run_module(words: list[str]) -> None:
 
 def _warm_children(words: Sequence[str]) -> None:
     """Fork children of this process, which look at files and devices, from the warm one, too, and so a
-    worker that would be a fresh interpreter. Leave out workers of the null device: a test may want their slow import.
+    worker that would be a fresh interpreter. Leave out workers whose import of three seconds a test wants.
     """
+    from anychip_tools.null import backend as null
     from anychip_tools.verify import command
     from app.processes import fork_server
     from app.worker import main
@@ -195,6 +196,17 @@ def _warm_children(words: Sequence[str]) -> None:
         del vars(forkserver._forkserver)["ensure_running"]
         forked(parent, descriptors)
 
+    def fresh(parent: int, descriptors: Sequence[int]) -> None:
+        """Take the time that the null device's package would take to import, once the worker knows how long."""
+        libraries = main.import_libraries
+
+        def slowly() -> None:
+            libraries()
+            null._import()
+
+        vars(main)["import_libraries"] = slowly
+        worker(parent, descriptors)
+
     global _forked  # noqa: PLW0603
     _forked = True
     vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
@@ -202,8 +214,8 @@ def _warm_children(words: Sequence[str]) -> None:
     vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
     vars(main)["_forked"] = worker
     vars(fork_server)["start"] = _start_fork_servers
-    if "null" not in words:
-        vars(main)["_fresh"] = worker
+    if not any("import_ms=3000" in word for word in words):
+        vars(main)["_fresh"] = fresh
 
 
 def _start_fork_servers(command: Sequence[str], environment: Mapping[str, str], *ends: socket.socket) -> int:
