@@ -233,8 +233,10 @@ class Fleet:
 
     def _leave_out(self, worker: WorkerProcess) -> None:
         """Unload what no worker has any more because its files are lost: others are served without it."""
+        if not worker.left_out:
+            return
         for replica in self.replicas:
-            if replica.child is worker and worker.left_out:
+            if replica.child is worker:
                 replica.plan = worker.plan
         for name, pool in self.models.items():
             lost = worker.left_out.get(pool.index)

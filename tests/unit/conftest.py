@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from app import telling
 from tests.support.no_processes import GUARD
 from tests.support.virtual_time import VirtualLoop, as_clock
 
@@ -30,8 +32,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _starts_no_process() -> Iterator[None]:
-    yield
+def _starts_no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with open(os.devnull, "wb") as nowhere:
+        monkeypatch.setattr(telling, "_pipes", [nowhere.fileno()])  # As if a process that prints were there.
+        yield
     assert not GUARD.tried
 
 
