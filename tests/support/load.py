@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
@@ -32,20 +33,28 @@ class Load:
     ) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
         # Never close an idle connection: httpcore 1.0 may close one that it has just given to a request, if this
-        # process was busy in between.
-        limits = httpx.Limits(max_connections=clients, keepalive_expiry=None)
-        transport = httpx.AsyncHTTPTransport(limits=limits, local_address=address, trust_env=False, verify=False)
-        self._client = httpx.AsyncClient(base_url=url, timeout=WAIT_S, transport=transport, trust_env=False)
-        self._ask = lambda: self._client.post(
-            path, content=body, headers={"Content-Type": "image/jpeg", **(headers or {})}
-        )
+        # process was busy in between. A pool for each: one pool looks at all its connections for every request.
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
+        self._clients = [
+            httpx.AsyncClient(
+                base_url=url,
+                timeout=WAIT_S,
+                transport=httpx.AsyncHTTPTransport(limits=limits, local_address=address, trust_env=False, verify=False),
+                trust_env=False,
+            )
+            for _ in range(clients)
+        ]
+        self._request: dict[str, Any] = {
+            "url": path,
+            "content": body,
+            "headers": {"Content-Type": "image/jpeg", **(headers or {})},
+        }
         self._stopping = False
         self._answered = asyncio.Condition()
-        self._clients = clients
         self._retry_s = retry_s
 
     async def __aenter__(self) -> Load:
-        self._tasks = [asyncio.create_task(self._client_loop()) for _ in range(self._clients)]
+        self._tasks = [asyncio.create_task(self._ask_on(client)) for client in self._clients]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -57,7 +66,7 @@ class Load:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._client.aclose()
+            await asyncio.gather(*(client.aclose() for client in self._clients))
 
     async def answers(self, more: int) -> None:
         """Wait until so many more requests have been answered."""
@@ -65,10 +74,10 @@ class Load:
         async with self._answered:
             await asyncio.wait_for(self._answered.wait_for(lambda: self.outcomes.total() >= wanted), WAIT_S)
 
-    async def _client_loop(self) -> None:
+    async def _ask_on(self, client: httpx.AsyncClient) -> None:
         while not self._stopping:
             try:
-                answer = await self._ask()
+                answer = await client.post(**self._request)
                 outcome = answer.status_code, answer.json().get("code", "OK")
             except httpx.ConnectError:
                 outcome = 0, "REFUSED"
