@@ -44,7 +44,7 @@ async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None
     with running(tmp_path, *options, **told) as service:  # type: ignore[arg-type]
         found = served(service)
         assert (found["engine"], found["precision"], found["device"]) == ("om", "fp16", "npu:0")
-        assert set(found["errors"]) == {"top1", "cosine", "logit", "scale"}
+        assert set(found["errors"]) == {"top1", "score", "cosine", "logit", "scale"}
         await until(lambda: len(service.workers()) == 1)  # One that was replaced meanwhile may still end.
         first = service.worker().pid
         async with Load(service.url, PREDICT, GREY, 4) as load:

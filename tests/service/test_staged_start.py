@@ -48,7 +48,7 @@ async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(
             assert not served(service)["staged"]
             await load.answers(20)
         assert set(load.outcomes) == {(200, "OK")}
-        assert set(served(service)["errors"]) == {"top1", "cosine", "logit", "scale", "top1_loss"}
+        assert set(served(service)["errors"]) == {"top1", "score", "cosine", "logit", "scale", "top1_loss"}
         assert served(service)["errors"]["top1_loss"] <= 0.01
         text = httpx.get(f"{service.url}/metrics", timeout=WAIT_S).text
         assert 'anychip_handovers_total{device="cpu:0",reason="compiled"} 1.0' in text
