@@ -32,19 +32,14 @@ def version() -> str:
 
 def entry_points(group: str, name: str | None = None) -> metadata.EntryPoints:
     """Return the entry points of a group, or the one called `name` in it. What is installed is read once."""
-    found = _entry_points(group, tuple(sys.path))
-    return found if name is None else found.select(name=name)
+    wanted = {"group": group} if name is None else {"group": group, "name": name}
+    found: metadata.EntryPoints = _installed(tuple(sys.path)).select(**wanted)
+    return found
 
 
 @cache
 def _installed(_path: tuple[str, ...]) -> Any:
     return metadata.entry_points()  # In Python 3.10 of another type.
-
-
-@cache
-def _entry_points(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
-    found: metadata.EntryPoints = _installed(path).select(group=group)
-    return found
 
 
 NOT_INSTALLED = "anychip's own installation is not here, or an older one: make install, in its sources"

@@ -3,10 +3,10 @@
     parent: module_path ─► python_command ─► child: this file, by its absolute path ─► the same path ─► the program
 
 Owns: the order of `sys.path`, the choice of our own `app`, `models` and `backends`, and what a process that runs a
-file's program has of the environment. Must not import anything before
-a child has its path. Python itself begins with the entries of PYTHONPATH, and, for `-c` and `-m`, with the current
-folder. A file `torch.py`, `json.py` or `app` there would run in place of the module that it hides. The option `-P`
-leaves out the current folder alone, and Python 3.10 has none.
+file's program has of the environment. Must not import anything before a child has its path. Python itself begins with
+the entries of PYTHONPATH, and, for `-c` and `-m`, with the current folder. A file `torch.py`, `json.py` or `app` there
+would run in place of the module that it hides. The option `-P` leaves out the current folder alone, and Python 3.10 has
+none.
 
 Installed modules come first, and the user's project last: PYTHONPATH, the folder of a script, the current folder. They
 are not left out. Vendors' set-up files name their packages in PYTHONPATH (CANN's set_env.sh: acl, te, tbe), and so do

@@ -135,12 +135,13 @@ class Classify(TaskAdapter):
         best, second = np.sort(wanted, axis=1)[:, [-1, -2]].T if wanted.shape[1] > 1 else (wanted[:, 0], wanted[:, 0])
         sure = best - second > 0.5 * spread
         wrong = wanted.argmax(1) != given.argmax(1)
+        errors = np.abs(wanted - given).max(1)
         norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(given, axis=1)
         return {
             "top1": float((wrong & sure).sum() / max(1, sure.sum())),
-            "score": float(np.tanh(np.abs(wanted - given).max() / 2)),
+            "score": float(np.tanh(errors.max() / 2)),
             "cosine": float((1 - divided((wanted * given).sum(1), norms)).max()),
-            "logit": float(divided(np.abs(wanted - given).max(1), spread).max()),
+            "logit": float(divided(errors, spread).max()),
             "scale": scale_error(wanted, given),
         }
 
