@@ -26,6 +26,7 @@ import pytest
 from tests.support import container
 from tests.support.container import BASE, Builder
 from tests.support.service_process import free_port
+from tests.support.work import until
 
 pytestmark = pytest.mark.xdist_group("images")
 
@@ -337,9 +338,7 @@ def test_it_drains_on_sigterm(builder, image, cache, tmp_path):
             target=lambda: under_way.append(answer_of(url, IMAGES / "classify_heart.jpg").status_code)
         )
         thread.start()
-        for _ in range(WAIT_S * 20):
-            if 'anychip_images_in_flight{model="resnet50"} 1.0' in httpx.get(f"{url}/metrics").text:
-                break
+        until(lambda: 'anychip_images_in_flight{model="resnet50"} 1.0' in httpx.get(f"{url}/metrics").text)
         inside.process.send_signal(signal.SIGTERM)
         assert inside.process.wait(60) == 0
         thread.join(60)
