@@ -86,6 +86,7 @@ def bare_environment(folder: str = os.sep) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if _PASSED_ON.fullmatch(name)} | {
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         **NO_THREADS,
+        **_switches(),
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR"), folder),
     }
 
@@ -104,8 +105,11 @@ def _report_nothing() -> None:
     before the process is confined. huggingface_hub asks the Hub for more than the files, and tells it of this machine.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # As if it were not installed.
-    for name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
-        os.environ.setdefault(name, "1")
+    os.environ.update(_switches())
+
+
+def _switches() -> dict[str, str]:
+    return {name: os.environ.get(name, "1") for name in ("ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")}
 
 
 def _run(first: str, *words: str) -> None:

@@ -28,6 +28,8 @@ from app.observability.metrics import Metrics
 from app.scheduling.residency import Place, Residency, Tenant
 from app.scheduling.scheduler import Scheduler
 from app.worker.messages import Loaded, LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
+from models.contract.errors import WeightsError
+from models.weights.opened import mend
 
 _LOOK_INTERVAL_S = 0.1
 """Interval of looks while a request waits for a model that cannot be loaded yet."""
@@ -218,6 +220,8 @@ class Residents:
     def _failed(self, pool: ModelPool, reason: str) -> None:
         name = pool.model.name
         log.error("%s could not be loaded: %s", name, reason)
+        mending = asyncio.get_running_loop().run_in_executor(None, _mend, pool)
+        mending.add_done_callback(lambda done: done.cancelled() or (done.result() and self._exchange_workers(name)))
         self._failure = reason
         self._metrics.model_loads.labels(name, "failed").inc()
         self._deaths.pop(name, None)
@@ -226,6 +230,12 @@ class Residents:
         self._go(name)
         for form in pool.names:
             self._refuse(form, f"{name} could not be loaded")
+
+    def _exchange_workers(self, name: str) -> None:
+        """Replace workers that are confined to the files that were there when they began."""
+        for worker in self.workers():
+            if worker.plan.bare:
+                worker.kill(f"the copy of {name} was made again, and it may read the old one only")
 
     def _go(self, name: str) -> None:
         """Have every worker unload a model, once no batch of it is in flight. Its queued items stay queued."""
@@ -313,6 +323,16 @@ class Residents:
         pool = self._pools[name]
         queues = self._scheduler.queues
         return bool(pool.images_under_way) or any(queues[form].in_flight or queues[form].depth for form in pool.names)
+
+
+def _mend(pool: ModelPool) -> bool:
+    """Make damaged copies of a model's files again, for its next load. Return True if some were damaged."""
+    files = pool.model.files
+    try:
+        return files is not None and mend(files)
+    except WeightsError as error:
+        log.error("%s: %s", pool.model.name, error)
+        return False
 
 
 def _measured(worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:

@@ -83,11 +83,14 @@ def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
     return copy
 
 
-def mend(files: OpenedFiles) -> None:
-    """Make a copy that is damaged again, from the files themselves. Raises WeightsError if they have changed, too."""
+def mend(files: OpenedFiles) -> bool:
+    """Make a copy that is damaged again, from the files themselves. Raises WeightsError if they have changed, too.
+
+    Return True if it was: its files are new ones, and a process that is confined to the old ones cannot read them.
+    """
     if not files.is_copy or _is_whole(files):
         files.check()
-        return
+        return False
     source = Path(files.source)
     try:
         _make(files, replace(files, folder=os.path.realpath(source.parent), is_copy=False))
@@ -96,6 +99,7 @@ def mend(files: OpenedFiles) -> None:
             f"its copy in {files.folder} is damaged, and cannot be made again from {source}: {error}"
         ) from None
     log.warning("the copy of %s in %s was damaged, and was made again", source, files.folder)
+    return True
 
 
 def _checked(name: str, main: str) -> str:

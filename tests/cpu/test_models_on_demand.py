@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import json
+import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +17,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from models.classifiers import Classifier, default_labels
 from tests.support.images import png
 from tests.support.service_process import running
+from tests.support.work import until
 
 MB = 1 << 20
 SMALL = ("squeezenet1_1", "shufflenet_v2_x1_0", "mobilenet_v2", "mobilenet_v3_large")
@@ -137,3 +143,24 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
         # What a load needs while it lasts comes on top.
         assert max(grown) < 1.1 * budget_bytes + 64 * MB
         assert service.worker().pid == worker.pid
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # The exporter that needs no other package is the old one.
+def test_a_damaged_copy_is_made_again_for_the_next_load(tmp_path):
+    network, file = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)), tmp_path / "small.onnx"
+    torch.onnx.export(network, (torch.zeros(1, 3, 32, 32),), file, dynamo=False)
+    (tmp_path / "small.json").write_text('{"task": "classify", "size": [32, 32]}')
+    (tmp_path / "small.labels.txt").write_text("circle\nsquare\ntriangle\n")
+    options = ("--models", f"small={file}", "--models-on-demand", "all", "--device", "cpu")
+    options += ("--cache-dir", str(tmp_path / "cache"), "--timeout-ms", "60000")
+    with running(tmp_path, *options) as service, service.client() as client:
+        [copy] = (tmp_path / "cache").rglob("small.onnx")
+        send = functools.partial(client.post, "/v1/models/small:predict", content=png())
+        assert send().status_code == 200
+        for damage in (lambda: os.truncate(copy, 9), lambda: shutil.rmtree(copy.parents[1])):
+            copy.chmod(0o600)
+            damage()
+            service.worker().kill()  # Its successor loads the model that was there.
+            until(lambda: send().status_code == 200)
+            assert copy.read_bytes() == file.read_bytes()
+        assert "threads that began before" not in service.log.read_text(), "ONNX Runtime's, which tells its makers"
