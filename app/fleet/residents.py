@@ -17,6 +17,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from app import clock
@@ -221,7 +222,7 @@ class Residents:
         name = pool.model.name
         log.error("%s could not be loaded: %s", name, reason)
         mending = asyncio.get_running_loop().run_in_executor(None, _mend, pool)
-        mending.add_done_callback(lambda done: done.cancelled() or (done.result() and self._exchange_workers(name)))
+        mending.add_done_callback(partial(self._mended, name))
         self._failure = reason
         self._metrics.model_loads.labels(name, "failed").inc()
         self._deaths.pop(name, None)
@@ -231,8 +232,10 @@ class Residents:
         for form in pool.names:
             self._refuse(form, f"{name} could not be loaded")
 
-    def _exchange_workers(self, name: str) -> None:
+    def _mended(self, name: str, done: asyncio.Future[bool]) -> None:
         """Replace workers that are confined to the files that were there when they began."""
+        if done.cancelled() or not done.result():
+            return
         for worker in self.workers():
             if worker.plan.bare:
                 worker.kill(f"the copy of {name} was made again, and it may read the old one only")
