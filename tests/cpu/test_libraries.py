@@ -348,9 +348,11 @@ def test_a_configuration_has_no_other_weights_read(tmp_path: Path) -> None:
         {"quantization_config": {"quant_method": "quark"}},
         {"backbone_config": {"model_type": "vit", "pretrained_model_name_or_path": "/etc"}},
         {"backbone": "hf-hub:a/b"},
+        {"num_hidden_layers": 1e9},
+        {"backbone_config": {"model_type": "swin", "depths": [2, [10**9]]}},
     ):
         (tmp_path / "config.json").write_text(json.dumps({**config, **given}))
-        with pytest.raises(WeightsError, match=r"'\w+' in config\.json is (not taken|'hf-hub)"):
+        with pytest.raises(WeightsError, match=r"'\w+' in config\.json is (not taken|'hf-hub|over 1000)"):
             opened(tmp_path)
     harmless = {"_name_or_path": "/etc/passwd", "attn_implementation": "kernels-community/x", "unheard_of": [1]}
     (tmp_path / "config.json").write_text(json.dumps({**config, **harmless}))

@@ -21,6 +21,9 @@ _NEVER = re.compile(
     r"checkpoint(_path|_file)?|(?!pretrained_window_sizes?$)pretrained.*|cache_dir|auto_map|custom_pipelines"
     r"|transformers_weights|gguf_file|quantization_config|fusion_config|kernel_config|trust_remote_code"
 )
+_COUNTS = re.compile(r"(.*_)?(layers|blocks|depths?)")
+_MOST_LAYERS = 1000
+"""Ten times as many as networks of images have. Each is built before the file's weights can contradict it."""
 _ARGUMENTS = {"args", "kwargs", "cfg", "self", "device", "dtype"}
 _NAME = re.compile(r"[\w.-]+")
 _OF_BACKBONES = {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_kwargs"}
@@ -87,5 +90,19 @@ def _refuse_never(given: Any, where: str) -> None:
             for key in each:
                 if _NEVER.fullmatch(str(key)):
                     raise WeightsError(f"{key!r} in {CONFIG} is not taken: it could have other files or code read.")
+                if _COUNTS.fullmatch(str(key)) and _largest(each[key]) > _MOST_LAYERS:
+                    raise WeightsError(f"{key!r} in {CONFIG} is over {_MOST_LAYERS}: no such network is built.")
         if isinstance(each, Mapping | list):
             waiting += each.values() if isinstance(each, Mapping) else each
+
+
+def _largest(value: Any) -> float:
+    """Return the largest number in a value of JSON."""
+    largest, waiting = 0.0, [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, int | float):
+            largest = max(largest, each)
+    return largest
