@@ -332,6 +332,11 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
         WeightsError, match=r"config.json names MyViT, which is no class of transformers .* never run here"
     ):
         opened(tmp_path / "vit")
+    folders.timm_folder("test_vit", tmp_path / "size")
+    config = json.loads((tmp_path / "size" / "config.json").read_text())
+    (tmp_path / "size" / "config.json").write_text(json.dumps({**config, "model_args": {"img_size": 96}}))
+    with pytest.raises(WeightsError, match=r'another image size .*config.json, as "model_args": {"img_size": 384}'):
+        opened(tmp_path / "size")
     folders.timm_folder("resnet18", tmp_path / "resnet")
     with pytest.raises(WeightsError, match="timm cannot build timm/resnet34 of model"):
         open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)

@@ -104,7 +104,15 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     if by_itself and not is_wrapped:
         timm.models.load_checkpoint(network, str(file))
     else:
-        network.load_state_dict(state)
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            if "size mismatch for pos_embed" not in str(error):
+                raise
+            raise WeightsError(
+                f"The positions in {file.name} are of another image size than {architecture} has by default: state the "
+                f'one it was trained at in {library_files.CONFIG}, as "model_args": {{"img_size": 384}}.'
+            ) from None
     return _First(network)
 
 
