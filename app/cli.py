@@ -126,7 +126,7 @@ def _parser(first: str) -> argparse.ArgumentParser:
         return added
 
     serve = add("serve", _serve, "Serve models over HTTP.")
-    demo = add("demo", _demo, "Serve the sample weights that come with anychip; needs no network.")
+    demo = add("demo", _demo, "Serve the sample weights (a wheel of their own, anychip-samples); needs no network.")
     for command in (serve, demo):
         command.usage = f"{command.prog} [--option value …]"
         add_settings(command.add_argument_group("Most used"), _MOST_USED)
