@@ -152,7 +152,7 @@ def test_a_damaged_copy_is_made_again_for_the_next_load(tmp_path):
     (tmp_path / "small.json").write_text('{"task": "classify", "size": [32, 32]}')
     (tmp_path / "small.labels.txt").write_text("circle\nsquare\ntriangle\n")
     options = ("--models", f"small={file}", "--models-on-demand", "all", "--device", "cpu")
-    options += ("--cache-dir", str(tmp_path / "cache"), "--timeout-ms", "60000")
+    options += ("--cache-dir", str(tmp_path / "cache"), "--timeout-ms", "20000")
     with running(tmp_path, *options) as service, service.client() as client:
         [copy] = (tmp_path / "cache").rglob("small.onnx")
         send = functools.partial(client.post, "/v1/models/small:predict", content=png())
