@@ -222,7 +222,7 @@ class Residents:
         name = pool.model.name
         log.error("%s could not be loaded: %s", name, reason)
         mending = asyncio.get_running_loop().run_in_executor(None, _mend, pool)
-        mending.add_done_callback(partial(self._mended, name))
+        mending.add_done_callback(partial(_replace_confined, self.workers, name))
         self._failure = reason
         self._metrics.model_loads.labels(name, "failed").inc()
         self._deaths.pop(name, None)
@@ -231,14 +231,6 @@ class Residents:
         self._go(name)
         for form in pool.names:
             self._refuse(form, f"{name} could not be loaded")
-
-    def _mended(self, name: str, done: asyncio.Future[bool]) -> None:
-        """Replace workers that are confined to the files that were there when they began."""
-        if done.cancelled() or not done.result():
-            return
-        for worker in self.workers():
-            if worker.plan.bare:
-                worker.kill(f"the copy of {name} was made again, and it may read the old one only")
 
     def _go(self, name: str) -> None:
         """Have every worker unload a model, once no batch of it is in flight. Its queued items stay queued."""
@@ -336,6 +328,15 @@ def _mend(pool: ModelPool) -> bool:
     except WeightsError as error:
         log.error("%s: %s", pool.model.name, error)
         return False
+
+
+def _replace_confined(workers: Callable[[], list[WorkerProcess]], name: str, mended: asyncio.Future[bool]) -> None:
+    """Replace workers that are confined to the files that were there when they began, once a copy was made again."""
+    if mended.cancelled() or not mended.result():
+        return
+    for worker in workers():
+        if worker.plan.bare:
+            worker.kill(f"the copy of {name} was made again, and it may read the old one only")
 
 
 def _measured(worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
