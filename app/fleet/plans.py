@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from anychip_base.interpreter import bare_environment
 from app.config import Settings, split
@@ -23,6 +22,8 @@ from models import Model, NormalisedModel
 
 CONFINED = "confined"
 """Folder in the cache of workers that are confined."""
+PROGRAMS = "programs"
+"""Folder in the cache with a folder for each program, named by the digest of its files: no program reads another's."""
 _GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
 
@@ -104,12 +105,12 @@ def worker_plans(
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
         # A worker gets nothing of the others: a program may look at all that is there.
         confined = _is_confined(choice, [served[index] for index in serves])
-        kept: Path | None = cache_dir
-        if confined:  # Others run the files that they keep: these must not be written here. A program keeps no files.
-            kept = None if models[serves[0]].is_program else cache_dir / CONFINED
+        kept = cache_dir
         variables = facts.variables(os.environ, cache_dir)
-        if confined:
-            variables |= bare_environment(os.sep if kept is None else str(kept))
+        if confined:  # Others run the files that they keep: these must not be written here.
+            first = models[serves[0]]
+            kept = cache_dir / PROGRAMS / first.weights_sha256 if first.is_program else cache_dir / CONFINED
+            variables |= bare_environment(str(kept))
         load = Load(
             plans=tuple(
                 each if index in serves else replace(each, model=None, is_gated=False, calibration=None)

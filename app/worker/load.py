@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import logging
 import math
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.core import DecodedBy, ServedOn
+from app.precision.described import weights_key
 from app.precision.gate import compile_options
 from app.precision.probes import probes
 from app.precision.verdicts import what_computes
@@ -50,6 +52,7 @@ from backends import (
     LoadedNetwork,
     LoadReport,
     Unbuilt,
+    bound,
     load_operator_libraries,
     open_backend,
     private_folder,
@@ -159,6 +162,9 @@ def load_model(
     plan = _with_probes(plan)
     held_bytes = _held_bytes(backend, load.device.id, released=True)
     loaded = _loaded(load, plan, model, backend)
+    if load.confined and load.cache_dir and loaded.loaded.served_on.engine != "eager":
+        with contextlib.suppress(OSError):
+            _kept_mark(load.cache_dir, model).touch()
     # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
     # the memory of the largest batch.
     taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
@@ -184,27 +190,45 @@ def _confine(load: Load) -> None:
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
     load_operator_libraries()  # These may lie anywhere.
-    _import_libraries(load)
+    kept = private_folder(load.cache_dir) if load.cache_dir else None
+    _import_libraries(load, kept)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
     images = [path.resolve() for plan in load.plans if plan.calibration for path in plan.calibration.files]
-    kept = private_folder(load.cache_dir) if load.cache_dir else None
+    if kept is not None and any(model is not None and model.is_program for model in load.models):
+        with contextlib.suppress(OSError):
+            os.utime(kept)  # It is used: others' folders go first.
+            bound(kept.parent, kept)
     # Without a folder: torch asks for its name when it is imported, and keeps nothing there.
     tempfile.tempdir = str(kept or os.sep)
     writable = [Path(os.devnull), *([kept] if kept else [])]
     confine_program([*python_files(), *images], writable, own=own, memory_bytes=None)
 
 
-def _import_libraries(load: Load) -> None:
-    """Import the libraries that look around in the system when imported. Loading reports one that is missing."""
+def _import_libraries(load: Load, kept: Path | None) -> None:
+    """Import the libraries that look around in the system when imported. Loading reports one that is missing.
+
+    What builds a network is left out if the last load kept it compiled in `kept`: it takes seconds, and is hardly
+    needed again. If it is needed, it is imported within the bounds; if that fails, the next load imports it here.
+    """
     for plan in load.plans:
         if plan.model is None:
             continue
         if name := library_of(plan.model.architecture):
-            with contextlib.suppress(ModelError):
-                builder().library(name)
+            mark = _kept_mark(kept, plan.model) if kept else None
+            if mark is None or not mark.exists():
+                with contextlib.suppress(ModelError):
+                    builder().library(name)
+            else:
+                mark.unlink(missing_ok=True)
         if plan.engine == "onnxruntime" or Path(plan.model.weights_file or "").suffix == ".onnx":
             with contextlib.suppress(ImportError):
                 importlib.import_module("onnxruntime")
+
+
+def _kept_mark(folder: Path, model: Model) -> Path:
+    """Return the empty file that says that the compiled network of `model` is kept in `folder`."""
+    of = f"{weights_key(model)} {what_computes()}"
+    return folder / f".kept-{hashlib.sha256(of.encode()).hexdigest()[:32]}"
 
 
 def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:

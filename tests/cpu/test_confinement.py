@@ -329,12 +329,13 @@ def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
         "read the key of TLS": folder / "elsewhere" / "server.key",
         "read the engines' key": folder / "cache" / "engines" / ".key",
         "read another model's weights": folder / "models" / "other.pt2",
+        "read what another program keeps": folder / "cache" / "programs" / "other" / ".key",
         "read a file of the same beginning": folder / "models" / "evilkeys.txt",
         "read the users": Path("/etc/passwd"),
     }
     for file in (secret, *files.values()):
         if not file.exists():
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("secret")
     (folder / "cache" / "engines" / ".key").chmod(0o600)
     plain = frozen(Doubled(), (torch.randn(3, 4),), folder / "plain.pt2")
@@ -371,7 +372,7 @@ def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path
     [line] = [line for line in service.log.read_text().splitlines() if line.startswith("ESCAPED ")]
     found = json.loads(line.removeprefix("ESCAPED "))
     assert {name: how for name, how in found["tried"].items() if how != "refused"} == {}
-    assert len(found["tried"]) == len(attempts("", "")) + 6
+    assert len(found["tried"]) == len(attempts("", "")) + 7
     assert "began before" not in service.log.read_text()
     assert found["marks"] == []
     assert set(found["environment"]) <= BARE
@@ -387,6 +388,8 @@ def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path
     assert kept <= set(left) <= {"/dev/null", *kept, *files}
     assert (folder / "elsewhere" / "secret.txt").read_text() == "secret"
     assert not (folder / "elsewhere" / "new.txt").exists()
+    # Each keeps what was compiled in a folder of its own, named by its digest.
+    assert len([*(folder / "cache" / "programs").glob("?" * 64)]) == 2
 
 
 def test_torchscript_opens_no_file(escaping: tuple[ServiceProcess, Path]) -> None:

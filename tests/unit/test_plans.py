@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.config import Settings
-from app.fleet.plans import CONFINED, memories, sharing_workers, worker_plans
+from app.fleet.plans import CONFINED, PROGRAMS, memories, sharing_workers, worker_plans
 from app.fleet.process import WorkerPlan
 from app.fleet.readiness import Readiness
 from app.link import ModelState
 from app.processes.place import PlaceStatus
+from app.worker import load
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models import Model
@@ -25,7 +27,8 @@ INPUT = TensorSpec("x", "FP32", (4,))
 
 def model(name: str, file: str) -> Model:
     weights = f"/models/{file}"
-    return ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8), None)
+    made = ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8), None)
+    return replace(made, weights_sha256=f"digest of {file}")
 
 
 MODELS = [model("ours", "a.pth"), model("first", "b.pt2"), model("other", "c.pth"), model("second", "d.ts")]
@@ -56,8 +59,12 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
         assert [each.is_gated for each in plan.load.plans] == served
         assert plan.bare == (plan.memory > 0)
         if plan.bare:
-            assert plan.load.cache_dir is None
             assert "DATABASE_PASSWORD" not in plan.environment
+    # What one keeps no other may write or read.
+    kept = [plan.load.cache_dir for plan in plans[::2]]
+    assert [str(each.relative_to(kept[0])) for each in kept[1:] if each and kept[0]] == [
+        f"{PROGRAMS}/digest of {name}" for name in ("b.pt2", "d.ts")
+    ]
 
 
 def plans_of(served: list[Model], **given: Any) -> list[WorkerPlan]:
@@ -124,3 +131,19 @@ def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() ->
     assert (readiness.state("ours"), readiness.state("evil")) == (ModelState.STARTING, ModelState.UNAVAILABLE)
     assert "it died" in readiness.reason("evil")
     assert "it died" not in readiness.reason("ours")
+
+
+def test_a_library_is_imported_only_if_its_network_was_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(load, "builder", lambda: SimpleNamespace(library=imported.append))
+    theirs = replace(model("theirs", "f.safetensors"), architecture="timm/resnet18", weights_file=None)
+    [plan] = plans_of([theirs])
+    load._import_libraries(plan.load, tmp_path)
+    assert imported == ["timm"]
+    load._kept_mark(tmp_path, theirs).touch()  # As after a load.
+    load._import_libraries(plan.load, tmp_path)
+    assert imported == ["timm"]
+    load._import_libraries(plan.load, tmp_path)  # That load failed.
+    assert imported == ["timm", "timm"]
