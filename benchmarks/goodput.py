@@ -97,7 +97,7 @@ def _measure_service(given: argparse.Namespace, image: bytes) -> dict[str, Any]:
 
 
 def _measure_naive(given: argparse.Namespace, image: bytes) -> dict[str, Any]:
-    request = servers.naive_request(image)
+    request = servers.form_request("file", image)
 
     @contextmanager
     def fresh() -> Iterator[servers.Server]:

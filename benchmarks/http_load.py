@@ -98,7 +98,7 @@ def measure(
         port = stack.enter_context(servers.service(name, *options)).port
         naive_port = stack.enter_context(servers.naive(name, settings.weights)).port if naive else 0
         raw = servers.service_request(name, image)
-        form = servers.naive_request(image)
+        form = servers.form_request("file", image)
         drive(port, raw, 8, 1)  # Warm-up: first pages of the arena, first connections.
         for _ in range(rounds):
             ceilings.append(ceiling.images_per_s(image, header, seconds))

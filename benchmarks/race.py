@@ -1,4 +1,4 @@
-"""Compare the service with mosec, LitServe and Triton: the same network file, the same decoding, one command.
+"""Compare the service with other servers: the same network file, the same decoding, one command.
 
 The network is ResNet50 in int8 as an OpenVINO file, which our own engine makes once. Each server answers JPEGs with it,
 turn and turn about; an in-process loop (`loop`: the same decoder and engine, no server) is the limit.
@@ -7,13 +7,15 @@ turn and turn about; an in-process loop (`loop`: the same decoder and engine, no
     python -m benchmarks.race --without triton,litserve
     python -m benchmarks.race --triton /opt/tritonserver/bin/tritonserver     # another than the registry's
 
-pip installs the other servers, once, into environments in FOLDER; Triton is the binary of `nvidia-pytriton`,
-with its Python backend (x86-64, glibc of 2.35 or newer). Without a CUDA driver that build starts, but its model
-was seen to get other bytes than were sent. A server that cannot be installed, does not start or does not answer is left
-out with a message: Triton then needs `--triton` with another build. Compare ratios: they are medians over pairs of
-neighbours; all share this machine's cores, the generator of the load too.
+They are mosec, LitServe, BentoML, TorchServe (which needs Java 11 or newer) and Triton. pip installs them, once, into
+environments in FOLDER; Triton is the binary of `nvidia-pytriton`, with its Python backend (x86-64, glibc of 2.35 or
+newer). Without a CUDA driver that build starts, but its model was seen to get other bytes than were sent. A server that
+cannot be installed, does not start or does not answer is left out with a message: Triton then needs `--triton` with
+another build. Compare ratios: they are medians over pairs of neighbours; all share this machine's cores, the generator
+of the load too.
 
-Owns: environments, starts, rounds, figures. The others' code is in mosec_server, litserve_server, triton_models.
+Owns: environments, starts, rounds, figures. The others' code is in mosec_server, litserve_server,
+bentoml_server, torchserve_server, triton_models.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,13 @@ from benchmarks.race_network import MODEL, opened, settings_of
 
 Runner = tuple[servers.Server, bytes]
 """Server, and the request to send to it."""
-PACKAGES = {"mosec": "mosec", "litserve": "litserve", "triton": "nvidia-pytriton"}
+PACKAGES = {
+    "mosec": "mosec",
+    "litserve": "litserve",
+    "bentoml": "bentoml",
+    "torchserve": "torchserve",
+    "triton": "nvidia-pytriton",
+}
 OURS, LOOP = "anychip", "loop"
 
 
@@ -69,7 +77,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     settings = settings_of(given.folder / "network")
     with Ceiling(opened(settings), settings) as loop, contextlib.ExitStack() as stack:
         running = {OURS: stack.enter_context(_ours(given.folder, image))}
-        for name, start in (("mosec", _mosec), ("litserve", _litserve), ("triton", _triton)):
+        for name, start in _STARTS.items():
             if name in given.without.split(","):
                 continue
             try:
@@ -165,7 +173,24 @@ def _litserve(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
     python = _python_with("litserve", given.folder)
     command = [str(python), "-m", "benchmarks.litserve_server", str(given.folder / "network"), "--port"]
     with servers.other(command, "/health") as server:
-        yield server, servers.naive_request(image)
+        yield server, servers.form_request("file", image)
+
+
+@contextlib.contextmanager
+def _bentoml(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
+    python = _python_with("bentoml", given.folder)
+    command = [str(python), "-m", "benchmarks.bentoml_server", str(given.folder / "network"), "--port"]
+    with servers.other(command, "/livez") as server:
+        yield server, servers.form_request("images", image)
+
+
+@contextlib.contextmanager
+def _torchserve(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
+    python = _python_with("torchserve", given.folder)
+    network, place = str(given.folder / "network"), str(given.folder / "torchserve-files")
+    command = [str(python), "-m", "benchmarks.torchserve_server", network, place, "--port"]
+    with servers.other(command, "/ping") as server:
+        yield server, servers.jpeg_request("/predictions/race", image)
 
 
 @contextlib.contextmanager
@@ -226,6 +251,13 @@ def print_report(report: dict[str, Any]) -> None:
             )
 
 
+_STARTS: Mapping[str, Callable[[argparse.Namespace, bytes], contextlib.AbstractContextManager[Runner]]] = {
+    "mosec": _mosec,
+    "litserve": _litserve,
+    "bentoml": _bentoml,
+    "torchserve": _torchserve,
+    "triton": _triton,
+}
 _COLUMNS = (("p50_ms", 9), ("p99_ms", 9), ("cpu_ms", 8))
 _KNOWN = {"answers_per_s", *(name for name, _ in _COLUMNS)}
 

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import urllib.request
@@ -139,11 +138,13 @@ def naive(model: str, weights: str) -> Iterator[Server]:
         yield server
 
 
-def naive_request(image: bytes) -> bytes:
-    """Build a request with a JPEG as a form's file, for `naive` and LitServe."""
+def form_request(field: str, image: bytes) -> bytes:
+    """Build a request with a JPEG as a form's file, for `naive`, LitServe and BentoML."""
     multipart = (
-        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n'
-        b"Content-Type: image/jpeg\r\n\r\n" + image + b"\r\n--b--\r\n"
+        b'--b\r\nContent-Disposition: form-data; name="%s"; filename="a.jpg"\r\n' % field.encode()
+        + b"Content-Type: image/jpeg\r\n\r\n"
+        + image
+        + b"\r\n--b--\r\n"
     )
     return request_bytes("/predict", multipart, "multipart/form-data; boundary=b")
 
@@ -183,7 +184,8 @@ def other(command: list[str], path: str = "/") -> Iterator[Server]:
 
 def search_path() -> list[str]:
     """Return the folders in which another interpreter finds our packages and those installed here."""
-    return [str(_ROOT), str(_ROOT / "plugins" / "tools"), sysconfig.get_paths()["purelib"]]
+    installed = [each for each in sys.path if Path(each).name in ("site-packages", "dist-packages")]
+    return [str(_ROOT), str(_ROOT / "plugins" / "tools"), *installed]
 
 
 def free_port() -> int:

@@ -17,6 +17,12 @@ from typing import Any
 
 from benchmarks.race_network import BATCH, WAIT_S, Decoder, Network
 
+_QUIET = """<Configuration>
+    <Appenders><Console name="console"/></Appenders>
+    <Loggers><Root level="error"><AppenderRef ref="console"/></Root></Loggers>
+</Configuration>
+"""
+"""No line for each request, as with the others."""
 _FOLDER = "RACE_FOLDER"
 """Variable for TorchServe's worker, which loads this file as its handler."""
 
@@ -55,6 +61,7 @@ def _write(place: Path, port: int) -> Path:
         "disable_system_metrics": "true",
         "models": json.dumps({"race": {"1.0": settings}}),
     }
+    (place / "log4j2.xml").write_text(_QUIET)
     file = place / "config.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     return file
@@ -64,9 +71,9 @@ if __name__ == "__main__":
     place = Path(sys.argv[2])
     settings = _write(place, int(sys.argv[4]))
     programs = Path(sys.executable).parent
-    # It starts "python", writes logs where it stands, and keeps its number in the temporary folder.
+    # It starts "python", and writes where it stands and into two temporary folders.
     os.environ |= {_FOLDER: sys.argv[1], "PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(place)}
-    os.environ["LOG_LOCATION"] = os.environ["METRICS_LOCATION"] = str(place / "logs")
+    os.environ["TEMP"] = str(place)
     os.chdir(place)
     options = [
         "--foreground",
@@ -77,4 +84,5 @@ if __name__ == "__main__":
         "--models",
         "race=race",
     ]
-    os.execv(programs / "torchserve", ["torchserve", *options, "--ts-config", str(settings)])
+    options += ["--log-config", str(place / "log4j2.xml"), "--ts-config", str(settings)]
+    os.execv(programs / "torchserve", ["torchserve", *options])
