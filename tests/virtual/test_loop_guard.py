@@ -51,7 +51,7 @@ def run(kind, main):
     """Run `main` on a guarded loop of this kind; return the findings."""
 
     async def measured():
-        await asyncio.wait_for(main(), 60)
+        await asyncio.wait_for(main(), 600)
 
     with contextlib.ExitStack() as stack:
         if kind == "asyncio":
