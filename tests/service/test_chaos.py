@@ -1,7 +1,7 @@
 """Chaos: everything that can go wrong, at once, on real models, for ten minutes; no innocent request notices.
 
     make nightly ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
-    ANYCHIP_TEST_CHAOS_RESULT=result.json …                    # keeps what was measured, for docs/reliability.md
+    ANYCHIP_TEST_CHAOS_RESULT=result.md …                      # what was measured, for docs/reliability.md
 
 Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first. Others
 are in a hurry: they ask two models with a deadline of 2 s, and may be refused, but not for long after a fault.
@@ -17,27 +17,22 @@ import datetime
 import os
 import platform
 import random
-import signal
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import httpx
-import psutil
 import pytest
 
 from tests.support.chaos_clients import IMAGES, STAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
-from tests.support.chaos_faults import SPARE, Faults, processes
+from tests.support.chaos_faults import SPARE, faults, processes
 from tests.support.chaos_offenders import Offenders
-from tests.support.chaos_report import FaultRow, Result
 from tests.support.constants import CHANGES_PER_MINUTE, DECODE_TIMEOUT_S, HEADER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
+from tests.support.images import JPEG
 from tests.support.liveness import observed
-from tests.support.load import WAIT_S, until
+from tests.support.load import WAIT_S, Load, until
 from tests.support.loop_guard import told
 from tests.support.null_service import is_ready, metric
-from tests.support.pauses import goodput, hurried
 from tests.support.service_process import free_port, running
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]
@@ -47,18 +42,7 @@ SEED = int(os.environ.get("ANYCHIP_TEST_CHAOS_SEED", "0"))
 MIB = 1 << 20
 MODELS = f"resnet50,yolov8n,{SPARE}=mobilenet_v3_small:random,{STAGES}=yolov8n?most=3 > resnet50"
 OPTIONS = (
-    *(
-        "--models",
-        MODELS,
-        "--weights",
-        "sample",
-        "--device",
-        "cpu",
-        "--batch-sizes",
-        "1,4",
-        "--plugins",
-        "tests.support.hanging_worker",
-    ),
+    *("--models", MODELS, "--weights", "sample", "--device", "cpu", "--plugins", "tests.support.hanging_worker"),
     *("--admin", "port", "--batch-timeout-s", "8", "--grace-s", "2"),
 )
 CONSTANTS = {CHANGES_PER_MINUTE: 1000, HEARTBEAT_TIMEOUT_S: 5, HEADER_TIMEOUT_S: 5, DECODE_TIMEOUT_S: 5}
@@ -82,8 +66,6 @@ class Try:
     in_flight: int
     ended_s: float = 0.0
     goodput: float | None = None
-    hurried: list[dict[str, dict[str, int]]] = field(default_factory=list)
-    """What clients in a hurry were told each time that the goodput was measured, by model and outcome."""
 
 
 @dataclass
@@ -109,23 +91,50 @@ class Chaos:
             await asyncio.sleep(0.05)
         await until(lambda: is_ready(service) and len(service.workers()) == 1)
 
-    def rows(self, slow):
-        """By fault, in the order in which they were first tried."""
-        rows = {}
-        for one in self.tries:
-            row = rows.setdefault(one.fault, FaultRow(one.fault))
-            row.times += 1
-            row.in_flight += one.in_flight
-            for request in self.ledger.bad:
-                if request.began_s < one.ended_s and request.ended_s > one.began_s:
-                    row.wrong += request.wrong
-                    row.lost += not request.wrong
-            within = [taken_s for asked_s, taken_s in slow if one.began_s - taken_s < asked_s < one.ended_s]
-            row.longest_pause_ms = max(row.longest_pause_ms, 1e3 * max(within, default=0.0))
-            if one.goodput is not None:
-                row.least_goodput = min(one.goodput, one.goodput if row.least_goodput is None else row.least_goodput)
-            row.longest_recovery_s = max(row.longest_recovery_s, one.ended_s - one.began_s)
-        return list(rows.values())
+    def row(self, fault, slow):
+        """Format the line of the table that has all tries of a fault."""
+        tries = [one for one in self.tries if one.fault == fault]
+        bad = [
+            request
+            for request in self.ledger.bad
+            if any(request.began_s < one.ended_s and request.ended_s > one.began_s for one in tries)
+        ]
+        stalls = [taken for asked, taken in slow for one in tries if one.began_s - taken < asked < one.ended_s]
+        good = [one.goodput for one in tries if one.goodput is not None]
+        wrong = sum(request.wrong for request in bad)
+        return (
+            f"| {fault} | {len(tries)} | {sum(one.in_flight for one in tries)} | {len(bad) - wrong} | {wrong} "
+            f"| {1e3 * max(stalls, default=0):.0f} | {max(one.ended_s - one.began_s for one in tries):.1f} "
+            f"| {f'{min(good):.0%}' if good else ''} |"
+        )
+
+    def write(self, live, stall_s, seconds, offended, before, after):
+        """Write a run, if somebody wants it, as its part of docs/reliability.md."""
+        asked, bad = self.ledger.requests, self.ledger.bad
+        wrong = sum(request.wrong for request in bad)
+        lines = [
+            f"Measured on {datetime.date.today()}, {os.cpu_count()} cores of {processor()}, {seconds:.0f} s:",
+            f"{len(asked):,} requests of innocent clients, {len(bad) - wrong} lost, {wrong} wrong. `/v2/health/live` "
+            f"was asked {live.asked:,} times; the slowest answer took {1e3 * live.slowest_s:.0f} ms. The event loop's "
+            f"longest stall was {1e3 * stall_s:.0f} ms.",
+            "",
+            "| fault | times tried | requests in flight | lost | wrong | longest stall, ms | until all was well, s "
+            "| least goodput afterwards |",
+            "|---|---|---|---|---|---|---|---|",
+            *(self.row(fault, live.slow) for fault in dict.fromkeys(one.fault for one in self.tries)),
+            "",
+            "| what the service held | at the start | at the end |",
+            "|---|---|---|",
+            *(f"| {what} | {value:,.0f} | {after[what]:,.0f} |" for what, value in before.items()),
+            "",
+            "| bad request | answers |",
+            "|---|---|",
+            *(
+                f"| {what} | {', '.join(f'{answer}: {count}' for answer, count in sorted(answers.items()))} |"
+                for what, answers in sorted(offended.items())
+            ),
+        ]
+        Path(os.environ.get("ANYCHIP_TEST_CHAOS_RESULT", os.devnull)).write_text("\n".join(lines) + "\n")
 
 
 def held(service):
@@ -189,10 +198,13 @@ async def settled(service):
 @contextlib.asynccontextmanager
 async def innocent(service, grpc_port, ledger):
     """Run the innocent clients as long as the block lasts; then each gets its last answer."""
-    async with forwarded(grpc_port) as address, grpc.aio.insecure_channel(address) as channel:
-        with http_clients(service.url) as over_http:
-            async with asking({**over_http, **grpc_clients(channel)}, ledger):
-                yield
+    async with (
+        forwarded(grpc_port) as address,
+        grpc.aio.insecure_channel(address) as channel,
+        http_clients(service.url) as over_http,
+        asking({**over_http, **grpc_clients(channel)}, ledger),
+    ):
+        yield
 
 
 @contextlib.asynccontextmanager
@@ -217,6 +229,26 @@ async def offend(chaos, offenders, end_s, chance):
                     await offenders.all[kind]()
 
 
+@contextlib.asynccontextmanager
+async def hurried(service):
+    """Run two clients in a hurry for each model, at an address of their own: no work of others counts as theirs."""
+    async with contextlib.AsyncExitStack() as stack:
+        loads = {}
+        for number, (model, name) in enumerate(HURRIED.items(), 2):
+            path, image = f"/v1/models/{model}:predict?timeout_ms={HURRY_MS}", (IMAGES / name).read_bytes()
+            clients = Load(service.url, path, image, 2, JPEG, retry_s=0.05, address=f"127.0.0.{number}")
+            loads[model] = await stack.enter_async_context(clients)
+        yield loads
+
+
+async def goodput(loads, seconds):
+    """Return the good answers of each model a second, from now on for so long."""
+    before, began_s = {model: load.outcomes[200, "OK"] for model, load in loads.items()}, time.monotonic()
+    await asyncio.sleep(seconds)
+    lasted_s = time.monotonic() - began_s
+    return {model: (load.outcomes[200, "OK"] - before[model]) / lasted_s for model, load in loads.items()}
+
+
 async def answered_at_all(loads):
     """Return the rate of answers to clients in a hurry before the faults, by model, once each model answers any."""
     for _ in range(_GOODPUT_TRIES):
@@ -226,16 +258,13 @@ async def answered_at_all(loads):
     raise AssertionError(f"no client in a hurry is answered, though nothing is broken: {before}")
 
 
-async def answered_again(loads, before, told):
+async def answered_again(loads, before):
     """Return the least share of the former rate at which a model answers clients in a hurry again, once each does: 0 if
-    one answers none in all tries. Add outcomes to `told`.
+    one answers none in all tries.
     """
     shares = dict.fromkeys(before, 0.0)
     for _ in range(_GOODPUT_TRIES):
-        outcomes = {model: Counter(load.outcomes) for model, load in loads.items()}
         now = await goodput(loads, _GOODPUT_S)
-        new = {model: load.outcomes - outcomes[model] for model, load in loads.items()}
-        told.append({model: {f"{code} {what}": n for (code, what), n in more.items()} for model, more in new.items()})
         shares = {model: max(shares[model], now[model] / rate) for model, rate in before.items()}
         if min(shares.values()) > 0:
             break
@@ -244,15 +273,17 @@ async def answered_again(loads, before, told):
 
 async def break_things(chaos, service, loads, end_s, chance):
     """One fault after the other, each once the last one is over."""
-    faults = Faults(service)
+    all_faults = faults(service)
     before = await answered_at_all(loads)
     while time.monotonic() < end_s:
-        for name in chance.sample(list(faults.all), len(faults.all)):
+        for name in chance.sample(list(all_faults), len(all_faults)):
             if time.monotonic() < end_s:
                 async with chaos.trying(name) as one:
-                    await faults.all[name]()
+                    work = all_faults[name]()
+                    if work is not None:
+                        await work
                     await chaos.recovered(service)
-                one.goodput = await answered_again(loads, before, one.hurried)
+                one.goodput = await answered_again(loads, before)
 
 
 def processor():
@@ -267,7 +298,6 @@ async def test_chaos(tmp_path):
     chaos = Chaos()
     grpc_port = free_port()
     options = (*OPTIONS, "--grpc-port", str(grpc_port))
-    in_a_hurry = {model: (IMAGES / name).read_bytes() for model, name in HURRIED.items()}
     with running(tmp_path, *options, environment=ENVIRONMENT, constants=CONSTANTS, guarded=True) as service:
         offenders = Offenders(service.url, f"127.0.0.1:{grpc_port}", SEED)
         # Once around, so that buffers have their sizes, and pools their threads.
@@ -278,7 +308,7 @@ async def test_chaos(tmp_path):
         offenders.answers.clear()
         with observed(service) as live:  # The result is to be kept in any case.
             began_s = time.monotonic()
-            async with innocent(service, grpc_port, chaos.ledger), hurried(service, in_a_hurry, 2, HURRY_MS) as loads:
+            async with innocent(service, grpc_port, chaos.ledger), hurried(service) as loads:
                 await until(lambda: min(chaos.ledger.answered.values()) >= _MORE)
                 end_s = began_s + SECONDS
                 await asyncio.gather(
@@ -290,28 +320,8 @@ async def test_chaos(tmp_path):
             after = await settled(service)
             if not_as_before(before, after):  # A worker that is about to be replaced, a connection that is closed late.
                 after = await settled(service)
-        result = Result(
-            datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-            processor(),
-            os.cpu_count() or 1,
-            round(seconds),
-            dict(Counter(request.client for request in chaos.ledger.requests)),
-            sum(not request.wrong for request in chaos.ledger.bad),
-            sum(request.wrong for request in chaos.ledger.bad),
-            live.asked,
-            1e3 * live.slowest_s,
-            1e3 * metric(service, "anychip_event_loop_stall_seconds"),
-            chaos.rows(live.slow),
-            {what: (value, after[what]) for what, value in before.items()},
-            {what: dict(answers) for what, answers in offenders.answers.items()},
-        )
-        result.faults.append(await told_to_end(service))
-    another = tmp_path / "killed"  # A log of its own: the first one is looked at below.
-    another.mkdir()
-    with running(another, *options, environment=ENVIRONMENT, constants=CONSTANTS) as service:
-        result.faults.append(await killed(service))
-    if "ANYCHIP_TEST_CHAOS_RESULT" in os.environ:
-        result.write(Path(os.environ["ANYCHIP_TEST_CHAOS_RESULT"]))
+        stall_s = metric(service, "anychip_event_loop_stall_seconds")
+        chaos.write(live, stall_s, seconds, offenders.answers, before, after)
     assert [(request.client, request.outcome) for request in chaos.ledger.bad] == []
     assert chaos.ledger.under_way == set()
     assert [one for one in chaos.tries if one.goodput == 0] == [], "what was learned is never forgotten"
@@ -320,45 +330,3 @@ async def test_chaos(tmp_path):
     assert live.failed == []
     assert live.held == [], told(live.held)
     assert "Traceback" not in (tmp_path / "service.log").read_text()
-
-
-@contextlib.asynccontextmanager
-async def last_requests(service):
-    """Yield the last requests of innocent clients, in flight as the block begins; its end waits for their outcomes."""
-    ledger, stop = Ledger(), asyncio.Event()
-    with http_clients(service.url) as clients:
-        tasks = [asyncio.create_task(run_client(name, ask, ledger, stop)) for name, ask in clients.items()]
-        await until(lambda: len(ledger.answered) == len(clients) and len(ledger.under_way) > 2)
-        stop.set()
-        yield list(ledger.under_way)
-        await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
-
-
-def row(fault, requests, began_s):
-    lost, wrong = (sum(request.outcome.startswith(what) for request in requests) for what in ("lost", "wrong"))
-    return FaultRow(fault, 1, len(requests), lost, wrong, 0.0, time.monotonic() - began_s)
-
-
-async def told_to_end(service):
-    """SIGTERM under load: what was asked is answered, and nothing is left."""
-    children = service.children()
-    async with last_requests(service) as requests:
-        began_s = time.monotonic()
-        service.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(service.process.wait, WAIT_S) == 0
-    assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
-    assert {request.outcome for request in requests} == {"ok"}
-    return row("server told to end (SIGTERM)", requests, began_s)
-
-
-async def killed(service):
-    """SIGKILL under load: each client hears at once that nobody is there any more, and no process is left."""
-    children = service.children()
-    async with last_requests(service) as requests:
-        began_s = time.monotonic()
-        service.process.kill()
-    assert all(request.outcome for request in requests)
-    assert not psutil.wait_procs(children, timeout=WAIT_S)[1]
-    with pytest.raises(httpx.TransportError):
-        httpx.get(service.url)
-    return row("server killed (SIGKILL)", requests, began_s)

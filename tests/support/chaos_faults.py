@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,15 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-from tests.support.load import until
+from tests.support.load import client_at, until
 from tests.support.service_process import ServiceProcess
 
 SPARE = "spare"
 """Model that is unloaded and loaded: no innocent client asks for it."""
-_FROZEN_S = 2.0
 _SILENT_S = 3.0
 """Seconds: longer than a client in a hurry waits, shorter than the heartbeat timeout of a worker."""
 _PAUSED_S = 8.0
 """Seconds: longer than the heartbeat timeout of a worker."""
-_LOAD_TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True)
@@ -64,120 +61,74 @@ async def paused(stopped: Sequence[psutil.Process], seconds: float) -> None:
             process.resume()
 
 
-class Faults:
-    """Faults by name, in `all`. Each waits for its own work, none for its consequences."""
+def faults(service: ServiceProcess) -> dict[str, Callable[[], Awaitable[None] | None]]:
+    """Return the faults by name. Each waits for its own work, none for its consequences."""
 
-    def __init__(self, service: ServiceProcess) -> None:
-        self._service = service
-        self.all: dict[str, Callable[[], Awaitable[None]]] = {
-            "worker killed": self._worker_killed,
-            "worker hangs": self._worker_hangs,
-            "worker frozen": self._worker_frozen,
-            "decoder killed": self._decoder_killed,
-            "decoder frozen": self._decoder_frozen,
-            "decoders' parent killed": self._fork_server_killed,
-            "decoders' parent frozen, a decoder killed": self._fork_server_frozen,
-            "converter killed": self._converter_killed,
-            "converters frozen": self._converters_frozen,
-            "server frozen for 2 s": self._server_frozen,
-            "worker paused for 3 s": self._worker_paused,
-            "decoders paused for 3 s": self._decoders_paused,
-            "all processes paused for 8 s": self._all_paused,
-            "model reloaded": self._reloaded,
-            "reload whose new worker is killed": self._reload_fails,
-            "reload whose client leaves": self._reload_left,
-            "other model unloaded, and loaded": self._unloaded,
-            "two loads of it at once": self._loaded_at_once,
-        }
-
-    async def _worker_killed(self) -> None:
-        self._service.worker().kill()
-
-    async def _worker_hangs(self) -> None:
-        self._service.worker().send_signal(signal.SIGUSR2)
-
-    async def _worker_frozen(self) -> None:
-        self._service.worker().suspend()
-
-    async def _decoder_killed(self) -> None:
-        processes(self._service).decoders[0].kill()
-
-    async def _decoder_frozen(self) -> None:
-        processes(self._service).decoders[0].suspend()
-
-    async def _fork_server_killed(self) -> None:
-        processes(self._service).fork_server[0].kill()
-
-    async def _fork_server_frozen(self) -> None:
-        found = processes(self._service)
-        found.fork_server[0].suspend()
-        found.decoders[0].kill()
-
-    async def _converter_killed(self) -> None:
-        for converter in processes(self._service).converters[:1]:
-            converter.kill()
-
-    async def _converters_frozen(self) -> None:
-        for converter in processes(self._service).converters:
-            converter.suspend()
-
-    async def _server_frozen(self) -> None:
-        server = self._service.process
-        os.kill(server.pid, signal.SIGSTOP)
-        await asyncio.sleep(_FROZEN_S)
-        os.kill(server.pid, signal.SIGCONT)
-
-    async def _worker_paused(self) -> None:
-        await paused(self._service.workers(), _SILENT_S)
-
-    async def _decoders_paused(self) -> None:
-        await paused(processes(self._service).decoders, _SILENT_S)
-
-    async def _all_paused(self) -> None:
-        await paused([psutil.Process(self._service.process.pid), *self._service.children()], _PAUSED_S)
-
-    async def _ask(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=self._service.url, timeout=_LOAD_TIMEOUT_S) as client:
+    async def ask(path: str) -> httpx.Response:
+        async with client_at(service.url) as client:
             return await client.post(f"/v2/repository/models/{path}")
 
-    async def _change(self, path: str) -> httpx.Response:
+    async def change(path: str, status: int = 200) -> None:
         """Ask for a change; ask again while an earlier change runs, whose client may have left."""
-        while (answer := await self._ask(path)).status_code == 429:  # noqa: ASYNC110
+        while (answer := await ask(path)).status_code == 429:  # noqa: ASYNC110
             await asyncio.sleep(0.5)
-        return answer
+        assert answer.status_code == status, answer.text
 
-    async def _reloaded(self) -> None:
-        answer = await self._change("resnet50/load")
-        assert answer.status_code == 200, answer.text
+    async def reload_fails() -> None:
+        before = set(service.workers())
+        loading = asyncio.create_task(change("resnet50/load", 500))
+        await until(lambda: len(service.workers()) > len(before) or loading.done())
+        for worker in set(service.workers()) - before:
+            worker.kill()
+        await loading
 
-    async def _reload_fails(self) -> None:
-        before = {worker.pid for worker in self._service.workers()}
-        loading = asyncio.create_task(self._change("resnet50/load"))
-        await until(lambda: len(self._service.workers()) > len(before) or loading.done())
-        for worker in self._service.workers():
-            if worker.pid not in before:
-                worker.kill()
-        answer = await loading
-        assert answer.status_code == 500, answer.text
-
-    async def _reload_left(self) -> None:
-        before = {worker.pid for worker in self._service.workers()}
-        loading = asyncio.create_task(self._change("resnet50/load"))
-        await until(lambda: len(self._service.workers()) > len(before))
+    async def reload_left() -> None:
+        before = set(service.workers())
+        loading = asyncio.create_task(change("resnet50/load"))
+        await until(lambda: len(service.workers()) > len(before))
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        await until(lambda: not before & {worker.pid for worker in self._service.workers()})
+        await until(lambda: before.isdisjoint(service.workers()))
 
-    async def _loaded_at_once(self) -> None:
-        while True:
-            answers = await asyncio.gather(*(self._ask(f"{SPARE}/load") for _ in range(2)))
+    async def unloaded() -> None:
+        for path in (f"{SPARE}/unload", f"{SPARE}/load"):
+            await change(path)
+
+    async def loaded_at_once() -> None:
+        statuses = [429, 429]
+        while statuses == [429, 429]:  # An earlier change is still under way.
+            answers = await asyncio.gather(*(ask(f"{SPARE}/load") for _ in range(2)))
             statuses = sorted(answer.status_code for answer in answers)
-            if statuses != [429, 429]:  # Else an earlier change is still under way.
-                break
         # Changes do not queue up: the second is refused.
         assert statuses == [200, 429], [answer.text for answer in answers]
 
-    async def _unloaded(self) -> None:
-        for path in (f"{SPARE}/unload", f"{SPARE}/load"):
-            answer = await self._change(path)
-            assert answer.status_code == 200, answer.text
+    def each(kind: str, act: Callable[[psutil.Process], None], most: int | None = None) -> None:
+        for process in getattr(processes(service), kind)[:most]:
+            act(process)
+
+    def fork_server_frozen() -> None:
+        each("fork_server", freeze)
+        each("decoders", kill, 1)
+
+    kill, freeze = psutil.Process.kill, psutil.Process.suspend
+    server = psutil.Process(service.process.pid)
+    return {
+        "worker killed": lambda: each("workers", kill),
+        "worker hangs": lambda: each("workers", lambda worker: worker.send_signal(signal.SIGUSR2)),
+        "worker frozen": lambda: each("workers", freeze),
+        "decoder killed": lambda: each("decoders", kill, 1),
+        "decoder frozen": lambda: each("decoders", freeze, 1),
+        "decoders' parent killed": lambda: each("fork_server", kill),
+        "decoders' parent frozen, a decoder killed": fork_server_frozen,
+        "converter killed": lambda: each("converters", kill, 1),
+        "converters frozen": lambda: each("converters", freeze),
+        "server frozen for 2 s": lambda: paused([server], 2.0),
+        "worker paused for 3 s": lambda: paused(service.workers(), _SILENT_S),
+        "decoders paused for 3 s": lambda: paused(processes(service).decoders, _SILENT_S),
+        "all processes paused for 8 s": lambda: paused([server, *service.children()], _PAUSED_S),
+        "model reloaded": lambda: change("resnet50/load"),
+        "reload whose new worker is killed": reload_fails,
+        "reload whose client leaves": reload_left,
+        "other model unloaded, and loaded": unloaded,
+        "two loads of it at once": loaded_at_once,
+    }

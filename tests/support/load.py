@@ -13,11 +13,23 @@ import httpx
 WAIT_S = 240
 
 
+def client_at(
+    url: str, address: str | None = None, *, connections: int | None = 1, timeout_s: float = WAIT_S
+) -> httpx.AsyncClient:
+    """Make a client at an address of this machine, by which the service tells clients apart.
+
+    It never closes an idle connection: httpcore 1.0 may close one that it has just given to a request, if this process
+    was busy in between.
+    """
+    limits = httpx.Limits(max_connections=connections, keepalive_expiry=None)
+    transport = httpx.AsyncHTTPTransport(limits=limits, local_address=address, trust_env=False, verify=False)
+    return httpx.AsyncClient(base_url=url, timeout=timeout_s, transport=transport, trust_env=False)
+
+
 class Load:
     """Clients in a loop of requests, from `start` until `stop`; `outcomes` by (status, code).
 
-    `retry_s`: wait of each client before it asks again after a refusal; `address`: theirs, by which the service tells
-    clients apart.
+    `retry_s`: wait of each client before it asks again after a refusal; `address`: theirs.
     """
 
     def __init__(
@@ -32,18 +44,8 @@ class Load:
         address: str | None = None,
     ) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
-        # Never close an idle connection: httpcore 1.0 may close one that it has just given to a request, if this
-        # process was busy in between. A pool for each: one pool looks at all its connections for every request.
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
-        self._clients = [
-            httpx.AsyncClient(
-                base_url=url,
-                timeout=WAIT_S,
-                transport=httpx.AsyncHTTPTransport(limits=limits, local_address=address, trust_env=False, verify=False),
-                trust_env=False,
-            )
-            for _ in range(clients)
-        ]
+        # A pool for each: one pool looks at all its connections for every request.
+        self._clients = [client_at(url, address) for _ in range(clients)]
         self._request: dict[str, Any] = {
             "url": path,
             "content": body,
