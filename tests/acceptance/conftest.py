@@ -20,38 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILDER = Path(__file__).with_name("build_files.py")
 PATIENCE_S = 600
 """Only what hangs takes as long: no test asks how long something took."""
-
-
-def _descendants(pid: int) -> list[tuple[int, str]]:
-    """Return all descendants of a process, each with its start time, since process ids are reused."""
-    parents: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                _, _, rest = (entry / "stat").read_text().rpartition(")")
-                fields = rest.split()
-                parents.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
-    found, waiting = [], [pid]
-    while waiting:
-        below = parents.get(waiting.pop(), [])
-        found += below
-        waiting += [each for each, _ in below]
-    return found
-
-
-def _alive(process: tuple[int, str]) -> bool:
-    try:
-        _, _, rest = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")
-    except OSError:
-        return False
-    fields = rest.split()
-    return fields[19] == process[1] and fields[0] not in "ZX"
 
 
 @dataclass
@@ -140,7 +115,7 @@ class Anychip:
             try:
                 service = Service(process, *_ready(process, log))
                 yield service
-                of_it = _descendants(process.pid)
+                of_it = psutil.Process(process.pid).children(recursive=True)
                 # As a terminal does it: Ctrl-C reaches all of the group, SIGTERM the process alone.
                 if ends_with is signal.SIGINT:
                     os.killpg(process.pid, ends_with)
@@ -149,7 +124,8 @@ class Anychip:
                 ended = process.wait(PATIENCE_S)
                 assert status is None or ended == status, f"status {ended}\n{log.read_text()}"
                 assert of_it
-                assert [each for each in of_it if _alive(each)] == []
+                _, left = psutil.wait_procs(of_it, timeout=0)
+                assert [each for each in left if each.status() != psutil.STATUS_ZOMBIE] == []
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,8 @@ import pytest
 
 from anychip_hosting.asgi import Hosted, create
 from app.config import Settings
-from tests.support.service_process import running
+from tests.support.service_process import free_port, running
+from tests.support.work import until
 
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.xdist_group("ray")
@@ -82,8 +82,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
     config["http_options"] = {"host": "127.0.0.1", "port": port}
     [application] = config["applications"]
@@ -110,14 +109,8 @@ def cluster(tmp_path_factory):
     made = Cluster(f"http://127.0.0.1:{port}", process)
     started = []
     try:
-        pause = threading.Event()
-        for _ in range(WAIT_S * 2):
-            assert process.poll() is None, log.read_text()[-3000:]
-            if made.ready():
-                break
-            pause.wait(0.5)
-        else:
-            raise AssertionError(log.read_text()[-3000:])
+        until(lambda: process.poll() is not None or made.ready())
+        assert process.poll() is None, log.read_text()[-3000:]
         yield made
     finally:
         started = made.processes()
@@ -182,14 +175,7 @@ def test_a_replica_killed_under_load_costs_no_request(cluster):
         before[0].kill()
         assert list(answers) == [expected[number % len(IMAGES)] for number in range(120)]
     assert len(retried) <= 4 * 10
-    pause = threading.Event()
-    for _ in range(WAIT_S * 2):
-        now = cluster.replicas()
-        if len(now) == 2 and before[0] not in now:
-            break
-        pause.wait(0.5)
-    else:
-        raise AssertionError(f"Ray did not replace it: {now}")
+    until(lambda: len(cluster.replicas()) == 2 and before[0] not in cluster.replicas())
 
 
 @needs_ray

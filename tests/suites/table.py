@@ -180,7 +180,6 @@ BY_PATH = {
                 "shutdown",
                 "guard",
                 "decode_overload",
-                "guard",
             )
         ),
     ),
@@ -198,15 +197,7 @@ BY_PATH = {
         "connections, ingress processes, TLS, several services behind one port",
         tuple(
             f"tests/service/test_{name}.py"
-            for name in (
-                "ingresses",
-                "doors",
-                "reuse_port",
-                "converter",
-                "opening",
-                "tls",
-                "no_torch",
-            )
+            for name in ("ingresses", "doors", "reuse_port", "converter", "opening", "tls", "no_torch")
         ),
     ),
     "connections": Suite(
@@ -504,33 +495,15 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("models/contract/", ("networks", "models", "engines", "serving")),
     ("models/exports/", ("protocols", "networks", "models", "engines", "libraries", "ocr")),
     ("models/onnx/", ("networks", "models", "engines", "ocr")),
-    (
-        "models/sample/",
-        (
-            "networks",
-            "models",
-        ),
-    ),
+    ("models/sample/", ("networks", "models")),
     ("models/tasks/", ("networks", "models", "serving")),
     ("models/weights/", ("networks", "models", "serving")),
-    (
-        "models/yolo/",
-        (
-            "networks",
-            "models",
-        ),
-    ),
+    ("models/yolo/", ("networks", "models")),
     # Chips
     ("backends/*.py", ("networks", "simulated", "vendors")),
     ("backends/contract/", ("networks", "engines", "simulated", "vendors")),
     ("backends/engines/", ("networks", "engines", "simulated", "vendors")),
-    (
-        "backends/operators/",
-        (
-            "networks",
-            "simulated",
-        ),
-    ),
+    ("backends/operators/", ("networks", "simulated")),
     ("backends/telemetry/", ("observability",)),
     ("backends/vendors/", ("networks", "simulated", "vendors", "install")),
     # What is not for everybody
@@ -545,13 +518,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plugins/tools/anychip_tools/operator_tables/", ("simulated",)),
     ("plugins/tools/anychip_tools/simulated/", ("simulated",)),
     ("plugins/tools/anychip_tools/verify/", ("simulated",)),
-    (
-        "benchmarks/",
-        (
-            "networks",
-            "tools",
-        ),
-    ),
+    ("benchmarks/", ("networks", "tools")),
     # How it is set up and deployed
     ("deploy/*.py", ("install",)),
     ("deploy/install.py", ("install", "images")),

@@ -27,6 +27,16 @@ def element(content):
     return struct.pack("<I", len(content)) + content
 
 
+def elements(content):
+    """Return the elements of a tensor of BYTES."""
+    found = []
+    while content:
+        (length,) = struct.unpack_from("<I", content)
+        found.append(content[4 : 4 + length])
+        content = content[4 + length :]
+    return found
+
+
 def images(*encoded, **parameters):
     content = b"".join(map(element, encoded))
     return {"name": "image", "shape": [len(encoded)], "datatype": "BYTES", "parameters": parameters}, content
@@ -61,11 +71,7 @@ def outputs_of(answer):
             if size is None:
                 found[output["name"]] = [text.encode() for text in output["data"]]
             else:
-                found[output["name"]], part = [], rest[:size]
-                while part:
-                    (length,) = struct.unpack_from("<I", part)
-                    found[output["name"]].append(part[4 : 4 + length])
-                    part = part[4 + length :]
+                found[output["name"]] = elements(rest[:size])
             assert len(found[output["name"]]) == np.prod(output["shape"])
         else:
             flat = np.array(output["data"], types[output["datatype"]]) if size is None else None

@@ -77,7 +77,7 @@ async def turns(number: int = 10) -> None:
 
 
 class Process:
-    """Double of a process that ends when it is killed, unless it cannot be."""
+    """Double of a process that ends when it is killed, unless it cannot be. No process of this system has its `pid`."""
 
     pid = 1 << 30
 

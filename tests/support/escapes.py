@@ -27,21 +27,21 @@ from pathlib import Path
 MARK = "escape-secret-"
 """Beginning of the secrets that tests put into environments; its uses put it together, else it would find itself."""
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine(), 0)
-_NUMBERS = {
-    "tgkill": (234, 131),
+_OF_PROCESSES = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
-    "ioprio_set": (251, 30),
+    "pidfd_open": (434, 434),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
-    "pidfd_open": (434, 434),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
     "kcmp": (312, 272),
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
     "sched_setattr": (314, 274),
-    "name_to_handle_at": (303, 264),
+}
+"""Calls with the parent's process id as the first argument; they would change nothing, but must be refused."""
+_OF_NOBODY = {
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "open_by_handle_at": (304, 265),
     "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425),
@@ -57,40 +57,15 @@ _NUMBERS = {
     "mq_open": (240, 180),
     "inotify_init1": (294, 26),
     "fanotify_init": (300, 262),
-    "clone": (56, 220),
-    "clone3": (435, 435),
 }
-# Calls with the parent's process id as the first argument; they would change nothing, but must be refused.
-_OF_PROCESSES = [
-    "rt_sigqueueinfo",
-    "rt_tgsigqueueinfo",
-    "pidfd_open",
-    "process_vm_readv",
-    "process_vm_writev",
-    "kcmp",
-    "move_pages",
-    "migrate_pages",
-    "sched_setattr",
-]
-_OF_NOBODY = [
-    "process_madvise",
-    "process_mrelease",
-    "open_by_handle_at",
-    "userfaultfd",
-    "io_uring_setup",
-    "perf_event_open",
-    "bpf",
-    "keyctl",
-    "unshare",
-    "mount",
-    "fsopen",
-    "shmget",
-    "semget",
-    "msgget",
-    "mq_open",
-    "inotify_init1",
-    "fanotify_init",
-]
+_NUMBERS = {
+    **_OF_PROCESSES,
+    **_OF_NOBODY,
+    "tgkill": (234, 131),
+    "ioprio_set": (251, 30),
+    "name_to_handle_at": (303, 264),
+    "clone": (56, 220),
+}
 
 
 def called(name: str, *arguments: object) -> int:
@@ -201,13 +176,10 @@ def marks() -> list[str]:
 def memories() -> list[int]:
     """Return the sizes of the arena's memories that this process has, mapped or by descriptor."""
     found = {}
-    for each in os.listdir("/proc/self/fd"):
-        try:
-            if "anychip-arena" in os.readlink(f"/proc/self/fd/{each}"):
-                status = os.stat(int(each))
-                found[status.st_ino] = status.st_size
-        except OSError:
-            continue
+    for number, name in _open_files().items():
+        if "anychip-arena" in name:
+            status = os.stat(number)
+            found[status.st_ino] = status.st_size
     with open("/proc/self/maps") as maps:
         for line in maps:
             if "anychip-arena" in line:
@@ -215,15 +187,13 @@ def memories() -> list[int]:
     return sorted(found.values())
 
 
-def descriptors() -> list[str]:
-    """Return the names of this process's open files."""
-    found = []
+def _open_files() -> dict[int, str]:
+    """Return the names of this process's open files by descriptor."""
+    found = {}
     for each in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{each}"))
-        except OSError:
-            continue
-    return sorted(set(found))
+        with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
+            found[int(each)] = os.readlink(f"/proc/self/fd/{each}")
+    return found
 
 
 def serve_escape(secret: str, target: str, files: dict[str, str], way: str = "program") -> None:
@@ -239,7 +209,7 @@ def serve_escape(secret: str, target: str, files: dict[str, str], way: str = "pr
         "marks": marks() if len(ways) == 1 else [],  # It takes a second or two.
         "memories": memories(),
         "process": os.getpid(),
-        "descriptors": descriptors(),
+        "descriptors": sorted({*_open_files().values()}),
         "environment": sorted(os.environ),
     }
     os.write(2, f"\nESCAPED {json.dumps(found)}\n".encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anychip_grpc.messages import METHODS, SERVICE, message, message_of
-from tests.support.answers import element
+from tests.support.answers import element, elements
 from tests.support.load import WAIT_S
 
 
@@ -50,9 +50,4 @@ def texts_of(response, name):
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)
         if output.name == name
     ]
-    texts = []
-    while content:
-        length = int.from_bytes(content[:4], "little")
-        texts.append(content[4 : 4 + length])
-        content = content[4 + length :]
-    return texts
+    return elements(content)

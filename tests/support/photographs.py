@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -21,20 +22,19 @@ def _file(package: str, inside: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / inside
 
 
-def _decoded(package: str, inside: str) -> Photograph:
-    return np.array(Image.open(_file(package, inside)).convert("RGB"))
+_PLACES = {
+    "china": _file("sklearn", "datasets/images/china.jpg"),
+    "flower": _file("sklearn", "datasets/images/flower.jpg"),
+    "bus": _file("ultralytics", "assets/bus.jpg"),
+    "zidane": _file("ultralytics", "assets/zidane.jpg"),
+}
+FILES = [*_PLACES.values()]
+
+
+def _decoded(file: Path) -> Photograph:
+    return np.array(Image.open(file).convert("RGB"))
 
 
 PHOTOGRAPHS: dict[str, Callable[[], Photograph]] = {
-    "china": lambda: _decoded("sklearn", "datasets/images/china.jpg"),
-    "flower": lambda: _decoded("sklearn", "datasets/images/flower.jpg"),
-    "bus": lambda: _decoded("ultralytics", "assets/bus.jpg"),
-    "zidane": lambda: _decoded("ultralytics", "assets/zidane.jpg"),
+    name: functools.partial(_decoded, file) for name, file in _PLACES.items()
 }
-
-FILES = [
-    _file("sklearn", "datasets/images/china.jpg"),
-    _file("sklearn", "datasets/images/flower.jpg"),
-    _file("ultralytics", "assets/bus.jpg"),
-    _file("ultralytics", "assets/zidane.jpg"),
-]

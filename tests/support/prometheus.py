@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +13,9 @@ from typing import Any
 
 import httpx
 import yaml
+
+from tests.support.service_process import free_port
+from tests.support.work import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus"
@@ -36,6 +38,12 @@ class Prometheus:
         self._folder = folder
         self._targets: dict[str, list[str]] = {}
         self._client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+
+    def is_ready(self) -> bool:
+        """Return True once it answers queries."""
+        with contextlib.suppress(httpx.TransportError):
+            return self._client.get("/-/ready").status_code == 200
+        return False
 
     def watch(self, job: str, url: str) -> None:
         """Scrape a service, its series labelled with `job`; a job may have several."""
@@ -81,9 +89,7 @@ class Prometheus:
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[Prometheus]:
     """Start one in `folder`, wait until it is ready, end it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     (folder / "targets.json").write_text("[]")
     every = f"{INTERVAL_S}s"
     config = {
@@ -109,14 +115,8 @@ def prometheus(folder: Path) -> Iterator[Prometheus]:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     server = Prometheus(f"http://{address}", folder)
     try:
-        for _ in range(600):
-            assert process.poll() is None, (folder / "prometheus.log").read_text()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{server.url}/-/ready", trust_env=False).status_code == 200:
-                    break
-            time.sleep(0.1)
-        else:
-            raise AssertionError("Prometheus was not ready within a minute")
+        until(lambda: process.poll() is not None or server.is_ready())
+        assert process.poll() is None, (folder / "prometheus.log").read_text()
         yield server
     finally:
         server.close()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,48 +30,25 @@ from app.fleet import spawn as fleet_spawn
 from app.fleet.spawn import Spawned
 from app.processes.channel import Channel, reader, socket_pair, to_packet
 from app.worker.begin import begin_of
-from app.worker.messages import (
-    BEAT_INTERVAL_S,
-    Beat,
-    Done,
-    Ready,
-    Run,
-    Stop,
-    ToWorker,
-)
+from app.worker.messages import BEAT_INTERVAL_S, Beat, Done, Ready, Run, Stop, ToWorker
 from app.worker.results import write_results
+from tests.support import doubles
 from tests.support.doubles import loaded_as
 
-FIRST_PID = 1 << 30
-"""First process id of the doubles; no process of this system has such a number."""
-
-
+FIRST_PID = doubles.Process.pid
 _read = reader(ToWorker)
 
 
-class Child:
-    """Stand-in for a process, like app.processes.fork_server.Child."""
-
-    def __init__(self, pid: int, killed: Callable[[], None]) -> None:
-        self.pid, self.kill = pid, killed
-        self.exited: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-
-    async def ends_within(self, limit_s: float) -> bool:
-        """Wait for its end, at most for so long; return True if it has ended."""
-        await asyncio.wait((self.exited,), timeout=limit_s)
-        return self.exited.done()
-
-
-class Process:
+class Process(doubles.Process):
     """Process that does one work after the other, each for so long, on its own clock: a late loop makes it no slower.
 
     `busy_s`: how long it has worked.
     """
 
     def __init__(self, pid: int) -> None:
+        super().__init__()
         self.loop = asyncio.get_running_loop()
-        self.child = Child(pid, self.end)
-        self.busy_s = 0.0
+        self.pid, self.busy_s = pid, 0.0
         self._waiting: deque[tuple[float, Any]] = deque()  # Begin of the wait, work.
         self._free_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -118,13 +94,11 @@ class Process:
             timer.cancel()
             self._timer = self.loop.call_at(timer.when() + seconds, self._done, work)
 
-    def end(self) -> None:
-        """End, as if killed."""
+    def kill(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()
-        if not self.child.exited.done():
-            self.child.exited.set_result(-signal.SIGKILL)
+        super().kill()
 
 
 class Decoder(Process):
@@ -157,16 +131,16 @@ class Decoder(Process):
         except OSError:
             packet = b""
         if not packet:
-            self.end()
+            self.kill()
         for job in jobs_in(packet):
             self.add(job)
 
-    def end(self) -> None:
-        if not self.child.exited.done():
+    def kill(self) -> None:
+        if not self.exited.done():
             self.loop.remove_reader(self._socket)
             self._socket.close()
             os.close(self._memory)
-        super().end()
+        super().kill()
 
 
 class Worker(Process):
@@ -207,7 +181,7 @@ class Worker(Process):
         try:
             messages = self._channel.receive()
         except (EOFError, OSError):
-            self.end()
+            self.kill()
             return
         for data in messages:
             if not self._began:
@@ -222,15 +196,15 @@ class Worker(Process):
                     case Run():
                         self.add(message)
                     case Stop():
-                        self.end()
+                        self.kill()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         if self._beat is not None:
             self._beat.cancel()
-        if not self.child.exited.done():
+        if not self.exited.done():
             self.loop.remove_reader(self._channel.fileno())
             self._channel.close()
-        super().end()
+        super().kill()
 
 
 @dataclass
@@ -266,7 +240,7 @@ class Processes:
         ours, theirs = socket_pair()
         worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
         self.workers.append(worker)
-        return Spawned(worker.child, ours, {})  # type: ignore[arg-type]
+        return Spawned(worker, ours, {})  # type: ignore[arg-type]
 
     def fork_server(self, begin: object) -> _ForkServer:
         """Make the stand-in for app.processes.fork_server.ForkServer."""
@@ -284,11 +258,11 @@ class _ForkServer:
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
 
-    async def fork(self, connection: int, inbox: int, *, fresh: bool = False) -> Child:
+    async def fork(self, connection: int, inbox: int, *, fresh: bool = False) -> Decoder:
         processes = self._processes
         decoder = Decoder(processes._pid(), connection, inbox, processes.image_s)
         processes.decoders.append(decoder)
-        return decoder.child
+        return decoder
 
     async def stop(self) -> None:
         pass

@@ -89,7 +89,7 @@ def slower(what, factor, share=1.0):
 
 
 async def worker_lost(service):
-    service.processes.workers[-1].end()
+    service.processes.workers[-1].kill()
 
 
 STALLS = {
