@@ -3,8 +3,7 @@
     make nightly ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
     ANYCHIP_TEST_CHAOS_RESULT=result.md …                      # what was measured, for docs/reliability.md
 
-Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first. Others
-are in a hurry: they ask two models with a deadline of 2 s, and may be refused, but not for long after a fault.
+Innocent clients (tests/support/chaos_clients.py) ask over HTTP and gRPC and compare each answer with the first.
 Meanwhile processes are killed, hang, are frozen, models are reloaded and unloaded, one fault after the other
 (chaos_faults), while other clients send what is bad, leave, or flood (chaos_offenders).
 """
@@ -24,13 +23,12 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.support.chaos_clients import IMAGES, STAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
+from tests.support.chaos_clients import STAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
 from tests.support.chaos_faults import SPARE, faults, processes
 from tests.support.chaos_offenders import Offenders
 from tests.support.constants import CHANGES_PER_MINUTE, DECODE_TIMEOUT_S, HEADER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
-from tests.support.images import JPEG
 from tests.support.liveness import observed
-from tests.support.load import WAIT_S, Load, until
+from tests.support.load import WAIT_S, until
 from tests.support.loop_guard import told
 from tests.support.null_service import is_ready, metric
 from tests.support.service_process import free_port, running
@@ -49,10 +47,6 @@ CONSTANTS = {CHANGES_PER_MINUTE: 1000, HEARTBEAT_TIMEOUT_S: 5, HEADER_TIMEOUT_S:
 # Else the threads of a network spin while they wait for each other, and nobody else gets the processor.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 _RECOVERED_S = 240.0
-HURRIED = {"resnet50": "classify_star.jpg", "yolov8n": "detect_3.jpg"}
-HURRY_MS = 2000
-_GOODPUT_S, _GOODPUT_TRIES = 5.0, 12
-"""A minute: what is learned and never forgotten lasts longer, and what others do beside it does not."""
 _MORE = 2
 """Answers that each innocent client has had after a fault when that is over: the second was asked for after it."""
 
@@ -65,7 +59,6 @@ class Try:
     began_s: float
     in_flight: int
     ended_s: float = 0.0
-    goodput: float | None = None
 
 
 @dataclass
@@ -79,7 +72,7 @@ class Chaos:
     async def trying(self, fault):
         one = Try(fault, time.monotonic(), len(self.ledger.under_way))
         self.tries.append(one)
-        yield one
+        yield
         one.ended_s = time.monotonic()
 
     async def recovered(self, service):
@@ -100,12 +93,10 @@ class Chaos:
             if any(request.began_s < one.ended_s and request.ended_s > one.began_s for one in tries)
         ]
         stalls = [taken for asked, taken in slow for one in tries if one.began_s - taken < asked < one.ended_s]
-        good = [one.goodput for one in tries if one.goodput is not None]
         wrong = sum(request.wrong for request in bad)
         return (
             f"| {fault} | {len(tries)} | {sum(one.in_flight for one in tries)} | {len(bad) - wrong} | {wrong} "
-            f"| {1e3 * max(stalls, default=0):.0f} | {max(one.ended_s - one.began_s for one in tries):.1f} "
-            f"| {f'{min(good):.0%}' if good else ''} |"
+            f"| {1e3 * max(stalls, default=0):.0f} | {max(one.ended_s - one.began_s for one in tries):.1f} |"
         )
 
     def write(self, live, stall_s, seconds, offended, before, after):
@@ -118,9 +109,8 @@ class Chaos:
             f"was asked {live.asked:,} times; the slowest answer took {1e3 * live.slowest_s:.0f} ms. The event loop's "
             f"longest stall was {1e3 * stall_s:.0f} ms.",
             "",
-            "| fault | times tried | requests in flight | lost | wrong | longest stall, ms | until all was well, s "
-            "| least goodput afterwards |",
-            "|---|---|---|---|---|---|---|---|",
+            "| fault | times tried | requests in flight | lost | wrong | longest stall, ms | until all was well, s |",
+            "|---|---|---|---|---|---|---|",
             *(self.row(fault, live.slow) for fault in dict.fromkeys(one.fault for one in self.tries)),
             "",
             "| what the service held | at the start | at the end |",
@@ -229,61 +219,17 @@ async def offend(chaos, offenders, end_s, chance):
                     await offenders.all[kind]()
 
 
-@contextlib.asynccontextmanager
-async def hurried(service):
-    """Run two clients in a hurry for each model, at an address of their own: no work of others counts as theirs."""
-    async with contextlib.AsyncExitStack() as stack:
-        loads = {}
-        for number, (model, name) in enumerate(HURRIED.items(), 2):
-            path, image = f"/v1/models/{model}:predict?timeout_ms={HURRY_MS}", (IMAGES / name).read_bytes()
-            clients = Load(service.url, path, image, 2, JPEG, retry_s=0.05, address=f"127.0.0.{number}")
-            loads[model] = await stack.enter_async_context(clients)
-        yield loads
-
-
-async def goodput(loads, seconds):
-    """Return the good answers of each model a second, from now on for so long."""
-    before, began_s = {model: load.outcomes[200, "OK"] for model, load in loads.items()}, time.monotonic()
-    await asyncio.sleep(seconds)
-    lasted_s = time.monotonic() - began_s
-    return {model: (load.outcomes[200, "OK"] - before[model]) / lasted_s for model, load in loads.items()}
-
-
-async def answered_at_all(loads):
-    """Return the rate of answers to clients in a hurry before the faults, by model, once each model answers any."""
-    for _ in range(_GOODPUT_TRIES):
-        before = await goodput(loads, 2 * _GOODPUT_S)
-        if min(before.values()) > 0:
-            return before
-    raise AssertionError(f"no client in a hurry is answered, though nothing is broken: {before}")
-
-
-async def answered_again(loads, before):
-    """Return the least share of the former rate at which a model answers clients in a hurry again, once each does: 0 if
-    one answers none in all tries.
-    """
-    shares = dict.fromkeys(before, 0.0)
-    for _ in range(_GOODPUT_TRIES):
-        now = await goodput(loads, _GOODPUT_S)
-        shares = {model: max(shares[model], now[model] / rate) for model, rate in before.items()}
-        if min(shares.values()) > 0:
-            break
-    return min(shares.values())
-
-
-async def break_things(chaos, service, loads, end_s, chance):
+async def break_things(chaos, service, end_s, chance):
     """One fault after the other, each once the last one is over."""
     all_faults = faults(service)
-    before = await answered_at_all(loads)
     while time.monotonic() < end_s:
         for name in chance.sample(list(all_faults), len(all_faults)):
             if time.monotonic() < end_s:
-                async with chaos.trying(name) as one:
+                async with chaos.trying(name):
                     work = all_faults[name]()
                     if work is not None:
                         await work
                     await chaos.recovered(service)
-                one.goodput = await answered_again(loads, before)
 
 
 def processor():
@@ -308,11 +254,11 @@ async def test_chaos(tmp_path):
         offenders.answers.clear()
         with observed(service) as live:  # The result is to be kept in any case.
             began_s = time.monotonic()
-            async with innocent(service, grpc_port, chaos.ledger), hurried(service) as loads:
+            async with innocent(service, grpc_port, chaos.ledger):
                 await until(lambda: min(chaos.ledger.answered.values()) >= _MORE)
                 end_s = began_s + SECONDS
                 await asyncio.gather(
-                    break_things(chaos, service, loads, end_s, chance),
+                    break_things(chaos, service, end_s, chance),
                     offend(chaos, offenders, end_s, random.Random(SEED + 1)),
                     offend(chaos, offenders, end_s, random.Random(SEED + 2)),
                 )
@@ -324,7 +270,6 @@ async def test_chaos(tmp_path):
         chaos.write(live, stall_s, seconds, offenders.answers, before, after)
     assert [(request.client, request.outcome) for request in chaos.ledger.bad] == []
     assert chaos.ledger.under_way == set()
-    assert [one for one in chaos.tries if one.goodput == 0] == [], "what was learned is never forgotten"
     assert offenders.unfair == []
     assert not_as_before(before, after) == {}
     assert live.failed == []

@@ -27,25 +27,12 @@ def client_at(
 
 
 class Load:
-    """Clients in a loop of requests, from `start` until `stop`; `outcomes` by (status, code).
+    """Clients in a loop of requests, from `start` until `stop`; `outcomes` by (status, code)."""
 
-    `retry_s`: wait of each client before it asks again after a refusal; `address`: theirs.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        path: str,
-        body: bytes,
-        clients: int,
-        headers: dict[str, str] | None = None,
-        *,
-        retry_s: float = 0.0,
-        address: str | None = None,
-    ) -> None:
+    def __init__(self, url: str, path: str, body: bytes, clients: int, headers: dict[str, str] | None = None) -> None:
         self.outcomes: collections.Counter[tuple[int, str]] = collections.Counter()
         # A pool for each: one pool looks at all its connections for every request.
-        self._clients = [client_at(url, address) for _ in range(clients)]
+        self._clients = [client_at(url) for _ in range(clients)]
         self._request: dict[str, Any] = {
             "url": path,
             "content": body,
@@ -53,7 +40,6 @@ class Load:
         }
         self._stopping = False
         self._answered = asyncio.Condition()
-        self._retry_s = retry_s
 
     async def __aenter__(self) -> Load:
         self._tasks = [asyncio.create_task(self._ask_on(client)) for client in self._clients]
@@ -89,8 +75,6 @@ class Load:
             async with self._answered:
                 self.outcomes[outcome] += 1
                 self._answered.notify_all()
-            if outcome[0] != 200 and self._retry_s:
-                await asyncio.sleep(self._retry_s)
 
 
 async def until(condition: Callable[[], object], *, blocks: bool = True) -> None:
