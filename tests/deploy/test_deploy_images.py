@@ -81,19 +81,6 @@ def test_every_package_comes_into_an_image():
     assert [name for name in brought if f"!{name}\n" not in (ROOT / ".dockerignore").read_text()] == []
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_every_image_ends_alike(flavour):
-    """User, port, volume, signal, health check, entry and command: those of the CPU's image."""
-
-    def tail(name):
-        return re.sub(r"doctor.*", "doctor", text(name)[text(name).index("USER 10001:0") :])
-
-    assert tail(flavour) == tail("cpu")
-    assert "<<" not in text(flavour), "no heredocs: not every builder knows them"
-    assert "--link" not in text(flavour)
-    assert "--mount" not in text(flavour)
-
-
 def test_bake_builds_every_dockerfile_under_the_name_that_is_pulled():
     bake = (ROOT / "docker-bake.hcl").read_text()
     targets = dict(re.findall(r'^target "([\w-]+)" \{\n(.*?)^\}', bake, re.MULTILINE | re.DOTALL))

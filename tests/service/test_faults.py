@@ -68,21 +68,6 @@ async def test_no_thread_is_begun_while_it_serves(serve):
         assert server.num_threads() == threads
 
 
-async def test_two_devices_share_the_work_and_one_of_them_may_fail(serve):
-    with serve("devices=2,delay_ms=20", "--batch-sizes", "1,2") as service:
-        async with Load(service.url, PREDICT, GREY, 8) as load:
-
-            def least():
-                return min(metric(service, "anychip_batch_size_sum", device=f"null:{index}") for index in (0, 1))
-
-            await until(lambda: least() >= 10)  # Images.
-            service.workers()[0].kill()
-            await load.answers(40)
-        assert set(load.outcomes) == {(200, "OK")}
-        devices = httpx.get(f"{service.url}/v1/devices", timeout=WAIT_S).json()["devices"]
-        assert [device["device"] for device in devices] == ["null:0", "null:1"]
-
-
 @pytest.mark.parametrize(
     ("serve", "fault", "reason", "options", "constants"),
     [

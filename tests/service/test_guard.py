@@ -30,14 +30,6 @@ def test_what_holds_the_loop_up_in_a_request_fails_the_test_and_is_named(service
     assert (held.turns > COMPUTED_TURNS, held.blocked_s > BLOCKED_S) == (stall == "computes", stall == "blocks")
 
 
-def test_what_happened_before_is_another_tests(service):
-    (service.log.parent / "stall").write_text("computes")
-    assert post(service) == (200, "OK")
-    with answering(service) as answers:
-        assert post(service) == (200, "OK")
-    assert answers.asked > 1
-
-
 def test_a_service_that_does_not_answer_fails_the_test(service):
     gone = httpx.URL(service.url).copy_with(port=1)
     elsewhere = ServiceProcess(service.process, str(gone), service.log, service.guard)

@@ -14,7 +14,8 @@ from PIL import Image
 
 from app.http.schemas import InferAnswer, PredictAnswer
 from models.sample import IMAGES
-from tests.support.service_process import running, watched
+from tests.support.liveness import answering
+from tests.support.service_process import running
 
 IMAGE = IMAGES / "detect_1.jpg"
 JPEG = {"Content-Type": "image/jpeg"}
@@ -132,7 +133,8 @@ def test_however_much_is_found_is_classified_in_portions(tmp_path):
     models = "many=yolov8n?most=6&min_side=1 > resnet50"
     files = [("file", (f"{number}.jpg", IMAGE.read_bytes())) for number in range(2)]
     asked = "?score_threshold=0.001&iou_threshold=1&max_detections=6"
-    with watched(tmp_path, "--models", models, *options) as service, service.client() as client:
+    started = running(tmp_path, "--models", models, *options, guarded=True)
+    with started as service, answering(service), service.client() as client:
         answer = client.post(f"/v1/models/many:predict{asked}", files=files)
         assert answer.status_code == 200, answer.text
         [first, *others] = answer.json()["predictions"]

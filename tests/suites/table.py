@@ -179,7 +179,6 @@ BY_PATH = {
                 "stalls",
                 "shutdown",
                 "guard",
-                "decode_overload",
             )
         ),
     ),

@@ -74,28 +74,9 @@ def _with_defaults(null: str, defaults: str) -> str:
 
 def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False, guarded=False, planted=""):
     """Run a service on the null device; later options win."""
-    return running(
-        folder,
-        "--models",
-        MODEL,
-        "--weights",
-        "random",
-        "--engine",
-        "auto",
-        "--precision",
-        "auto",
-        "--device",
-        "null",
-        "--null",
-        null,
-        "--timeout-ms",
-        "200000",
-        *options,
-        constants=constants,
-        fresh=fresh,
-        guarded=guarded,
-        planted=planted,
-    )
+    usual = ("--models", MODEL, "--weights", "random", "--engine", "auto", "--precision", "auto")
+    given = ("--device", "null", "--null", null, "--timeout-ms", "200000", *options)
+    return running(folder, *usual, *given, constants=constants, fresh=fresh, guarded=guarded, planted=planted)
 
 
 def post(service, body=GREY, **headers):

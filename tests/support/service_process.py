@@ -21,7 +21,6 @@ import psutil
 from tests.support import warm
 from tests.support.constants import Constants
 from tests.support.constants import words as constants_before
-from tests.support.liveness import answering
 from tests.support.warm import WarmProcess
 
 UNENCRYPTED = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -133,19 +132,9 @@ def running(
     """
     log = folder / "service.log"
     guard = folder / "held.jsonl" if guarded else None
-    words = [
-        *constants_before(constants, guard, planted),
-        "serve",
-        "--port",
-        "0",
-        "--engine",
-        "eager",
-        "--precision",
-        "fp32",
-        "--batch-sizes",  # Measured sizes would differ from run to run.
-        "1,4",
-        *options,
-    ]
+    # Measured sizes of batches would differ from run to run.
+    usual = ("--port", "0", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1,4")
+    words = [*constants_before(constants, guard, planted), "serve", *usual, *options]
     ours = {name: text for name, text in os.environ.items() if name.startswith("ANYCHIP_")}
     path = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     variables = {**warm.STARTED_WITH, **ours, **path, **environment}
@@ -167,10 +156,3 @@ def running(
         for child in left:
             child.kill()
         assert not left, f"the service left processes behind: {left}"
-
-
-@contextlib.contextmanager
-def watched(folder: Path, *options: str, ends: bool = False) -> Iterator[ServiceProcess]:
-    """Run a service like `running`, and assert that it answered all the while. `ends`: as in tests/support/liveness."""
-    with running(folder, *options, guarded=True) as service, answering(service, ends=ends):
-        yield service

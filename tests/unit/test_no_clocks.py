@@ -7,15 +7,19 @@ where it never comes about. What is measured in seconds is marked `nightly`, or 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "time", "cpu_times"}
-CLOCKS |= {f"{name}_ns" for name in CLOCKS} | {"timeit", "repeat", "default_timer"}
-OF = {"time", "loop", "timeit", "process"}
+CLOCK = re.compile(
+    r"(.*(time|timeit|loop|process|get_running_loop\(\)|Process\(.*\))\.)?"
+    r"(monotonic|perf_counter|process_time|thread_time|default_timer)(_ns)?"
+    r"|.*(time|loop|get_running_loop\(\))\.time(_ns)?|timeit\.(timeit|repeat)|.*(process|Process\(.*\))\.cpu_times"
+)
+"""`time.monotonic`, `loop.time`, `asyncio.get_running_loop().time`, `perf_counter`, `psutil.Process().cpu_times`."""
 ARITHMETIC = {"max", "min", "abs", "round", "int", "float", "sum", "sorted", "any", "all", "len"}
 MEASURES = {"nightly"}
 SHARED = {"tests/support/loop_guard.py", "tests/support/liveness.py"}
@@ -24,18 +28,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_a_clock(node: ast.AST) -> bool:
-    """`time.monotonic()`, `loop.time()`, `asyncio.get_running_loop().time()`, `perf_counter()`."""
-    if not isinstance(node, ast.Call):
-        return False
-    called = node.func
-    if isinstance(called, ast.Name):
-        return called.id in CLOCKS - {"time", "repeat"}
-    if not isinstance(called, ast.Attribute) or called.attr not in CLOCKS:
-        return False
-    owner = called.value
-    if isinstance(owner, ast.Call):
-        return isinstance(owner.func, ast.Attribute) and owner.func.attr in {"get_running_loop", "Process"}
-    return (isinstance(owner, ast.Name) and owner.id in OF) or (isinstance(owner, ast.Attribute) and owner.attr in OF)
+    return isinstance(node, ast.Call) and CLOCK.fullmatch(ast.unparse(node.func)) is not None
 
 
 def told_by_a_clock(node: ast.AST, names: set[str]) -> bool:
@@ -47,31 +40,28 @@ def told_by_a_clock(node: ast.AST, names: set[str]) -> bool:
     return any(told_by_a_clock(each, names) for each in ast.iter_child_nodes(node))
 
 
-def named(target: ast.AST) -> Iterator[str]:
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, ast.Tuple | ast.List):
-        for each in target.elts:
-            yield from named(each)
+def assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Yield what a statement or `:=` assigns: target and value, those of tuples one by one."""
+    if isinstance(node, ast.AugAssign | ast.NamedExpr):
+        yield node.target, node.value
+    elif isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                yield from zip(target.elts, node.value.elts, strict=False)
+            else:
+                yield target, node.value
 
 
 def clock_names(function: ast.AST) -> set[str]:
     """Names whose value comes of a clock, also by way of others."""
+    pairs = [pair for node in ast.walk(function) for pair in assigned(node)]
     names: set[str] = set()
     while True:
         before = len(names)
-        for node in ast.walk(function):
-            if isinstance(node, ast.Assign):
-                pairs = [(target, node.value) for target in node.targets]
-                if isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
-                    pairs = list(zip(node.targets[0].elts, node.value.elts, strict=False))
-            elif isinstance(node, ast.AugAssign | ast.NamedExpr):
-                pairs = [(node.target, node.value)]
-            else:
-                continue
-            for target, value in pairs:
-                if told_by_a_clock(value, names):
-                    names.update(named(target))
+        for target, value in pairs:
+            if told_by_a_clock(value, names):
+                stored = (each for each in ast.walk(target) if isinstance(each, ast.Name))
+                names |= {each.id for each in stored if isinstance(each.ctx, ast.Store)}
         if len(names) == before:
             return names
 
