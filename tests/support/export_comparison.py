@@ -1,19 +1,13 @@
-"""Compare exported files with Ultralytics' own predictions from them: images, exports, differences, and a table.
+"""Compare exported files with Ultralytics' own predictions from them: images, exports, differences.
 
-    python -m tests.support.export_comparison --side 640 --images 50 v8-detect v8-segment
-
-prints a row of docs/reports/ultralytics-exports.md for each of the networks (all without a name; one takes about a
-minute). Owns: the images, the definition of the same instance, and the row. Ultralytics runs in a child process,
-from the same file.
+Owns: the images, the definition of the same instance. Ultralytics runs in a child process, from the same file.
+docs/reports/ultralytics-exports.md has what was found.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.metadata
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +24,6 @@ from models.exports.layouts import decoded
 from models.sample.generator import detection_image
 from models.tasks.segment import grid, polygons
 from tests.support import warm
-from tests.support.ultralytics_exports import COARSE, NETWORKS
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(320, 320), (640, 480), (480, 640), (333, 517), (97, 301), (1280, 720), (500, 375), (641, 479)]
@@ -59,10 +52,7 @@ def opened(folder: Path, tag: str) -> Any:
 
 
 def file_of(folder: Path, tag: str) -> Path:
-    names = {
-        f"{tag}{end}" for end in (".onnx", "_int8.onnx", ".torchscript", "_openvino_model", "_int8_openvino_model")
-    }
-    [file] = [path for path in folder.iterdir() if path.name in names]
+    [file] = [path for end in (".onnx", ".torchscript", "_openvino_model") if (path := folder / f"{tag}{end}").exists()]
     return file
 
 
@@ -124,8 +114,7 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
     expected = json.loads((folder / f"{tag}.expected.json").read_text())
     masks = np.load(folder / f"{tag}.masks.npz")
     worst: dict[str, float] = {}
-    instances = lost = 0
-    differences: list[float] = []
+    instances = lost = compared = 0
 
     def note(name: str, value: float) -> None:
         worst[name] = max(worst.get(name, 0.0), float(value))
@@ -172,15 +161,10 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
                 theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
                 one = slice(rows[best], rows[best] + 1)
                 where = grid(inner["prototypes"], frame)
-                within = [_apart(where, inner, one, box, theirs_mask) for box in (inner["boxes"][one], place[None])]
-                differences.append(within[0])
-                note("mask", within[0])
-                note("mask in its box", within[1])
-    worst["mask mean"] = float(np.mean(differences)) if differences else 0.0
-    worst["masks"] = len(differences)
-    worst["masks within 0.01"] = sum(difference <= 0.01 for difference in differences)
-    worst["instances"], worst["lost"] = instances, lost
-    return worst
+                compared += 1
+                note("mask", _apart(where, inner, one, inner["boxes"][one], theirs_mask))
+                note("mask in its box", _apart(where, inner, one, place[None], theirs_mask))
+    return {**worst, "masks": compared, "instances": instances, "lost": lost}
 
 
 def _apart(where: Any, inner: dict[str, Any], one: slice, box: Any, reference: np.ndarray[Any, Any]) -> float:
@@ -197,47 +181,3 @@ def _distance(found: dict[str, Any], place: np.ndarray[Any, Any]) -> float:
         return float(np.abs(np.array([*found["box"].values()]) - place).max())
     corners = np.array(found["corners"])  # Any order around the box will do.
     return float(max(np.abs(corners - corner).max(axis=1).min() for corner in place))
-
-
-def row(tag: str, worst: dict[str, float]) -> str:
-    """Format a row of the table."""
-    if "probability" in worst:
-        levels = f"pixels {worst['levels']:.0f} levels"
-        return f"| {tag} | {worst['instances']:.0f} images | | probability {worst['probability']:.1e}, {levels} |"
-    names = {"box": "corners" if "obb" in tag else "box", "keypoint": "key points"}
-    parts = [f"{name} {worst[key]:.1g} px" for key, name in names.items() if key in worst]
-    parts.insert(1, f"score {worst.get('score', 0.0):.0e}")
-    if "mask" in worst:
-        good, count = worst["masks within 0.01"], worst["masks"]
-        parts.append(
-            f"mask IoU {1 - worst['mask mean']:.4f} on average, {good:.0f} of {count:.0f} at 0.99 or above, "
-            f"the worst {1 - worst['mask']:.2f}, cut at the same box {1 - worst['mask in its box']:.4f}"
-        )
-    return f"| {tag} | {worst['instances']:.0f} | {worst['lost']:.0f} | {', '.join(parts)} |"
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("networks", nargs="*", choices=[[], *NETWORKS, *COARSE], help="all of them where none is named")
-    parser.add_argument("--side", type=int, default=640)
-    parser.add_argument("--images", type=int, default=50)
-    given = parser.parse_args()
-    names = ("ultralytics", "torch", "onnx", "onnxruntime", "opencv-python-headless", "opencv-python")
-    found = {each.metadata["Name"]: each.version for each in importlib.metadata.distributions()}
-    print(", ".join(f"{name} {found[name]}" for name in names if name in found), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        images = Path(folder) / "images"
-        images.mkdir()
-        written_images(images, given.images)
-        for tag in given.networks or NETWORKS:
-            exports = Path(folder) / tag
-            exports.mkdir()
-            exported(exports, images, [tag], given.side)
-            print(row(tag, compare(exports, images, tag)), flush=True)
-            if (exports / f"{tag}.onnx").is_file():
-                print(row(f"{tag}, same runtime", compare(exports, images, tag, same_runtime=True)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
