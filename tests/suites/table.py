@@ -271,7 +271,6 @@ BY_PATH = {
         (
             "tests/cpu/test_backends.py",
             "tests/cpu/test_engines.py",
-            "tests/cpu/test_detection_engines.py",
             "tests/cpu/test_exported.py",
             "tests/cpu/test_models_on_demand.py",
             "tests/cpu/test_normalised_engines.py",

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from models.yolo.model import YOLO
 from models.yolo.yolov8 import YOLOv8
-from tests.support import reference_yolov8
+
+IMAGES = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
@@ -22,21 +24,18 @@ def _two_threads() -> Iterator[None]:
 
 def test_fusing_removes_batch_norm_and_twice_is_once() -> None:
     network = YOLOv8("n", 3).eval()
-    images = reference_yolov8.image_batch(64).float()
-    once = network.fuse()(images)
+    once = network.fuse()(IMAGES)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-    torch.testing.assert_close(network.fuse()(images), once, rtol=0, atol=0)
+    torch.testing.assert_close(network.fuse()(IMAGES), once, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_networks_decode_in_float32(dtype: torch.dtype) -> None:
-    network = YOLOv8("n", 3).eval()
-    network.load_state_dict(reference_yolov8.perturbed(network.state_dict()))
+    network = YOLO.of("m", "yolov8n", ("a", "b", "c"), "random", None).network().core
     network.fuse()
-    images = reference_yolov8.image_batch(64).float()
     with torch.inference_mode():
-        expected = network(images)
-        found = network.to(dtype)(images.to(dtype))
+        expected = network(IMAGES)
+        found = network.to(dtype)(IMAGES.to(dtype))
     assert found.dtype == torch.float32
     # Not on the grid of the low precision, and near the float32 answer.
     assert (found[:, :4] != found[:, :4].to(dtype).float()).any()
