@@ -344,7 +344,7 @@ BY_PATH = {
     "install": Suite(
         "environments that the set-up makes and that are kept beside clones, and how suites run",
         (
-            "tests/cpu/test_installed_command.py",
+            "tests/cpu/test_python_path.py",
             "tests/cpu/test_install_environments.py",
             "tests/cpu/test_install_index.py",
             "tests/cpu/test_kept_environments.py",
