@@ -58,7 +58,7 @@ def there(anychip, project):
 def test_best_pt_of_ultralytics_and_graphs_as_pytorch_saves_them(
     there, project, ultralytics_files, library_files, same_boxes, same_classes
 ):
-    """By every kind of process: they try a file, look for devices, fork, decode, compute, speak to clients, read JSON."""
+    """By every kind of process: they try files, look for devices, fork, decode, compute, answer clients, read JSON."""
     theirs, own = ultralytics_files, library_files
     models = f"graph={own.folder}/graph.pt2,script={own.folder}/script.ts,cars={theirs.folder}/best.pt"
     # These are programs: one is named with its digest, which the refusal says, and the other trusted with all.

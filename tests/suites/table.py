@@ -62,7 +62,7 @@ FAULT_STORIES = tuple(
         "faults.py::test_sigterm_under_load_loses_no_accepted_request",
         "faults.py::test_out_of_memory_halves_the_batches_and_costs_nobody_an_answer",
         "faults.py::test_clients_that_leave_the_queue_leave_no_work_behind",
-        "lifecycle.py::test_a_port_that_is_taken_stops_the_start_with_one_sentence",
+        "shutdown.py::test_a_second_signal_ends_a_hung_service_at_once_and_everybody_is_told",
     )
 )
 
@@ -313,7 +313,6 @@ BY_PATH = {
             "tests/cpu/test_gpu_kit.py",
             "tests/cpu/test_bench.py",
             "tests/cpu/test_predict.py",
-            "tests/cpu/test_predict_command.py",
             "tests/cpu/test_fetched_command.py",
             "tests/cpu/test_validation.py",
             "tests/cpu/test_doctor_here.py",
