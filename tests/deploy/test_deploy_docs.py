@@ -6,14 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 yaml = pytest.importorskip("yaml")
-ROOT = Path(__file__).resolve().parents[2]
-[VERSION] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
+from tests.support.manifests import CHART, FLAVOURS, ROOT, VERSION  # noqa: E402
+
 PAGES = {flavour: (ROOT / "docs" / "install" / f"{flavour}.md").read_text() for flavour in FLAVOURS}
 DEPLOY = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("deploy", "kubernetes"))
 
@@ -29,16 +27,23 @@ def compose_of(flavour):
     return yaml.safe_load((ROOT / "deploy" / "compose" / f"compose.{flavour}.yaml").read_text())["services"]["anychip"]
 
 
+def by_default(name):
+    """Return what Compose puts in the place of a variable that nobody sets."""
+    return re.sub(r"\$\{\w+:-(.+)\}", r"\1", name)
+
+
+def devices_of(service):
+    return {by_default(device) for device in service.get("devices", ())} - {"/dev/null"}
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour):
     service = compose_of(flavour)
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "anychip" / f"values-{flavour}.yaml").read_text())
-    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}
+    devices = devices_of(service)
     # A file that is missing must be an error: Docker's short form would make a folder of root's of it.
     assert all(mount["bind"] == {"create_host_path": False} for mount in service.get("volumes", ()))
-    mounts = {
-        (re.sub(r"\$\{\w+:-(.+)\}", r"\1", mount["source"]), mount["target"]) for mount in service.get("volumes", ())
-    }
+    mounts = {(by_default(mount["source"]), mount["target"]) for mount in service.get("volumes", ())}
     image = f"anychip:{VERSION}-{flavour}"
     [row] = [line for line in DEPLOY.splitlines() if "docker run $COMMON" in line and f"{image}`" in line]
     [command] = [
@@ -61,9 +66,8 @@ def test_preflight_knows_the_devices_and_mounts_of_the_pages(flavour):
     from anychip_tools.container import NEEDS
 
     needs, service = NEEDS[flavour], compose_of(flavour)
-    devices = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", device) for device in service.get("devices", ())} - {"/dev/null"}
-    assert {device.replace("[0-9]*", "0") for device in needs.devices} == devices
-    sources = {re.sub(r"\$\{\w+:-(.+)\}", r"\1", mount["source"]) for mount in service.get("volumes", ())}
+    assert {device.replace("[0-9]*", "0") for device in needs.devices} == devices_of(service)
+    sources = {by_default(mount["source"]) for mount in service.get("volumes", ())}
     assert sources == {*needs.mounts, *needs.one_of[:1]}
     named = set(re.findall(r"\$\{(\w+):\?", " ".join(service.get("group_add", ()))))
     assert named == set(needs.group_variables)
@@ -87,13 +91,11 @@ def test_what_an_install_page_builds_is_what_it_pushes_and_what_compose_chart_an
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(flavour):
-    helm = pytest.importorskip(
-        "helm_python", reason="helm_python is not installed: make deploy-environment installs it"
-    )
+def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(chart, flavour):
     page = PAGES[flavour]
     [command] = re.findall(r"^helm install anychip (.+)$", page, re.MULTILINE)
-    chart, *words = shlex.split(command)
+    folder, *words = shlex.split(command)
+    assert (ROOT / folder).samefile(CHART)
     values = {}
     while words:
         word = words.pop(0)
@@ -106,7 +108,7 @@ def test_the_chart_installed_as_the_page_says_pulls_the_image_that_was_pushed(fl
             values[outer] = {**values.get(outer, {}), inner: parsed} if inner else parsed
         else:
             assert word == "--wait"
-    rendered = helm.Chart.load(str(ROOT / chart)).render(values, name="anychip", namespace="default")
+    rendered = chart.render(values, name="anychip", namespace="default")
     [text] = [text for path, text in rendered.items() if path.endswith("/deployment.yaml")]
     [container] = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     [pushed] = re.findall(r"^docker push (\S+)$", page, re.MULTILINE)

@@ -16,13 +16,13 @@ from app.access.addresses import Hosts
 from app.config import Settings
 from app.observability.metrics import Metrics
 
-FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
 yaml = pytest.importorskip("yaml")
 
 from tests.support.manifests import (  # noqa: E402
     CHART,
     DEPLOY,
     EVERYTHING,
+    FLAVOURS,
     ROOT,
     RULES,
     checked,

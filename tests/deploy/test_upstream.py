@@ -12,7 +12,7 @@ from app.access.addresses import Hosts
 from app.config import Settings
 
 yaml = pytest.importorskip("yaml")
-from tests.support.manifests import DEPLOY, checked, read  # noqa: E402
+from tests.support.manifests import DEPLOY, VERSION, checked, read  # noqa: E402
 
 UPSTREAM = DEPLOY / "upstream"
 # What GPUStack 2.3.0 reads: routes/inference_backend.py (allowed_keys), schemas/inference_backend.py, the template.
@@ -77,9 +77,8 @@ def test_kserves_models_are_read_as_what_storage_brings(tmp_path, file, kind):
 def test_gpustacks_backend_has_its_fields_our_images_and_our_options():
     [spec] = read(UPSTREAM / "gpustack" / "anychip" / "spec.yaml")
     assert spec.keys() <= FIELDS
-    version = re.search(r'^version = "(.+)"$', (DEPLOY.parent / "pyproject.toml").read_text(), re.MULTILINE)[1]
     assert {name: each["image_name"] for name, each in spec["version_configs"].items()} == {
-        f"{version}-{flavour}": f"anychip:{version}-{flavour}" for flavour in FRAMEWORKS
+        f"{VERSION}-{flavour}": f"anychip:{VERSION}-{flavour}" for flavour in FRAMEWORKS
     }
     for name, each in spec["version_configs"].items():
         assert each.keys() <= VERSION_FIELDS

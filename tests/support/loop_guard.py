@@ -90,7 +90,6 @@ class CallbackGuard:
     def __init__(
         self, note: Callable[[Held], None], computed_turns: int = COMPUTED_TURNS, blocked_s: float = BLOCKED_S
     ) -> None:
-        self.callbacks = 0
         self._note = note
         self._limits = computed_turns, blocked_s
         self._turn_s = turn_s()
@@ -107,7 +106,6 @@ class CallbackGuard:
 
     def run(self, callback: Any, function: Callable[..., Any], *given: Any) -> Any:
         """Call the function and measure its cost. `callback`: gives the name."""
-        self.callbacks += 1
         place = _place(callback)  # Before it runs: a task's place is the line where it waits.
         switches = resource.getrusage(_THREAD).ru_nvcsw
         (idle_s, began_s), computed_s = self._idle_s(), time.thread_time()
@@ -116,35 +114,20 @@ class CallbackGuard:
         finally:
             computed_s = time.thread_time() - computed_s
             ended_s = time.perf_counter()
-            rest_s = ended_s - began_s - computed_s
-            if computed_s > self._look_s[0] or rest_s > self._look_s[1]:
-                self._look(callback, place, computed_s, rest_s, began_s, ended_s, idle_s, switches)
+            rest_s, blocked_s = ended_s - began_s - computed_s, 0.0
+            if rest_s > self._look_s[1] and BLOCKED_IS_SEEN and self._continued_s < began_s:
+                switches = resource.getrusage(_THREAD).ru_nvcsw - switches
+                if switches:  # Else a hypervisor or another process took the time.
+                    blocked_s = self._idle_s()[0] - idle_s - computed_s - (switches - 1) * self._switch_s
+            turns = int(computed_s / max(self._turn_s, turn_s())) if computed_s > self._look_s[0] else 0
+            if turns > self._limits[0] or blocked_s > self._limits[1]:
+                self._note(Held(_named(callback, place), turns, computed_s, blocked_s, began_s, ended_s))
 
     def close(self) -> None:
         """Close the guard, in the thread of the loop that it watched."""
         if self._stat is not None:
             os.close(self._stat)
             self._stat = None
-
-    def _look(
-        self,
-        callback: Any,
-        place: tuple[CodeType, int] | None,
-        computed_s: float,
-        rest_s: float,
-        began_s: float,
-        ended_s: float,
-        idle_s: float,
-        switches: int,
-    ) -> None:
-        blocked_s = 0.0
-        if rest_s > self._look_s[1] and BLOCKED_IS_SEEN and self._continued_s < began_s:
-            switches = resource.getrusage(_THREAD).ru_nvcsw - switches
-            if switches:  # Else a hypervisor or another process took the time.
-                blocked_s = self._idle_s()[0] - idle_s - computed_s - (switches - 1) * self._switch_s
-        turns = int(computed_s / max(self._turn_s, turn_s()))
-        if turns > self._limits[0] or blocked_s > self._limits[1]:
-            self._note(Held(_named(callback, place), turns, computed_s, blocked_s, began_s, ended_s))
 
     def _continued(self, number: int, frame: FrameType | None) -> None:
         self._continued_s = time.perf_counter()

@@ -5,6 +5,7 @@ Owns: their places, and the helpers that every test of them needs.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "anychip"
 RULES = DEPLOY / "prometheus"
+FLAVOURS = ("ascend", "cpu", "cuda", "dcu", "mlu", "rocm")
+[VERSION] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 EVERYTHING = {
     "monitoring": {
         name: {"enabled": True, "labels": {"release": "stack"}}

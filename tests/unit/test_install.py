@@ -1,33 +1,20 @@
 """The set-up: which torch is chosen, where it comes from, and a docs page that asks no other host."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
 from app.http.docs_page import mount_docs
+from deploy import install
 
 ROOT = Path(__file__).resolve().parents[2]
 ASCEND, GRPC, HOSTING, SAMPLES = (ROOT / "plugins" / name for name in ("ascend", "grpc", "hosting", "samples"))
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
 
 
-def load_install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("deploy_install", ROOT / "deploy" / "install.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-install = load_install()
 OPENCV = "opencv-python-headless<4.12"
 
 
