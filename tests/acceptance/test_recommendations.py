@@ -1,4 +1,4 @@
-"""What messages and pages tell to install is possible. Our packages are on no registry: anybody may take the names."""
+"""What messages tell to install is possible. Our packages are on no registry: anybody may take the names."""
 
 from __future__ import annotations
 
@@ -7,31 +7,6 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    *ROOT.glob("*.md"),
-    *(
-        file
-        for folder in ("anychip_base", "app", "backends", "benchmarks", "deploy", "docs", "models", "plugins")
-        for ending in ("py", "md", "yaml", "yml", "html", "js", "toml", "txt", "sh")
-        for file in (ROOT / folder).rglob(f"*.{ending}")
-        if "tests" not in file.relative_to(ROOT).parts
-    ),
-]
-COMMAND = re.compile(r"pip3? install ([^\n`|;&]*)")
-
-
-def test_no_page_and_no_message_names_our_packages_as_a_registrys():
-    told = {}
-    for file in PAGES:
-        if file.name == "CHANGELOG.md":  # What was once told.
-            continue
-        for named in COMMAND.findall(file.read_text(encoding="utf-8")):
-            # ./plugins/x and ./anychip-acme are folders; what begins with our name otherwise is looked for elsewhere.
-            if found := re.findall(r"(?<![\w./-])anychip(?:[-_]\w+|\[[\w,\s-]*\]|(?![\w-]))(?!/)", named):
-                told[f"{file.relative_to(ROOT)}: pip install {named}"] = found
-    assert told == {}
-
-
 SAID = """
 import json, sys
 from anychip_base.extras import how_to_install

@@ -154,7 +154,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.suites", description="Suites of tests.")
     named = parser.add_subparsers(dest="command", required=True)
     for name in ("check", "test", "nightly"):
-        named.add_parser(name, help=f"run what make {name} runs").add_argument("more", nargs="*")
+        named.add_parser(name, help=f"run what make {name} runs")
     named.add_parser("plan", help="print the suites that the changed paths choose, and why")
     for name, text in (
         ("packages", "Debian's packages that they need and that are not here"),
@@ -167,15 +167,10 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     by_name = named.add_parser("run", help="run suites by their names")
     by_name.add_argument("--each", action="store_true", help="every file by itself, to see what takes how long")
     by_name.add_argument("suites", nargs="+", choices=SUITES)
-    words, _, more = (list(words), [], []) if "--" not in words else _split(words)
-    options = parser.parse_args(words)
-    options.more = more
+    end = list(words).index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end])
+    options.more = list(words[end + 1 :])
     return options
-
-
-def _split(words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    at = list(words).index("--")
-    return list(words[:at]), ["--"], list(words[at + 1 :])
 
 
 def main(words: Sequence[str]) -> int:
