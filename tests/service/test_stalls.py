@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import grpc
 import httpx
-import psutil
 import pytest
 
 from tests.support.answers import infer_images
@@ -16,7 +14,7 @@ from tests.support.constants import HEARTBEAT_TIMEOUT_S
 from tests.support.grpc_client import image_request, infer, method
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import MODEL, PREDICT, assert_nothing_left, is_ready, metric, post
+from tests.support.null_service import MODEL, PREDICT, assert_nothing_left, is_ready, metric
 from tests.support.service_process import free_port
 
 SLOW_TO_IMPORT = "delay_ms=20,import_ms=3000"
@@ -32,25 +30,6 @@ async def test_a_frozen_worker_holds_nobody_up(serve):
             await load.answers(20)
         assert set(load.outcomes) == {(200, "OK")}
         assert_nothing_left(service)
-
-
-async def test_a_service_that_was_paused_as_a_whole_goes_on_with_its_workers(serve):
-    limits = {HEARTBEAT_TIMEOUT_S: 2}
-    with serve("devices=2,delay_ms=100", "--batch-timeout-s", "2", constants=limits) as service:
-        before = {worker.pid for worker in service.workers()}
-        async with Load(service.url, PREDICT, GREY, 8) as load:
-            await load.answers(20)
-            stopped = [psutil.Process(service.process.pid), *service.children()]
-            for process in stopped:
-                process.suspend()
-            time.sleep(6)  # noqa: ASYNC251 - What is tested is that time passes.
-            for process in stopped:
-                process.resume()
-            await load.answers(40)
-        assert set(load.outcomes) == {(200, "OK")}
-        assert {worker.pid for worker in service.workers()} == before
-        assert metric(service, "anychip_worker_restarts_total") == 0
-        assert post(service) == (200, "OK")
 
 
 def test_answers_of_96_mb_hold_nobody_up(serve):
