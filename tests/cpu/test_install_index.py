@@ -1,15 +1,14 @@
 """Set-up asks a real Python and an index of wheels that a test serves."""
 
-import http.server
 import os
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from deploy import install
+from tests.support.hub import say, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,21 +25,16 @@ def test_which_cuda_a_torch_is_for_is_read_and_not_asked(tmp_path):
     assert install.cuda_of(python) == ""
 
 
-class Index(http.server.BaseHTTPRequestHandler):
+class Index:
     """A package index with one page at every address."""
 
+    url = ""
     versions = ("9.0+cpu", "9.0+rocm7.2", "9.0+rocm7.10", "9.0+cu130", "8.0+cpu", "9.0.post1+cpu")
 
-    def do_GET(self):
+    def answer(self, request):
         links = [f"torch-{version}-py3-none-any.whl" for version in self.versions]
         page = "".join(f'<a href="{link}">{link}</a>' for link in links)
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(f"<!DOCTYPE html><html><body>{page}</body></html>".encode())
-
-    def log_message(self, *args):
-        pass
+        say(request, f"<!DOCTYPE html><html><body>{page}</body></html>", "text/html")
 
 
 @pytest.fixture
@@ -52,13 +46,8 @@ def loopback(monkeypatch):
 
 @pytest.fixture
 def index(loopback):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Index)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/whl"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Index()) as index:
+        yield f"{index.url}/whl"
 
 
 @pytest.mark.parametrize(

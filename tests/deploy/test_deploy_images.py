@@ -12,10 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +23,7 @@ import pytest
 
 from tests.support import container
 from tests.support.container import BASE, Builder
+from tests.support.hub import say, serving
 from tests.support.service_process import free_port
 
 pytestmark = pytest.mark.xdist_group("images")
@@ -96,31 +95,26 @@ def test_bake_builds_every_dockerfile_under_the_name_that_is_pulled():
     assert f'variable "VERSION" {{ default = "{version()}" }}' in bake
 
 
-class Registry(BaseHTTPRequestHandler):
+class Registry:
     """A registry with one image, whose manifests want a token that its own service gives to anybody."""
 
-    def do_HEAD(self):
-        host = f"http://{self.headers['Host']}"
-        if self.headers.get("Authorization") != "Bearer anonymous":
-            self.send_response(401)
-            challenge = f'Bearer realm="{host}/token",service="here",scope="repository:vision/base:pull"'
-            self.send_header("WWW-Authenticate", challenge)
-        elif self.path == "/v2/vision/base/manifests/1.0" and "image.index" in self.headers["Accept"]:
-            self.send_response(200)
-            self.send_header("Docker-Content-Digest", "sha256:" + "ab" * 32)
+    url = ""
+
+    def answer(self, request):
+        if request.command == "GET":
+            asked = "scope=repository%3Avision%2Fbase%3Apull" in request.path
+            say(request, '{"token": "anonymous"}' if asked else "{}", "application/json")
+            return
+        if request.headers.get("Authorization") != "Bearer anonymous":
+            request.send_response(401)
+            challenge = f'Bearer realm="{self.url}/token",service="here",scope="repository:vision/base:pull"'
+            request.send_header("WWW-Authenticate", challenge)
+        elif request.path == "/v2/vision/base/manifests/1.0" and "image.index" in request.headers["Accept"]:
+            request.send_response(200)
+            request.send_header("Docker-Content-Digest", "sha256:" + "ab" * 32)
         else:
-            self.send_response(404)
-        self.end_headers()
-
-    def do_GET(self):
-        body = b'{"token": "anonymous"}' if "scope=repository%3Avision%2Fbase%3Apull" in self.path else b"{}"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+            request.send_response(404)
+        request.end_headers()
 
 
 def test_a_digest_is_asked_of_a_registry_that_wants_a_token():
@@ -129,13 +123,11 @@ def test_a_digest_is_asked_of_a_registry_that_wants_a_token():
     assert split("python:3.12-slim") == ("registry-1.docker.io", "library/python", "3.12-slim")
     assert split("rocm/pytorch:7") == ("registry-1.docker.io", "rocm/pytorch", "7")
     assert split("harbor.example:5443/dcu/pytorch:2") == ("harbor.example:5443", "dcu/pytorch", "2")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        image = f"127.0.0.1:{server.server_port}/vision/base"
+    with serving(Registry()) as registry:
+        image = f"{registry.url.removeprefix('http://')}/vision/base"
         assert digest_of(f"{image}:1.0", scheme="http") == "sha256:" + "ab" * 32
         with pytest.raises(DigestError, match="404"):
             digest_of(f"{image}:2.0", scheme="http")
-        server.shutdown()
 
 
 def test_a_base_with_a_digest_is_named_by_it(monkeypatch, tmp_path):
@@ -244,7 +236,7 @@ def cache(tmp_path):
     return folder
 
 
-def serving(builder, image, cache, folder, *options):
+def started(builder, image, cache, folder, *options):
     port = free_port()
     environment = {"ANYCHIP_HOST": "127.0.0.1", "ANYCHIP_PORT": str(port)}
     command = ["serve", "--weights", "sample", *options]
@@ -279,7 +271,7 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
-    running, url = serving(builder, image, cache, tmp_path, "--grpc-port", str(free_port()))
+    running, url = started(builder, image, cache, tmp_path, "--grpc-port", str(free_port()))
     with running as inside:
         wait_for_readiness(inside, tmp_path / "service.log")  # Every image has gRPC, without which it would not start.
         found = answer_of(url, IMAGES / "classify_heart.jpg").json()
@@ -318,7 +310,7 @@ def test_it_answers_as_uid_10001_with_a_read_only_root_and_a_small_shared_memory
 def test_a_cache_that_it_may_not_write_is_an_error_in_one_sentence(builder, image, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o755)
-    running, _ = serving(builder, image, cache, tmp_path)
+    running, _ = started(builder, image, cache, tmp_path)
     with running as inside:
         assert inside.process.wait(60) == 1
     last = (tmp_path / "service.log").read_text().splitlines()[-1]

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +30,26 @@ WAIT_S = 60
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-class Publisher(BaseHTTPRequestHandler):
-    """Whose files come once `go` is set, and are not there then."""
-
-    go = threading.Event()
-    asked = threading.Event()
-
-    def do_GET(self) -> None:
-        self.asked.set()
-        self.go.wait(WAIT_S)
-        with contextlib.suppress(ConnectionError):
-            self.send_error(404)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @dataclass
 class Held(Hub):
-    """A Hub that answers once `go` is set."""
+    """A Hub, or a mirror without files, that answers once `go` is set."""
 
+    asked_once: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         """Answer one request, then."""
+        self.asked_once.set()
         self.go.wait(WAIT_S)
-        super().answer(request)
+        with contextlib.suppress(ConnectionError):
+            super().answer(request)
 
 
 @pytest.fixture
-def mirror() -> Iterator[str]:
-    Publisher.go.clear()
-    Publisher.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Publisher)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    Publisher.go.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def mirror() -> Iterator[Held]:
+    with serving(Held()) as held:
+        yield held
+        held.go.set()
 
 
 @contextlib.contextmanager
@@ -105,12 +85,12 @@ def said(port: int, words: str) -> httpx.Response:
     raise AssertionError(f"it never said {words!r}")
 
 
-def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Path, mirror: str) -> None:
+def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Path, mirror: Held) -> None:
     port, admin_port, grpc_port = free_port(), free_port(), free_port()
-    models = ("--models", "quick=resnet50:sample,resnet18", "--weights-mirror", mirror)
+    models = ("--models", "quick=resnet50:sample,resnet18", "--weights-mirror", mirror.url)
     ports = ("--admin-port", str(admin_port), "--grpc-port", str(grpc_port))
     with starting(tmp_path, port, *models, *ports) as process:
-        assert Publisher.asked.wait(WAIT_S)
+        assert mirror.asked_once.wait(WAIT_S)
         ready = said(port, "1 of 2 models are read (quick); not yet: resnet18")
         assert (ready.status_code, ready.json()["code"], ready.headers["retry-after"]) == (503, "NOT_READY", "1")
         assert ready.json()["request_id"] == ready.headers["x-request-id"]
@@ -135,7 +115,7 @@ def test_the_ports_are_open_while_models_are_read_and_say_which_are(tmp_path: Pa
             assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
             assert "1 of 2 models are read (quick); not yet: resnet18" in refused.value.details()
             assert ("code", "NOT_READY") in refused.value.trailing_metadata()
-        Publisher.go.set()
+        mirror.go.set()
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert "quick is read" in errors
@@ -172,9 +152,9 @@ def test_a_watch_that_began_before_there_was_a_service_ends_when_there_is_one(
         assert process.returncode == 0
 
 
-def test_a_service_that_reads_models_ends_at_once_when_told_to(tmp_path: Path, mirror: str) -> None:
-    with starting(tmp_path, free_port(), "--models", "resnet18", "--weights-mirror", mirror) as process:
-        assert Publisher.asked.wait(WAIT_S)
+def test_a_service_that_reads_models_ends_at_once_when_told_to(tmp_path: Path, mirror: Held) -> None:
+    with starting(tmp_path, free_port(), "--models", "resnet18", "--weights-mirror", mirror.url) as process:
+        assert mirror.asked_once.wait(WAIT_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=10) == -signal.SIGTERM
 

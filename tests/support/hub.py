@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -93,12 +93,7 @@ class Hub:
                     each["lfs"] = {"size": len(content), "sha256": sha256, "pointerSize": 134}
                 siblings.append(each)
             said = {"id": repository, "modelId": repository, "sha": self.commit, "siblings": siblings, "tags": []}
-            body = json.dumps(said | {"private": False, "downloads": 0, "likes": 0}).encode()
-            request.send_response(200)
-            request.send_header("Content-Type", "application/json")
-            request.send_header("Content-Length", str(len(body)))
-            request.end_headers()
-            request.wfile.write(body)
+            say(request, json.dumps(said | {"private": False, "downloads": 0, "likes": 0}), "application/json")
 
     def _send(self, request: BaseHTTPRequestHandler, content: bytes) -> None:
         asked = request.headers.get("Range")
@@ -125,6 +120,15 @@ def pretend(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret-token")
 
 
+def say(request: BaseHTTPRequestHandler, text: str, kind: str) -> None:
+    """Answer with a text of this content type."""
+    request.send_response(200)
+    request.send_header("Content-Type", kind)
+    request.send_header("Content-Length", str(len(text.encode())))
+    request.end_headers()
+    request.wfile.write(text.encode())
+
+
 def refuse(request: BaseHTTPRequestHandler, status: int, code: str = "") -> None:
     """Answer with an error, as the Hub does."""
     request.send_response(status)
@@ -134,16 +138,27 @@ def refuse(request: BaseHTTPRequestHandler, status: int, code: str = "") -> None
     request.end_headers()
 
 
-AnyHub = TypeVar("AnyHub", bound=Hub)
+class Answers(Protocol):
+    """What `serving` runs; it tells it its address."""
+
+    url: str
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+
+
+AnyHub = TypeVar("AnyHub", bound=Answers)
 
 
 @contextmanager
 def serving(hub: AnyHub, certificate: tuple[Path, Path] | None = None) -> Iterator[AnyHub]:
-    """Run the double on loopback. `certificate`: its file and that of its key, for https."""
+    """Run a double on loopback. `certificate`: its file and that of its key, for https."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             hub.answer(self)
+
+        do_HEAD = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
