@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
 from tests.support.chaos_clients import STAGES, Ledger, forwarded, grpc_clients, http_clients, run_client
-from tests.support.chaos_faults import SPARE, faults, processes
+from tests.support.chaos_faults import SPARE, converters, faults
 from tests.support.chaos_offenders import Offenders
 from tests.support.constants import CHANGES_PER_MINUTE, DECODE_TIMEOUT_S, HEADER_TIMEOUT_S, HEARTBEAT_TIMEOUT_S
 from tests.support.liveness import observed
@@ -129,25 +130,27 @@ class Chaos:
 
 def held(service):
     """Return the numbers that must come back to what they were: images, processes, threads, descriptors, memory."""
-    found = processes(service)
-    status = Path(f"/proc/{found.server.pid}/status").read_text()
+    server, workers = psutil.Process(service.process.pid), service.workers()
+    decoders = service.named("anychip-decoder").values()
+    others = len(service.children()) - len(workers) - len(decoders) - len(converters(service))
+    status = Path(f"/proc/{server.pid}/status").read_text()
     anonymous = int(status.split("RssAnon:")[1].split()[0]) / 1024
     return {
         "images in flight": metric(service, "anychip_images_in_flight"),
         "images waiting": metric(service, "anychip_queue_depth") + metric(service, "anychip_queue_reserved"),
         "slots taken": metric(service, "anychip_slots_taken"),
         "images at decoders": metric(service, "anychip_decode_depth"),
-        "workers": len(found.workers),
-        "decoders and their parent": len(found.decoders) + len(found.fork_server),
-        "other processes": len(found.others),
-        "threads of the server": found.server.num_threads(),
+        "workers": len(workers),
+        "decoders": len(decoders),
+        "other processes": others,
+        "threads of the server": server.num_threads(),
         # Processes that convert come and go, and each has a socket.
-        "descriptors of the server": found.server.num_fds() - len(found.converters),
-        "threads of the worker": sum(each.num_threads() for each in found.workers),
-        "descriptors of the worker": sum(each.num_fds() for each in found.workers),
+        "descriptors of the server": server.num_fds() - len(converters(service)),
+        "threads of the worker": sum(each.num_threads() for each in workers),
+        "descriptors of the worker": sum(each.num_fds() for each in workers),
         "memory of the server, MiB": anonymous,
-        "memory of the worker, MiB": sum(each.memory_info().rss for each in found.workers) / MIB,
-        "memory of the decoders, MiB": sum(each.memory_full_info().uss for each in found.decoders) / MIB,
+        "memory of the worker, MiB": sum(each.memory_info().rss for each in workers) / MIB,
+        "memory of the decoders, MiB": sum(each.memory_full_info().uss for each in decoders) / MIB,
     }
 
 

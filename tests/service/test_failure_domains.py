@@ -21,18 +21,6 @@ FOUR = ("devices=4,delay_ms=5,fail=*1000000", "--decoders", "2")
 FORK_SERVERS = ("fork-workers", "fork-decoders")
 
 
-def named(service, name):
-    """Return the living processes of the service with this name, by their number."""
-    found = {}
-    for child in service.children():
-        try:
-            if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
-                found[child.pid] = child
-        except psutil.Error:  # It has just ended.
-            pass
-    return found
-
-
 def zombies(service):
     return [child for child in service.children() if child.status() == psutil.STATUS_ZOMBIE]
 
@@ -40,31 +28,31 @@ def zombies(service):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_fork_servers_end_alone_and_others_take_their_place(serve, number):
     with serve(*FOUR) as service:
-        workers, decoders = named(service, "anychip-worker"), named(service, "anychip-decoder")
+        workers, decoders = service.named("anychip-worker"), service.named("anychip-decoder")
         assert (len(workers), len(decoders)) == (4, 2)
         async with Load(service.url, PREDICT, GREY, 8) as load:
-            first = {pid for name in FORK_SERVERS for pid in named(service, name)}
+            first = {pid for name in FORK_SERVERS for pid in service.named(name)}
             for pid in first:
                 os.kill(pid, number)
 
             def replaced():
                 assert is_ready(service)
-                assert set(named(service, "anychip-worker")) == set(workers)
+                assert set(service.named("anychip-worker")) == set(workers)
                 assert metric(service, "anychip_decoder_restarts_total") == 0
-                now = {pid for name in FORK_SERVERS for pid in named(service, name)}
+                now = {pid for name in FORK_SERVERS for pid in service.named(name)}
                 return len(now) == 2 and not now & first and not zombies(service)
 
             await until(replaced)
             await load.answers(50)
             # Decoders of a fork server that is gone are replaced one by one: none of them has died.
-            await until(lambda: len(set(named(service, "anychip-decoder")).difference(decoders)) == 2)
+            await until(lambda: len(set(service.named("anychip-decoder")).difference(decoders)) == 2)
             assert metric(service, "anychip_decoder_restarts_total") == 0
             # The new ones fork as the old ones did.
-            decoders = named(service, "anychip-decoder")
+            decoders = service.named("anychip-decoder")
             next(iter(workers.values())).kill()
             next(iter(decoders.values())).kill()
-            await until(lambda: set(named(service, "anychip-worker")).difference(workers))
-            await until(lambda: set(named(service, "anychip-decoder")).difference(decoders))
+            await until(lambda: set(service.named("anychip-worker")).difference(workers))
+            await until(lambda: set(service.named("anychip-decoder")).difference(decoders))
             await load.answers(50)
         assert set(load.outcomes) == {(200, "OK")}
         # Those that were killed here, and no other.
@@ -78,13 +66,13 @@ async def test_fork_servers_end_alone_and_others_take_their_place(serve, number)
 
 async def test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced(serve):
     with serve(*FOUR, ends=True) as service:
-        first = {pid for name in FORK_SERVERS for pid in named(service, name)}
+        first = {pid for name in FORK_SERVERS for pid in service.named(name)}
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        await until(lambda: len({pid for name in FORK_SERVERS for pid in named(service, name)} - first) == 2)
+        await until(lambda: len({pid for name in FORK_SERVERS for pid in service.named(name)} - first) == 2)
         worker = service.workers()[0]
         worker.kill()
-        await until(lambda: len(set(named(service, "anychip-worker")) - {worker.pid}) == 4 and is_ready(service))
+        await until(lambda: len(set(service.named("anychip-worker")) - {worker.pid}) == 4 and is_ready(service))
         await until(lambda: not first & {child.pid for child in service.children()})
         children = service.children()
         service.process.kill()

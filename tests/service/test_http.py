@@ -16,7 +16,6 @@ from PIL import Image
 from app.access.rules import LIVE, READY
 from app.http.schemas import PredictAnswer
 from tests.support.answers import assert_error
-from tests.support.chaos_faults import processes
 from tests.support.images import JPEG, encoded
 from tests.support.photographs import FILES
 
@@ -460,6 +459,6 @@ def test_the_documentation_page_is_served(client):
 
 
 def test_the_process_that_forks_decoders_shares_what_the_server_has_imported(service):
-    (fork_server,) = processes(service).fork_server
+    (fork_server,) = service.named("fork-decoders").values()
     memory = fork_server.memory_full_info()
     assert memory.uss < memory.rss / 3, "torch alone is 250 MB of a process that imports it by itself"

@@ -11,7 +11,6 @@ import re
 import signal
 
 import httpx
-import psutil
 import pytest
 
 from tests.support import small_classifier, work
@@ -30,15 +29,7 @@ MOST_MIB = 80
 
 
 def ingresses(service):
-    """Those that live, by process id."""
-    found = {}
-    for child in service.children():
-        try:
-            if child.name() == "anychip-ingress" and child.status() != psutil.STATUS_ZOMBIE:
-                found[child.pid] = child
-        except psutil.Error:  # It has just ended.
-            pass
-    return found
+    return service.named("anychip-ingress")
 
 
 def answered(client, path, **more):

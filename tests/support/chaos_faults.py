@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import httpx
 import psutil
@@ -21,33 +20,18 @@ from tests.support.service_process import ServiceProcess
 SPARE = "spare"
 """Model that is unloaded and loaded: no innocent client asks for it."""
 _SILENT_S = 3.0
-"""Seconds: longer than a client in a hurry waits, shorter than the heartbeat timeout of a worker."""
+"""Seconds: shorter than the heartbeat timeout of a worker."""
 _PAUSED_S = 8.0
 """Seconds: longer than the heartbeat timeout of a worker."""
 
 
-@dataclass(frozen=True)
-class Processes:
-    """Processes of a service by kind; `fork_server` is the parent of the decoders."""
-
-    server: psutil.Process
-    workers: list[psutil.Process]
-    fork_server: list[psutil.Process]
-    decoders: list[psutil.Process]
-    converters: list[psutil.Process]
-    others: list[psutil.Process]
-
-
-def processes(service: ServiceProcess) -> Processes:
-    """Return the processes of a service as they are now."""
-    found = Processes(psutil.Process(service.process.pid), [], [], [], [], [])
-    kinds = {"anychip-worker": found.workers, "fork-decoders": found.fork_server, "anychip-decoder": found.decoders}
-    for child in found.server.children(recursive=True):
+def converters(service: ServiceProcess) -> list[psutil.Process]:
+    """Return the processes that read large requests."""
+    found = []
+    for child in service.children():
         with contextlib.suppress(psutil.Error):  # It has just ended.
             if "converter_main" in " ".join(child.cmdline()):
-                found.converters.append(child)
-            else:
-                kinds.get(child.name(), found.others).append(child)
+                found.append(child)
     return found
 
 
@@ -102,29 +86,35 @@ def faults(service: ServiceProcess) -> dict[str, Callable[[], Awaitable[None] | 
         # Changes do not queue up: the second is refused.
         assert statuses == [200, 429], [answer.text for answer in answers]
 
-    def each(kind: str, act: Callable[[psutil.Process], None], most: int | None = None) -> None:
-        for process in getattr(processes(service), kind)[:most]:
+    def each(found: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+        for process in found:
             act(process)
 
-    def fork_server_frozen() -> None:
-        each("fork_server", freeze)
-        each("decoders", kill, 1)
+    def decoders() -> list[psutil.Process]:
+        return [*service.named("anychip-decoder").values()]
+
+    def parents() -> list[psutil.Process]:
+        return [*service.named("fork-decoders").values()]
+
+    def parent_frozen() -> None:
+        each(parents(), freeze)
+        each(decoders()[:1], kill)
 
     kill, freeze = psutil.Process.kill, psutil.Process.suspend
     server = psutil.Process(service.process.pid)
     return {
-        "worker killed": lambda: each("workers", kill),
-        "worker hangs": lambda: each("workers", lambda worker: worker.send_signal(signal.SIGUSR2)),
-        "worker frozen": lambda: each("workers", freeze),
-        "decoder killed": lambda: each("decoders", kill, 1),
-        "decoder frozen": lambda: each("decoders", freeze, 1),
-        "decoders' parent killed": lambda: each("fork_server", kill),
-        "decoders' parent frozen, a decoder killed": fork_server_frozen,
-        "converter killed": lambda: each("converters", kill, 1),
-        "converters frozen": lambda: each("converters", freeze),
+        "worker killed": lambda: each(service.workers(), kill),
+        "worker hangs": lambda: each(service.workers(), lambda worker: worker.send_signal(signal.SIGUSR2)),
+        "worker frozen": lambda: each(service.workers(), freeze),
+        "decoder killed": lambda: each(decoders()[:1], kill),
+        "decoder frozen": lambda: each(decoders()[:1], freeze),
+        "decoders' parent killed": lambda: each(parents(), kill),
+        "decoders' parent frozen, a decoder killed": parent_frozen,
+        "converter killed": lambda: each(converters(service)[:1], kill),
+        "converters frozen": lambda: each(converters(service), freeze),
         "server frozen for 2 s": lambda: paused([server], 2.0),
         "worker paused for 3 s": lambda: paused(service.workers(), _SILENT_S),
-        "decoders paused for 3 s": lambda: paused(processes(service).decoders, _SILENT_S),
+        "decoders paused for 3 s": lambda: paused(decoders(), _SILENT_S),
         "all processes paused for 8 s": lambda: paused([server, *service.children()], _PAUSED_S),
         "model reloaded": lambda: change("resnet50/load"),
         "reload whose new worker is killed": reload_fails,

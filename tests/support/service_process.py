@@ -56,6 +56,15 @@ class ServiceProcess:
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
+    def named(self, name: str) -> dict[int, psutil.Process]:
+        """Return the living processes of the service with this name, by their numbers."""
+        found = {}
+        for child in self.children():
+            with contextlib.suppress(psutil.Error):  # It has just ended.
+                if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                    found[child.pid] = child
+        return found
+
     def workers(self) -> list[psutil.Process]:
         """Return the worker processes."""
         workers = []
