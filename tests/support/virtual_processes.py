@@ -40,15 +40,12 @@ _read = reader(ToWorker)
 
 
 class Process(doubles.Process):
-    """Process that does one work after the other, each for so long, on its own clock: a late loop makes it no slower.
-
-    `busy_s`: how long it has worked.
-    """
+    """Process that does one work after the other, each for so long, by its own clock: a late loop changes nothing."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
         self.loop = asyncio.get_running_loop()
-        self.pid, self.busy_s = pid, 0.0
+        self.pid = pid
         self._waiting: deque[tuple[float, Any]] = deque()  # Begin of the wait, work.
         self._free_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +72,6 @@ class Process(doubles.Process):
         if self._waiting:
             since_s, work = self._waiting.popleft()
             takes_s = self.takes_s(work)
-            self.busy_s += takes_s
             self._free_s = max(self._free_s, since_s) + takes_s
             self.begun(work)
             self._timer = self.loop.call_at(self._free_s, self._done, work)
@@ -102,11 +98,11 @@ class Process(doubles.Process):
 
 
 class Decoder(Process):
-    """Process that decodes an image in `image_s(job)`; the slot's content is unchanged."""
+    """Process that decodes an image in `image_s(job)` of all; the slot's content is unchanged."""
 
-    def __init__(self, pid: int, connection: int, inbox: int, image_s: Callable[[Job], float]) -> None:
+    def __init__(self, pid: int, connection: int, inbox: int, all_of_them: Processes) -> None:
         super().__init__(pid)
-        self.image_s, self.images = image_s, 0
+        self._all, self.images = all_of_them, 0
         self._socket = socket.socket(fileno=os.dup(connection))
         self._socket.setblocking(False)
         self._memory = os.dup(inbox)
@@ -114,7 +110,7 @@ class Decoder(Process):
         self.loop.add_reader(self._socket, self._readable)
 
     def takes_s(self, work: Job) -> float:
-        return self.image_s(work)
+        return self._all.image_s(work)
 
     def begun(self, work: Job) -> None:
         self._inbox.begin(work.token)
@@ -144,22 +140,20 @@ class Decoder(Process):
 
 
 class Worker(Process):
-    """Process that computes a batch in `batch_s(run)`; each result is a single zero."""
+    """Process that computes a batch in `batch_s(run)` of all; each result is a single zero."""
 
-    def __init__(self, pid: int, end: socket.socket, batch_s: Callable[[Run], float], latency_s: Mapping[int, float]):
+    def __init__(self, pid: int, end: socket.socket, all_of_them: Processes) -> None:
         super().__init__(pid)
-        self.batch_s, self.latency_s = batch_s, latency_s
-        self.runs: list[tuple[float, Run]] = []
+        self._all = all_of_them
         self._channel = Channel(end)
         self._began = False
         self._beat: asyncio.TimerHandle | None = None
         self.loop.add_reader(end, self._readable)
 
     def takes_s(self, work: Run) -> float:
-        return self.batch_s(work)
+        return self._all.batch_s(work)
 
     def ended(self, work: Run) -> None:
-        self.runs.append((self.loop.time(), work))
         layouts, small, _, _ = write_results([(np.zeros(1, np.float32),)] * len(work.slots), ())
         self._say(Done(work.batch_id, layouts, self.takes_s(work), small=small))
 
@@ -187,7 +181,7 @@ class Worker(Process):
             if not self._began:
                 self._began = True
                 begin = begin_of(data)
-                loaded = loaded_as("virtual", dict(self.latency_s))
+                loaded = loaded_as("virtual", dict(self._all.latency_s))
                 self._say(Ready("null:0", "virtual", (loaded,) * len(begin.pools)))
                 self._alive()
                 continue
@@ -209,9 +203,10 @@ class Worker(Process):
 
 @dataclass
 class Processes:
-    """Maker and keeper of the doubles of processes.
+    """Maker and keeper of the doubles of processes; also the double of decoders' ForkServer.
 
-    `image_s`: of a job; `batch_s`: of a run; `latency_s`: latency by batch size that a worker reports at its start.
+    `image_s`: of a job; `batch_s`: of a run, both from now on; `latency_s`: latency by batch size that a worker reports
+    at its start.
     """
 
     image_s: Callable[[Job], float]
@@ -219,18 +214,8 @@ class Processes:
     latency_s: Mapping[int, float]
     decoders: list[Decoder] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
-
-    def decode(self, image_s: Callable[[Job], float]) -> None:
-        """Let images take so long from now on."""
-        self.image_s = image_s
-        for decoder in self.decoders:
-            decoder.image_s = image_s
-
-    def compute(self, batch_s: Callable[[Run], float]) -> None:
-        """Let batches take so long from now on."""
-        self.batch_s = batch_s
-        for worker in self.workers:
-            worker.batch_s = batch_s
+    pid: int = FIRST_PID - 1
+    ready: bool = True
 
     def _pid(self) -> int:
         return FIRST_PID + len(self.decoders) + len(self.workers)
@@ -238,13 +223,16 @@ class Processes:
     async def spawn(self, name: str, *, forks: bool, bare: bool = False) -> Spawned:
         """Make a worker, like app.fleet.spawn.spawn."""
         ours, theirs = socket_pair()
-        worker = Worker(self._pid(), theirs, self.batch_s, self.latency_s)
-        self.workers.append(worker)
-        return Spawned(worker, ours, {})  # type: ignore[arg-type]
+        self.workers.append(Worker(self._pid(), theirs, self))
+        return Spawned(self.workers[-1], ours, {})  # type: ignore[arg-type]
 
-    def fork_server(self, begin: object) -> _ForkServer:
-        """Make the stand-in for app.processes.fork_server.ForkServer."""
-        return _ForkServer(self)
+    async def fork(self, connection: int, inbox: int, *, fresh: bool = False) -> Decoder:
+        """Make a decoder, like app.processes.fork_server.ForkServer."""
+        self.decoders.append(Decoder(self._pid(), connection, inbox, self))
+        return self.decoders[-1]
+
+    async def stop(self) -> None:
+        """Do nothing: what was forked has ended."""
 
     def parts(self, name: str) -> Sequence[Process]:
         """Return the processes of "worker" or of "decoders", else all of them."""
@@ -252,26 +240,10 @@ class Processes:
         return parts.get(name, [*self.workers, *self.decoders])
 
 
-class _ForkServer:
-    pid, ready = FIRST_PID - 1, True
-
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-
-    async def fork(self, connection: int, inbox: int, *, fresh: bool = False) -> Decoder:
-        processes = self._processes
-        decoder = Decoder(processes._pid(), connection, inbox, processes.image_s)
-        processes.decoders.append(decoder)
-        return decoder
-
-    async def stop(self) -> None:
-        pass
-
-
 @contextlib.contextmanager
 def in_place_of_processes(processes: Processes) -> Iterator[None]:
     """Use these doubles in services that start in this context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fleet_spawn, "spawn", processes.spawn)
-        patched.setattr(decoding_process, "ForkServer", processes.fork_server)
+        patched.setattr(decoding_process, "ForkServer", lambda begin: processes)
         yield

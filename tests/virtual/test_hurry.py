@@ -78,12 +78,12 @@ def slower(what, factor, share=1.0):
             return factor if chance.random() < share else 1.0
 
         if what == "batches":
-            service.processes.compute(lambda run: BATCH_S[run.batch_size] * times())
+            service.processes.batch_s = lambda run: BATCH_S[run.batch_size] * times()
         else:
-            service.processes.decode(lambda job: DECODE_S * times())
+            service.processes.image_s = lambda job: DECODE_S * times()
         await asyncio.sleep(30.0)
-        service.processes.compute(lambda run: BATCH_S[run.batch_size])
-        service.processes.decode(lambda job: DECODE_S)
+        service.processes.batch_s = lambda run: BATCH_S[run.batch_size]
+        service.processes.image_s = lambda job: DECODE_S
 
     return stall
 

@@ -122,7 +122,7 @@ async def test_images_of_all_sizes_are_in_time_too(folder):
     """A twentieth of the mean up to four times it: how long what waits will take is known only on average."""
     async with served(folder, DECODERS) as service:
         factors = (0.06, 0.3, 0.3, 0.5, 0.84, 4.0)
-        service.processes.decode(lambda job: factors[job.token * 7919 % 31 % 6] * DECODERS.decode_s)
+        service.processes.image_s = lambda job: factors[job.token * 7919 % 31 % 6] * DECODERS.decode_s
         found = await overloaded(service, 3 * DECODERS.per_s, 6.0)
         found.assert_good(DECODERS.per_s * 6.0)
 
@@ -211,9 +211,9 @@ async def test_what_becomes_three_times_slower_for_a_while_does_what_it_can_and_
             await asyncio.sleep(2.0)
             for factor in (3.0, 1.0):
                 if by is DEVICE:
-                    service.processes.compute(lambda run, factor=factor: factor * by.batch_s[run.batch_size])
+                    service.processes.batch_s = lambda run, factor=factor: factor * by.batch_s[run.batch_size]
                 else:
-                    service.processes.decode(lambda job, factor=factor: factor * by.decode_s)
+                    service.processes.image_s = lambda job, factor=factor: factor * by.decode_s
                 await asyncio.sleep(10.0)
 
         began_s, slow = asyncio.get_running_loop().time(), asyncio.create_task(slower())
