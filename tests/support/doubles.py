@@ -46,11 +46,10 @@ def loaded_as(
     decoded_by: Any = "host",
     memory_bytes: int = 0,
     load_s: float = 0,
-    refusals: Mapping[str, str] = MappingProxyType({}),
 ) -> Loaded:
     """Return a worker's report on a model that this engine serves."""
     decoding = DecodedBy(decoded_by, "", {})
-    found: Any = [*latency_s], dict(refusals), {}, {}, decoding, memory_bytes, load_s
+    found: Any = [*latency_s], {}, {}, {}, decoding, memory_bytes, load_s
     return Loaded(ServedOn("null:0", engine, "fp32", False, *found), latency_s, depth)
 
 

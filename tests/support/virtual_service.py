@@ -49,17 +49,15 @@ class Outcome(NamedTuple):
 
 
 class _Call(Call[Answer]):
-    def __init__(self, context: RequestContext, model: str, timeout_s: float, priority: int, upload_s: float) -> None:
+    def __init__(self, context: RequestContext, model: str, timeout_s: float, priority: int) -> None:
         super().__init__(context, model)
-        self.timeout_s, self.priority, self.upload_s = timeout_s, priority, upload_s
+        self.timeout_s, self.priority = timeout_s, priority
 
     def terms(self, settings: Settings) -> Terms:
         return Terms(self.context.started_s + self.timeout_s, self.priority, self.context.recorder)
 
     async def read(self, lease: Any, limit: Any) -> None:
         lease.take(len(IMAGE))
-        if self.upload_s:
-            await asyncio.sleep(self.upload_s)
 
     async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Any) -> Run[Answer]:
         return lambda: computed(ingress, served, [IMAGE], terms, options=OPTIONS, finish=lambda *_: None)
@@ -80,19 +78,13 @@ class VirtualService:
         self.outcomes: list[Outcome] = []
 
     async def ask(
-        self,
-        model: str = MODEL,
-        *,
-        timeout_s: float = 60.0,
-        priority: int = 0,
-        upload_s: float = 0.0,
-        client: str = "127.0.0.1",
+        self, model: str = MODEL, *, timeout_s: float = 60.0, priority: int = 0, client: str = "127.0.0.1"
     ) -> Outcome:
-        """Ask for one image of a client, whose upload takes `upload_s`."""
+        """Ask for one image of a client."""
         with RequestContext(self.service.link, dict(_SCOPE)) as context:
             context.caller = Caller(client, CallerLimits(priority=HIGHEST_PRIORITY))
             try:
-                await self.ingress.answer(_Call(context, model, timeout_s, priority, upload_s))
+                await self.ingress.answer(_Call(context, model, timeout_s, priority))
                 code = "OK"
             except ServiceError as error:
                 code = context.code = error.code
