@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from models.yolo.model import YOLO
 from models.yolo.yolov8 import YOLOv8
 
 IMAGES = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
@@ -31,8 +30,7 @@ def test_fusing_removes_batch_norm_and_twice_is_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_networks_decode_in_float32(dtype: torch.dtype) -> None:
-    network = YOLO.of("m", "yolov8n", ("a", "b", "c"), "random", None).network().core
-    network.fuse()
+    network = YOLOv8("n", 3).eval().fuse()
     with torch.inference_mode():
         expected = network(IMAGES)
         found = network.to(dtype)(IMAGES.to(dtype))
