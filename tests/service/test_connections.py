@@ -1,45 +1,26 @@
-"""Clients that take connections and say nothing, or ask for much and read nothing: others are served all the while."""
+"""Clients that ask for much and read nothing: others are served all the while.
+
+Thousands that say nothing are in test_tls.py and test_rpc_limits.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import selectors
 import socket
 
 import httpx
 import psutil
-import pytest
 
-from app.access import keys
-from tests.support import silent
-from tests.support.images import GREY, JPEG
+from tests.support.images import GREY
 from tests.support.load import WAIT_S, until
-from tests.support.null_service import PREDICT, metric
+from tests.support.null_service import metric
 
-SILENT = 5000
-_hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 MIB = 2**20
 OUTPUT_MIB = 16
 READERS = 30
 BUDGET_MIB = 128
-
-
-@pytest.mark.skipif(resource.RLIM_INFINITY != _hard < SILENT + 1000, reason=f"{SILENT} descriptors are needed")
-def test_silent_connections_of_one_address_stop_nobody_else(serve, tmp_path):
-    file = tmp_path / "keys.txt"
-    headers = {**JPEG, "X-Api-Key": keys.add(file, "cam", "infer")}
-    with serve("delay_ms=1", "--api-keys-file", str(file)) as service:
-        port = httpx.URL(service.url).port
-        with silent.connections(port, SILENT) as begun, silent.client_elsewhere(service.url) as client:
-            for _ in range(50):
-                assert client.post(PREDICT, content=GREY, headers=headers).status_code == 200
-                assert client.get("/v2/health/live").status_code == 200
-            assert httpx.get(f"{service.admin_url}/v2/health/live", timeout=WAIT_S).status_code == 200
-            refused = silent.until_ended(begun, SILENT - 1440, WAIT_S)
-            assert sum(said.startswith(b"HTTP/1.1 429") for said in refused) > SILENT * 0.7
-        assert f"connections from {silent.ATTACKER} are refused" in service.log.read_text()
 
 
 def infer_request():

@@ -12,14 +12,12 @@ import re
 import socket
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
 
 from anychip_compat.deepstack import NEEDS
 from app.access import keys
 from app.access.rules import ROUTES
-from tests.support.grpc_client import call
 from tests.support.null_service import MODEL, serving
 from tests.support.service_process import free_port
 
@@ -115,15 +113,6 @@ def test_no_web_page_administers_at_any_door_even_with_a_key(house):
         for path, needs in paths():
             if needs.get("POST") == "admin":
                 assert asked(port, "POST", path, Origin=f"https://{EVIL}", **{"X-Api-Key": key})[0] == 403
-
-
-def test_gRPC_asks_for_a_key_at_each_of_its_doors(house):
-    _, _, found, rpc = house
-    for port in rpc & found:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            with pytest.raises(grpc.RpcError) as refused:
-                call(channel, "ModelMetadata", name=MODEL)
-            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 HOST, HUGE = b" HTTP/1.1\r\nHost: localhost\r\n", b"Content-Length: 10000000000\r\n\r\n"

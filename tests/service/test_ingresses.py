@@ -141,16 +141,6 @@ def test_an_ingress_has_no_torch_and_little_memory(tmp_path):
             assert own_mib(pid) < MOST_MIB
 
 
-def test_models_that_are_loaded_again_are_served_on(both):
-    _, beside = both
-    with beside.client() as client, beside.admin_client() as admin:
-        name = name_in(client)
-        for _ in range(3):
-            assert admin.post(f"/v2/repository/models/{name}/load").status_code == 200
-            with beside.client() as another:
-                answered(another, f"/v1/models/{name}:predict", content=GREY)
-
-
 @pytest.mark.parametrize("beside", ["", "anychip-ingress", "fork-workers"])
 async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, beside):
     """Alone, and together with another process."""

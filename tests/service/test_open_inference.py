@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
-import struct
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
 from models import open_model, parse_spec
 from tests.support.answers import assert_error, binary, infer_images, outputs_of
+from tests.support.images import JPEG, encoded
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[1].read_bytes()
 RESNET, YOLO = "/v2/models/resnet18", "/v2/models/yolov8n"
-JPEG = {"Content-Type": "image/jpeg"}
 
 pytestmark = pytest.mark.xdist_group("shared service")
 
@@ -198,12 +194,10 @@ def test_pixels_reach_the_network_as_they_are(client):
 def test_pixels_of_any_size_are_resized_where_that_is_asked_for(client):
     with Image.open(FILES[0]) as image:
         pixels = np.asarray(image.convert("RGB"))
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG", compress_level=0)
     for path in (RESNET, YOLO):
-        _, encoded = outputs_of(infer_images(client, path, stream.getvalue()))
+        _, whole = outputs_of(infer_images(client, path, encoded(Image.fromarray(pixels))))
         _, found = outputs_of(send_pixels(client, path, pixels[None], resize=True))
-        assert found["predictions"] == encoded["predictions"]
+        assert found["predictions"] == whole["predictions"]
 
 
 def test_requested_outputs_only_in_their_order_each_in_its_form(client):
@@ -345,36 +339,6 @@ def test_a_broken_image_and_one_that_is_none(client):
     assert_error(client.post(f"{RESNET}/infer", content=bytes(21 * 2**20)), 413, "BODY_TOO_LARGE")
 
 
-NUMBERS = st.one_of(st.integers(-3, 300_000), st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64, 10**30]))
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    shape=st.lists(NUMBERS, max_size=6),
-    size=st.one_of(st.none(), NUMBERS),
-    header=st.one_of(st.none(), NUMBERS),
-    name=st.sampled_from(["image", "pixels"]),
-    datatype=st.sampled_from(["BYTES", "UINT8", "FP32"]),
-    content=st.one_of(
-        st.binary(max_size=64),
-        st.lists(st.tuples(NUMBERS, st.binary(max_size=16)), max_size=4).map(
-            lambda parts: b"".join(struct.pack("<I", length % 2**32) + data for length, data in parts)
-        ),
-    ),
-)
-def test_sizes_that_lie_are_refused_with_a_reason(client, shape, size, header, name, datatype, content):
-    tensor = {"name": name, "shape": shape, "datatype": datatype}
-    if size is not None:
-        tensor["parameters"] = {"binary_data_size": size}
-    head = json.dumps({"inputs": [tensor]}).encode()
-    answer = binary(
-        RESNET, {"inputs": [tensor]}, content, post=client.post, header=str(len(head) if header is None else header)
-    )
-    # What has the right form and holds no image is 422; nothing made up here can be one.
-    assert answer.status_code in (400, 422), answer.text
-    assert_error(answer, answer.status_code, "INVALID_REQUEST" if answer.status_code == 400 else "INVALID_IMAGE")
-
-
 def test_nothing_is_left_of_requests_that_were_refused(client):
     metrics = client.get("/metrics").text
     assert 'anychip_images_in_flight{model="resnet18"} 0.0' in metrics
@@ -414,21 +378,6 @@ def test_metadata_and_configuration_agree(client, path):
     shape = next(each["shape"] for each in metadata["inputs"] if each["name"] == "image")
     assert shape == [-1, 1]
     assert infer_images(client, path, PHOTO, OTHER, shape=[2, 1]).status_code == 200
-
-
-def test_whole_numbers_may_be_written_with_a_point(client):
-    pixels = np.zeros((1, 224, 224, 3), np.uint8)
-    tensor = {"name": "pixels", "datatype": "UINT8", "shape": [1, 224, 224, 3]}
-    asked = [{"name": "logits"}]
-
-    def logits(data):
-        document = {"inputs": [{**tensor, "data": data}], "outputs": asked}
-        return client.post(f"{RESNET}/infer", json=document)
-
-    expected = logits(pixels.reshape(-1).tolist()).json()["outputs"]
-    assert logits(pixels.reshape(-1).astype(float).tolist()).json()["outputs"] == expected
-    for wrong in (0.5, 256.0, -1.0, 1e300):
-        assert_error(logits([wrong, *[0] * (pixels.size - 1)]), 400, "INVALID_REQUEST")
 
 
 def test_statistics_count_what_was_asked(client):

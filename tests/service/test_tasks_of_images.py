@@ -71,12 +71,6 @@ def test_each_answers_in_its_form(client):
     assert "float32" in predicted(client, "depth", "?encoding=base64")["depth"]
 
 
-@pytest.mark.parametrize("query", ["normalize=l3", "encoding=float", "masks=all"])
-def test_a_form_that_is_none_is_refused(client, query):
-    answer = client.post(f"/v1/models/embed:predict?{query}", content=IMAGE.read_bytes())
-    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_REQUEST")
-
-
 @pytest.mark.parametrize("task", OF_IMAGES)
 def test_every_protocol_says_the_same(client, channel, task):
     image = IMAGE.read_bytes()

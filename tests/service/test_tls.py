@@ -104,5 +104,6 @@ def test_silent_connections_to_tls_stop_nobody_else_and_end_with_the_time_for_a_
             for _ in range(20):
                 assert client.post(PREDICT, content=GREY, headers=JPEG).status_code == 200
                 assert client.get("/v2/health/live").status_code == 200
+            assert httpx.get(f"{service.admin_url}/v2/health/live", timeout=WAIT_S).status_code == 200
             assert not any(silent.until_ended(begun, SILENT, WAIT_S))
             assert client.get("/v2/health/live").status_code == 200

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-
 import pytest
 
 from tests.support.answers import assert_error
+from tests.support.images import JPEG
 from tests.support.photographs import FILES
 
 PHOTO, OTHER = FILES[0].read_bytes(), FILES[2].read_bytes()
-JPEG = {"Content-Type": "image/jpeg"}
 
 pytestmark = pytest.mark.xdist_group("shared service")
 
@@ -75,6 +73,3 @@ def test_errors(client):
 def test_kserve_v1(client):
     assert client.get("/v1/models/resnet18").json() == {"name": "resnet18", "ready": True}
     assert_error(client.get("/v1/models/nobody"), 404, "MODEL_NOT_FOUND")
-    instances = [{"b64": base64.b64encode(photo).decode()} for photo in (PHOTO, OTHER)]
-    answer = client.post("/v1/models/resnet18:predict", json={"instances": instances}).json()
-    assert answer["predictions"] == [expected(client, "resnet18", photo) for photo in (PHOTO, OTHER)]

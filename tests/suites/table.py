@@ -397,11 +397,7 @@ BY_PATH = {
 NIGHTLY = {
     "long": Suite(
         "ten minutes of faults, clients that are slow, every route by its description",
-        (
-            "tests/service/test_chaos.py",
-            "tests/service/test_figures_of_time.py",
-            "tests/service/test_described_api.py",
-        ),
+        ("tests/service/test_chaos.py", "tests/service/test_described_api.py"),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),
     ),

@@ -292,7 +292,7 @@ def test_who_asks_and_how_it_is_counted(file: Path) -> None:
     for need in ("infer", "metrics"):
         with pytest.raises(ServiceError) as refused:
             access.admit(need, "public", [], "")
-        assert refused.value.code == "UNAUTHORIZED"
+        assert (refused.value.code, *refused.value.headers) == ("UNAUTHORIZED", (b"www-authenticate", b"Bearer"))
     open_metrics = Access(settings(api_keys_file=str(file), metrics_without_key=True))
     assert open_metrics.admit("metrics", "public", [], "1.2.3.4").name == "1.2.3.4"
 

@@ -12,6 +12,7 @@ import pytest
 from app.errors import ServiceError
 from app.http.call import read_images, read_query
 from app.protocols.documents import read_instances, read_tensors, read_with_image
+from app.protocols.options import QUERY, VERSION, Parameter
 
 IMAGE = bytes(range(256)) + b"?>" * 20
 TEXT = base64.b64encode(IMAGE).decode()
@@ -72,11 +73,18 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         ([TEXT], 'must be {"instances"'),
         ({"url": "http://example.com/cat.jpg"}, "does not fetch URLs"),
         ({"instances": [{"image_url": "http://example.com/cat.jpg"}]}, "does not fetch URLs"),
+        ({}, 'must be {"instances"'),
+        ({"instances": []}, "at least one instance"),
+        ({"instances": [{"b64": 7}]}, "instance 0 must be"),
+        (b"not json", "the body is not JSON"),
+        (b"\xff\xfe", "the body is not JSON"),
+        (b'{"instances": [{"b64": NaN}]}', "the body is not JSON"),
     ],
 )
 def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
-    with pytest.raises(ServiceError, match=said):
-        read_instances(json.dumps(body).encode(), 1)
+    with pytest.raises(ServiceError, match=said) as refused:
+        read_instances(body if isinstance(body, bytes) else json.dumps(body).encode(), 1)
+    assert refused.value.code == "INVALID_REQUEST"
 
 
 # Bodies
@@ -123,10 +131,20 @@ def test_a_field_of_a_form_is_refused_by_name_except_where_other_servers_left_it
     assert images(form, "multipart/form-data; boundary=x", any_type=True) == [b"\xff\xd8 image"]
 
 
-def test_a_parameter_that_comes_twice_is_refused_by_name() -> None:
+def test_a_parameter_that_there_is_not_or_that_comes_twice_is_refused_by_name() -> None:
     with pytest.raises(ServiceError, match="top_k is given more than once"):
         read_query(b"top_k=3&masks=none&top_k=3")
-    assert read_query(b"top_k=3&top_k=4", any_name=True)[0].top_k == 4
+    with pytest.raises(ServiceError, match="there is top_k, score_threshold"):
+        read_query(b"utm_source=mail")
+    assert read_query(b"utm_source=mail&top_k=3&top_k=4", any_name=True)[0].top_k == 4
+
+
+@pytest.mark.parametrize("row", [row for row in QUERY if row != VERSION], ids=lambda row: row.name)
+def test_a_value_that_a_parameter_cannot_have_is_refused_by_name(row: Parameter) -> None:
+    for value in ("many", "nan", "", *(() if row.choices else (row.low - 1, row.high + 1))):
+        with pytest.raises(ServiceError, match=f"^{row.name} must be ") as refused:
+            read_query(f"{row.name}={value}".encode())
+        assert refused.value.code == "INVALID_REQUEST"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,14 @@ def test_values_there_and_back(tensor):
         np.testing.assert_array_equal(back, array)
 
 
+def test_whole_numbers_may_be_written_with_a_point():
+    back = wire.from_values("x", "UINT8", (3,), [1.0, 2, 255.0])
+    assert (back.tolist(), back.dtype) == ([1, 2, 255], np.uint8)
+    for wrong in (0.5, 256.0, -1.0, 1e300):
+        with pytest.raises(ServiceError, match="UINT8"):
+            wire.from_values("x", "UINT8", (1,), [wrong])
+
+
 @given(st.lists(st.binary(max_size=20), max_size=8))
 def test_elements_there_and_back(elements):
     content = wire.to_bytes(elements)
