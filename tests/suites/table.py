@@ -39,7 +39,6 @@ PACKAGES = {
     "prometheus": "command -v promtool",
     "chromium": "command -v chromium",
     "libegl1": "ls /usr/lib/*/libEGL.so.1",  # Qt of X-AnyLabeling loads it.
-    "default-jdk-headless": "command -v javac",
     "qemu-user-static": "command -v qemu-aarch64-static",
     "buildah": "command -v buildah",
     "debootstrap": "command -v debootstrap",
@@ -328,11 +327,10 @@ BY_PATH = {
             "tests/service/test_other_clients.py",
             "tests/service/test_clients.py",
             "tests/service/test_tritonclient.py",
-            "tests/service/test_languages.py",
             "tests/service/test_generated_clients.py",
         ),
         wants=("clients",),
-        programs=("libegl1", "default-jdk-headless"),
+        programs=("libegl1",),
     ),
     "browser": Suite(
         "the page in a browser",
