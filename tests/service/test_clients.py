@@ -26,18 +26,8 @@ TASKS = ("classify", "pose", "obb", "segment", "detect")
 def service(tmp_path_factory, port):
     folder = tmp_path_factory.mktemp("files")
     models = ",".join(["yolov8n", *(f"{task}={written(folder, task)}" for task in TASKS)])
-    options = (
-        "--weights",
-        "sample",
-        "--engine",
-        "eager",
-        "--precision",
-        "fp32",
-        "--batch-sizes",
-        "1",
-        "--grpc-port",
-        str(port),
-    )
+    options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1")
+    options += ("--grpc-port", str(port))
     folder = tmp_path_factory.mktemp("clients")
     with running(folder, "--models", models, *options, "--compat", "deepstack,ultralytics,x-anylabeling") as service:
         yield service

@@ -11,13 +11,13 @@ import httpx
 import pytest
 
 from tests.support import warm
+from tests.support.images import JPEG
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.work import until
 
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/resnet18:predict"
-JPEG = {"Content-Type": "image/jpeg"}
 OPTIONS = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1,2")
 WAIT_S = 120
 
@@ -48,24 +48,13 @@ def anychip(folder, *arguments):
         (("--models", "resnet19"), "resnet"),
         (("--models", "resnet18", "--weights", "missing.pth"), "missing.pth"),
         (("--models", "resnet18,resnet18", "--weights", "random"), "one name"),
-        (("--models", "resnet18", "--weights", "random", "--device", "npu"), "npu"),
+        (("--models", "resnet18:random", "--device", "npu"), "npu"),
         (
-            (
-                "--models",
-                "resnet18",
-                "--weights",
-                "random",
-                "--device",
-                "null",
-                "--null",
-                "load_ms=100000",
-                "--start-timeout-s",
-                "1",
-            ),
+            ("--models", "resnet18:random", "--device", "null", "--null", "load_ms=100000", "--start-timeout-s", "1"),
             "not ready within 1 s",
         ),
-        (("--models", "resnet18", "--weights", "random", "--engine", "tensorrt"), "tensorrt"),
-        (("--models", "resnet18", "--weights", "random", "--precision", "int4"), "int4"),
+        (("--models", "resnet18:random", "--engine", "tensorrt"), "tensorrt"),
+        (("--models", "resnet18:random", "--precision", "int4"), "int4"),
         (("--port", "70000"), "port"),
     ],
 )

@@ -17,11 +17,10 @@ import httpx
 import pytest
 
 from tests.support.constants import HEADER_TIMEOUT_S, LEAST_UPLOAD_BYTES_PER_S
-from tests.support.images import GREY
+from tests.support.images import GREY, JPEG
 from tests.support.liveness import answering
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
 
-JPEG = {"Content-Type": "image/jpeg"}
 PREDICT = "/v1/models/resnet18:predict"
 INFER = "/v2/models/resnet18/infer"
 WAIT_S = 240

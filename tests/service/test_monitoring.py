@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import pytest
 from PIL import Image
 
 from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S, Constants
-from tests.support.images import GREY
+from tests.support.images import GREY, encoded
 from tests.support.load import Load, until
 from tests.support.null_service import is_ready, metric
 from tests.support.prometheus import DEPLOY, MISSING, Prometheus, alerts, prometheus
@@ -200,9 +199,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 def photograph() -> bytes:
     """Build a JPEG that takes a while to decode, and does not count as large."""
     pixels = np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)
-    image, written = Image.fromarray(pixels).resize((4000, 3000)), io.BytesIO()
-    image.save(written, "JPEG")
-    return written.getvalue()
+    return encoded(Image.fromarray(pixels).resize((4000, 3000)), "JPEG")
 
 
 async def decoding(story: Story, folder: Path) -> None:

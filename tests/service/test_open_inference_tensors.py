@@ -23,14 +23,8 @@ INFER = "/v2/models/qa/infer"
 @pytest.fixture(scope="module")
 def client(tmp_path_factory, port):
     file = exported(tmp_path_factory.mktemp("files"), ".pt2")
-    options = (
-        "--models",
-        f"qa={file}@sha256:{small_classifier.digest_of(file)}",
-        "--batch-sizes",
-        "1,2",
-        "--grpc-port",
-        str(port),
-    )
+    model = f"qa={file}@sha256:{small_classifier.digest_of(file)}"
+    options = ("--models", model, "--batch-sizes", "1,2", "--grpc-port", str(port))
     with running(tmp_path_factory.mktemp("service"), *options) as service, service.client() as client:
         client.service = service
         yield client

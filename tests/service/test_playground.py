@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import io
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from app.http.schemas import PredictAnswer
 from models.sample import IMAGES
 from tests.support import silent
 from tests.support.browser import axe_violations, chromium, drop
+from tests.support.images import encoded, png
 from tests.support.service_process import running
 from tests.support.task_files import OF_IMAGES, written
 
@@ -184,15 +184,13 @@ def places_of(task, found):
 
 
 def test_what_the_service_answers_for_each_task_is_drawn_where_it_is(browser, of_tasks):
-    grey = io.BytesIO()
-    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
-    headers = {"Content-Type": "image/png"}
+    grey, headers = png(size=(640, 480)), {"Content-Type": "image/png"}
     with browser.page(of_tasks.url) as (page, seen), of_tasks.client() as client:
-        drop(page, Path("grey.png"), grey.getvalue())
+        drop(page, Path("grey.png"), grey)
         answered(page)
         shown = 1
         for task in ("segment", "pose", "obb"):
-            answer = client.post(f"/v1/models/{task}:predict", content=grey.getvalue(), headers=headers)
+            answer = client.post(f"/v1/models/{task}:predict", content=grey, headers=headers)
             assert PredictAnswer.model_validate_json(answer.content, strict=True).model == task
             [found] = answer.json()["predictions"][0]["detections"]
             if task != "segment":  # The first model is asked already.
@@ -213,8 +211,6 @@ def test_what_the_service_answers_for_each_task_is_drawn_where_it_is(browser, of
 
 
 def test_vectors_maps_and_values_are_shown(browser, of_tasks):
-    grey = io.BytesIO()
-    Image.new("RGB", (640, 480), (128, 128, 128)).save(grey, "PNG")
     summaries = {
         "embed": "a vector of 2 numbers",
         "segment_semantic": "nothing 50 %, thing 50 %",
@@ -222,7 +218,7 @@ def test_vectors_maps_and_values_are_shown(browser, of_tasks):
         "regress": "nothing 31.5, thing 1.75",
     }
     with browser.page(of_tasks.url) as (page, seen):
-        drop(page, Path("grey.png"), grey.getvalue())
+        drop(page, Path("grey.png"), png(size=(640, 480)))
         answered(page)
         for shown, task in enumerate(OF_IMAGES, 2):
             page.check(f"input[value={task}]", force=True)
@@ -263,17 +259,14 @@ def test_the_first_answer_is_there_within_a_second_of_the_drop(browser, tmp_path
 
 
 def test_an_error_is_said_once(browser, service):
-    noise = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)).save(noise, "PNG")
-    assert len(noise.getvalue()) > MAX_BODY_BYTES
-    wide = io.BytesIO()
-    Image.new("L", (5000, 1000)).save(wide, "PNG")
+    noise = encoded(Image.fromarray(np.random.default_rng(0).integers(0, 255, (900, 900, 3), np.uint8)))
+    assert len(noise) > MAX_BODY_BYTES
     with browser.page(service.url) as (page, _):
-        drop(page, Path("noise.png"), noise.getvalue())
+        drop(page, Path("noise.png"), noise)
         page.wait_for_selector("#error:not([hidden])")
         assert "413 BODY_TOO_LARGE" in page.inner_text("#error")
         assert "larger than the" in page.inner_text("#error")
-        drop(page, Path("wide.png"), wide.getvalue())
+        drop(page, Path("wide.png"), png(size=(5000, 1000)))
         page.wait_for_selector("#error:has-text('IMAGE_TOO_LARGE')")
         assert "5000" in page.inner_text("#error")
         drop(page, Path("text.jpg"), b"no image")

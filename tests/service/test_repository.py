@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from tests.support.answers import assert_error
+from tests.support.images import JPEG
 from tests.support.load import Load, until
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
 PHOTO = FILES[0].read_bytes()
-JPEG = {"Content-Type": "image/jpeg"}
 NULL = ("--device", "null", "--engine", "auto", "--null", "delay_ms=20")
 REPOSITORY = "/v2/repository"
 

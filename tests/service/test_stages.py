@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 
 import httpx
@@ -14,11 +13,11 @@ from PIL import Image
 
 from app.http.schemas import InferAnswer, PredictAnswer
 from models.sample import IMAGES
+from tests.support.images import JPEG, encoded, png
 from tests.support.liveness import answering
 from tests.support.service_process import running
 
 IMAGE = IMAGES / "detect_1.jpg"
-JPEG = {"Content-Type": "image/jpeg"}
 MODELS = "shapes=yolov8n?margin=0.1&most=3 > resnet50,some=yolov8n?classes=star|cross&min_side=20 > resnet50"
 
 
@@ -36,9 +35,7 @@ def cropped(box, margin):
         left, top = max(0, int(np.floor(box["x1"] - wide))), max(0, int(np.floor(box["y1"] - high)))
         right, bottom = int(np.ceil(box["x2"] + wide)), int(np.ceil(box["y2"] + high))
         part = image.convert("RGB").crop((left, top, min(image.width, right), min(image.height, bottom)))
-    stream = io.BytesIO()
-    part.save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(part)
 
 
 def test_what_is_found_is_classified_from_the_original_image(service):
@@ -62,9 +59,7 @@ def test_what_is_found_is_classified_from_the_original_image(service):
 
 
 def test_classes_are_chosen_and_several_images_are_answered_in_order(service):
-    blank = io.BytesIO()
-    Image.new("RGB", (300, 200)).save(blank, "PNG")
-    files = [("file", ("a.jpg", IMAGE.read_bytes())), ("file", ("b.png", blank.getvalue())),
+    files = [("file", ("a.jpg", IMAGE.read_bytes())), ("file", ("b.png", png(size=(300, 200)))),
              ("file", ("c.jpg", IMAGE.read_bytes()))]  # fmt: skip
     with service.client() as client:
         before = client.get("/v1/stats").json()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.support.images import encoded
 from tests.support.service_process import running
 
 ROOT = Path(__file__).parents[2]
@@ -71,9 +71,7 @@ def png(level):
     """Grey in the middle, black around it."""
     image = Image.new("RGB", (200, 100))
     image.paste((level, level, level), (60, 10, 140, 90))
-    stream = io.BytesIO()
-    image.save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(image)
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +113,8 @@ def test_it_is_served_like_any_network(client):
 
 
 def test_one_that_finds_objects_is_asked_and_shown_like_ours(client):
-    white = io.BytesIO()
-    Image.new("RGB", (128, 128), "white").save(white, "PNG")
-    upload = {"file": ("white.png", white.getvalue())}
+    white = encoded(Image.new("RGB", (128, 128), "white"))
+    upload = {"file": ("white.png", white)}
     assert client.get("/v1/models").json()["models"][1]["finds"] == "objects"
     [prediction] = client.post("/v1/models/best:predict", files=upload).json()["predictions"]
     [found] = prediction["detections"]
@@ -126,7 +123,7 @@ def test_one_that_finds_objects_is_asked_and_shown_like_ours(client):
     [tiled] = client.post("/v1/models/best:predict?tile=64&overlap=0", files=upload).json()["predictions"]
     corners = {(each["box"]["x1"], each["box"]["y1"]) for each in tiled["detections"]}
     assert {(80, 80), (16, 80)} <= corners, "each tile has one of its own"
-    named = {"image": ("white.png", white.getvalue())}
+    named = {"image": ("white.png", white)}
     [theirs] = client.post("/v1/vision/detection", files=named).json()["predictions"]
     assert theirs["label"] == "thing"
 

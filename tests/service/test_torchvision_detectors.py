@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from app.http.schemas import PredictAnswer
 from app.images.decoding import decode
 from app.images.header import read_header
 from models.sample.generator import detection_image
+from tests.support.images import encoded
 from tests.support.service_process import running
 from tests.support.torchvision_detectors import export
 
@@ -23,14 +22,7 @@ NETWORKS = {"rcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssd": "ssdlite320_
 LABELS = ["a", "b", "c", "d", "e"]
 
 
-def encoded(index, size=(320, 240)):
-    rgb, _, _ = detection_image(77, index, size)
-    stream = io.BytesIO()
-    Image.fromarray(rgb).save(stream, "JPEG", quality=92)
-    return stream.getvalue()
-
-
-IMAGES = [encoded(index) for index in range(4)]
+IMAGES = [encoded(Image.fromarray(detection_image(77, index, (320, 240))[0]), "JPEG", quality=92) for index in range(4)]
 
 
 def tensor(image):

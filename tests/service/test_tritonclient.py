@@ -13,6 +13,7 @@ import torch
 
 from models import open_model, parse_spec
 from tests.support.clients_page import assert_on_the_page
+from tests.support.images import JPEG
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
@@ -26,8 +27,6 @@ pytestmark = [
         reason=f"tritonclient is not there: make clients-environment, or name a Python that has it; {PYTHON}",
     ),
 ]
-
-JPEG = {"Content-Type": "image/jpeg"}
 
 
 @pytest.fixture(scope="module")
