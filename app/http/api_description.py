@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from app.access.rules import ROUTES
+from app.access.rules import LIVE, READY, ROUTES
 from app.errors import ERRORS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 
@@ -62,6 +62,7 @@ OPERATIONS = {
     "/metrics": "get_metrics",
     "/v2/health/live": "is_live",
     "/v2/health/ready": "is_ready",
+    **{path: path.removeprefix("/") for path in (*LIVE[1:], *READY[1:])},
     "/v2": "get_server",
     "/v2/models/{model}": "get_metadata",
     "/v2/models/{model}/ready": "is_model_ready",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, HTTPException, Request, Response
@@ -173,11 +174,17 @@ async def ready(request: Request) -> ReadyBody:
     return ReadyBody(ready=True)
 
 
-_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready, with the reason"}}
-for _path in LIVE:  # One of several equal paths is described, so that generated clients have it once.
-    router.get(_path, include_in_schema=_path == LIVE[0])(live)
-for _path in READY:
-    router.get(_path, include_in_schema=_path == READY[0], responses=_NOT_READY)(ready)
+def _add_probe(paths: Sequence[str], answer: Callable[..., Any], responses: dict[int | str, dict[str, Any]]) -> None:
+    """Answer at the first of these paths, and alike at those that load balancers usually ask."""
+    first, *others = paths
+    router.get(first, responses=responses)(answer)
+    for path in others:
+        description = f"Answer as `{first}` does."
+        router.get(path, name=path.removeprefix("/"), description=description, responses=responses)(answer)
+
+
+_add_probe(LIVE, live, {})
+_add_probe(READY, ready, {503: {"description": "Not ready, with the reason"}})
 
 
 @router.get("/metrics", response_class=Response)
