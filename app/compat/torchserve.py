@@ -63,7 +63,7 @@ async def ping(request: Request) -> Ping:
 
 
 @router.get("/models")
-async def models(request: Request) -> ModelList:
+async def list_names(request: Request) -> ModelList:
     """List the models."""
     link: Link = request.app.state.link
     return ModelList(
@@ -75,7 +75,7 @@ async def models(request: Request) -> ModelList:
 @router.put("/predictions/{model}/{version}", include_in_schema=False)
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
 @router.post("/predictions/{model}/{version}", openapi_extra=_DOCUMENTATION, response_class=Response)
-async def predictions(request: Request, model: str, version: str = "") -> Response:
+async def predict_as_torchserve(request: Request, model: str, version: str = "") -> Response:
     """Return classes with probabilities, or detections, of one image; a list of these for several in one request."""
     return as_response(await answer(request.app.state.ingress, AsgiRequest.of(request), model, version))
 

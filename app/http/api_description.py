@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from app.access.rules import LIVE, READY, ROUTES
+from app.access.rules import ROUTES
 from app.errors import ERRORS
 from app.http.schemas import ErrorAnswer, InferAnswer, PredictAnswer
 
@@ -38,11 +38,7 @@ EXAMPLES: dict[tuple[str, str], str] = {
         "yolov8n/infer", "yolov8n/versions/1/infer"
     ),
     ("post", "/predictions/{model}"): _PREDICTIONS,
-    ("put", "/predictions/{model}"): f"curl -T {_IMAGES}/classify_heart.jpg {ADDRESS}/predictions/resnet50",
     ("post", "/predictions/{model}/{version}"): f"{_PREDICTIONS}/1",
-    ("put", "/predictions/{model}/{version}"): (
-        f"curl -T {_IMAGES}/classify_heart.jpg {ADDRESS}/predictions/resnet50/1"
-    ),
     ("post", "/v2/repository/models/{model}/traffic"): (
         f"""curl -d '{{"shares": {{"1": 95, "2": 5}}}}' {ADMIN_ADDRESS}/v2/repository/models/yolov8n/traffic"""
     ),
@@ -50,35 +46,6 @@ EXAMPLES: dict[tuple[str, str], str] = {
 }
 """Commands by method and path. A route that is not here needs nothing but its address."""
 
-OPERATIONS = {
-    "/v1/models/{model}:predict": "predict",
-    "/v1/models": "list_models",
-    "/v1/models/{model}": "get_model",
-    "/v1/models/{model}/labels": "get_labels",
-    "/v1/devices": "list_devices",
-    "/v1/devices/{device}:release": "release_memory",
-    "/v1/stats": "get_stats",
-    "/v1/stats/stream": "stream_stats",
-    "/metrics": "get_metrics",
-    "/v2/health/live": "is_live",
-    "/v2/health/ready": "is_ready",
-    **{path: path.removeprefix("/") for path in (*LIVE[1:], *READY[1:])},
-    "/v2": "get_server",
-    "/v2/models/{model}": "get_metadata",
-    "/v2/models/{model}/ready": "is_model_ready",
-    "/v2/models/{model}/config": "get_configuration",
-    "/v2/models/{model}/stats": "get_statistics",
-    "/v2/models/{model}/infer": "infer",
-    "/v2/repository/index": "list_repository",
-    "/v2/repository/models/{model}/load": "load_model",
-    "/v2/repository/models/{model}/unload": "unload_model",
-    "/v2/repository/models/{model}/traffic": "set_traffic",
-    "/ping": "ping",
-    "/models": "list_names",
-    "/predictions/{model}": "predict_as_torchserve",
-}
-"""Names of operations for generated clients, by the path without its version."""
-_OF_VERSION = re.compile("(/versions)?/{version}")
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "One of the keys of --api-keys-file."},
     "apiKey": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same key."},
@@ -131,7 +98,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
     document["components"]["securitySchemes"] = _SECURITY
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            name = _name_of(path, operation["operationId"])
+            name = _name_of(method, path, operation["operationId"])
             if ROUTES.get(path, {}).get(method.upper(), "infer") in ("infer", "admin"):
                 operation["security"] = _WITH_KEY
             text = operation.get("description", "").rstrip()
@@ -154,11 +121,10 @@ _SENTENCE_END = re.compile(r"\.(?:\s|$)|;|:\s| \(|\n")
 """End of the part of a description that says in a line what a route does."""
 
 
-def _name_of(path: str, given: str) -> str:
-    """Return the short name of a path's operation; clients of other paths keep the long name that FastAPI `given`."""
-    without, versions = _OF_VERSION.subn("", path)
-    name = OPERATIONS.get(without)
-    return given if name is None else name + ("_of_version" if versions else "")
+def _name_of(method: str, path: str, given: str) -> str:
+    """Return the name of an operation: its route's, without the path and the method that FastAPI has `given` it."""
+    name = given.removesuffix(re.sub(r"\W", "_", path) + f"_{method}")
+    return name + ("_of_version" if "{version}" in path else "")
 
 
 def _json_of(model: type[BaseModel]) -> dict[str, Any]:

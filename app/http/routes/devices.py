@@ -30,7 +30,7 @@ class ReleaseStarted(BaseModel):
 
 
 @router.post("/v1/devices/{device}:release")
-async def release(request: Request, device: str) -> ReleaseStarted:
+async def release_memory(request: Request, device: str) -> ReleaseStarted:
     """Release cached memory on every worker of the device; answer when all have."""
     link: Link = request.app.state.link
     returned = await link.administration.release(device)

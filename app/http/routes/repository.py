@@ -50,14 +50,14 @@ class IndexedModel(BaseModel):
 
 
 @router.post("/v2/repository/index")
-async def index(request: Request) -> list[IndexedModel]:
+async def list_repository(request: Request) -> list[IndexedModel]:
     """List every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
     ready = switch(await _document(request), "ready")
     return [IndexedModel(**each) for each in triton.index(request.app.state.link, ready)]
 
 
 @router.post("/v2/repository/models/{model}/load")
-async def load(request: Request, model: str) -> LoadedModel:
+async def load_model(request: Request, model: str) -> LoadedModel:
     """Serve the present weights of the model's file; answer when every worker has been replaced. No request is lost."""
     triton.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link
@@ -68,7 +68,7 @@ async def load(request: Request, model: str) -> LoadedModel:
 
 
 @router.post("/v2/repository/models/{model}/traffic")
-async def traffic(request: Request, model: str) -> Traffic:
+async def set_traffic(request: Request, model: str) -> Traffic:
     """Let versions of a model answer these shares of its requests: `{"shares": {"1": 95, "2": 5}}`."""
     shares = (await _document(request)).get("shares")
     if not isinstance(shares, dict) or not all(type(each) in (int, float) for each in shares.values()):
@@ -81,7 +81,7 @@ async def traffic(request: Request, model: str) -> Traffic:
 
 
 @router.post("/v2/repository/models/{model}/unload")
-async def unload(request: Request, model: str) -> UnloadedModel:
+async def unload_model(request: Request, model: str) -> UnloadedModel:
     """Refuse new requests for the model, answer those in flight, and free its memory on every device."""
     triton.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link

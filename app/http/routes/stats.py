@@ -303,7 +303,7 @@ class _EventStream(StreamingResponse):
 
 
 @router.get("/v1/stats", response_model=Snapshot)
-async def stats(request: Request) -> Response:
+async def get_stats(request: Request) -> Response:
     """Return the numbers of /metrics in one small JSON, counted since the start; `anychip top` shows them."""
     caller: Caller = request.scope["anychip"].caller
     content = await asyncio.to_thread(_collected_json, request.app.state.link, clients=caller.sees_others)
@@ -311,7 +311,7 @@ async def stats(request: Request) -> Response:
 
 
 @router.get("/v1/stats/stream", response_class=Response)
-async def stats_stream(request: Request) -> Response:
+async def stream_stats(request: Request) -> Response:
     """Send the answer of `/v1/stats` twice a second, as server-sent events of the name `stats`."""
     state = request.app.state
     feed: StatsFeed = state.stats_feed

@@ -74,7 +74,7 @@ class ReadyBody(BaseModel):
 
 
 @router.get("/v1/models")
-async def models(request: Request) -> Models:
+async def list_models(request: Request) -> Models:
     """List the models, their devices and engines."""
     link: Link = request.app.state.link
     ask = link.administration
@@ -126,7 +126,7 @@ def _cascade(link: Link, cascade: Cascade) -> ModelStatus:
 
 
 @router.get("/v1/models/{model}", responses={503: {"description": "Not ready, with the reason"}})
-async def model(request: Request, model: str) -> ModelReady:
+async def get_model(request: Request, model: str) -> ModelReady:
     """Return a model's readiness in KServe's v1 form."""
     if model.endswith(":predict"):  # That path is POST's alone.
         raise HTTPException(405, headers={"Allow": "POST"})
@@ -136,7 +136,7 @@ async def model(request: Request, model: str) -> ModelReady:
 
 
 @router.get("/v1/models/{model}/labels")
-async def labels(request: Request, model: str) -> ModelLabels:
+async def get_labels(request: Request, model: str) -> ModelLabels:
     """Return a model's task and the labels of its classes; of several stages, the first one's labels."""
     link: Link = request.app.state.link
     first, cascade = link.find(model).model, link.cascades.get(model)
@@ -145,7 +145,7 @@ async def labels(request: Request, model: str) -> ModelLabels:
 
 
 @router.get("/v1/devices")
-async def devices(request: Request) -> Devices:
+async def list_devices(request: Request) -> Devices:
     """List the devices in use, and why other vendors were not chosen."""
     link: Link = request.app.state.link
     return link.administration.devices()
@@ -162,12 +162,12 @@ async def root(request: Request) -> Response:
     return page.response(request)
 
 
-async def live() -> Live:
+async def is_live() -> Live:
     """Answer 200 while the process answers at all. Load balancers' usual paths answer alike."""
     return Live(live=True)
 
 
-async def ready(request: Request) -> ReadyBody:
+async def is_ready(request: Request) -> ReadyBody:
     """Answer 200 while every model has a worker and the service is not shutting down. Usual paths answer alike."""
     link: Link = request.app.state.link
     link.administration.check()
@@ -183,12 +183,12 @@ def _add_probe(paths: Sequence[str], answer: Callable[..., Any], responses: dict
         router.get(path, name=path.removeprefix("/"), description=description, responses=responses)(answer)
 
 
-_add_probe(LIVE, live, {})
-_add_probe(READY, ready, {503: {"description": "Not ready, with the reason"}})
+_add_probe(LIVE, is_live, {})
+_add_probe(READY, is_ready, {503: {"description": "Not ready, with the reason"}})
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Return the metrics for Prometheus; as OpenMetrics, with the traces of some measurements, if asked for."""
     link: Link = request.app.state.link
     try:

@@ -54,7 +54,7 @@ class Statistics(BaseModel):
 
 @router.get("/v2/", include_in_schema=False)
 @router.get("/v2")
-async def server() -> ServerMetadata:
+async def get_server() -> ServerMetadata:
     """Return the server's name, version and extensions."""
     return ServerMetadata(**signatures.server_metadata())
 
@@ -69,7 +69,7 @@ async def all_statistics(request: Request) -> Statistics:
 
 @router.get("/v2/models/{model}")
 @router.get("/v2/models/{model}/versions/{version}")
-async def model_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
+async def get_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
     """Return a model's inputs and outputs."""
     link: Link = request.app.state.link
     return ModelMetadata.model_validate(signatures.metadata(link, model, version))
@@ -77,7 +77,7 @@ async def model_metadata(request: Request, model: str, version: str = "") -> Mod
 
 @router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
 @router.get("/v2/models/{model}/versions/{version}/ready", responses={503: {"description": "Not ready"}})
-async def model_ready(request: Request, model: str, version: str = "") -> ModelReady:
+async def is_model_ready(request: Request, model: str, version: str = "") -> ModelReady:
     """Answer 200 while the model has a worker and the service is not shutting down."""
     link: Link = request.app.state.link
     signatures.find(link, model, version)
@@ -87,7 +87,7 @@ async def model_ready(request: Request, model: str, version: str = "") -> ModelR
 
 @router.get("/v2/models/{model}/config")
 @router.get("/v2/models/{model}/versions/{version}/config")
-async def config(request: Request, model: str, version: str = "") -> dict[str, Any]:
+async def get_configuration(request: Request, model: str, version: str = "") -> dict[str, Any]:
     """Return a model's configuration in Triton's terms."""
     link: Link = request.app.state.link
     return triton.configuration(link, model, version)
@@ -95,6 +95,6 @@ async def config(request: Request, model: str, version: str = "") -> dict[str, A
 
 @router.get("/v2/models/{model}/stats")
 @router.get("/v2/models/{model}/versions/{version}/stats")
-async def statistics(request: Request, model: str, version: str = "") -> Statistics:
+async def get_statistics(request: Request, model: str, version: str = "") -> Statistics:
     """Return requests, images, batches and time by stage since the start, as Triton counts them."""
     return Statistics(model_stats=triton.statistics(request.app.state.link, model, version))

@@ -16,7 +16,7 @@ from app.access.rules import Need
 from app.errors import ServiceError, invalid_request
 from app.http.answer import as_json, as_response
 from app.http.call import AsgiRequest, HttpCall
-from app.http.routes.status import models as our_models
+from app.http.routes.status import list_models as our_models
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Run
