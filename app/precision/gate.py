@@ -117,16 +117,7 @@ class Gate:
         return msgspec.structs.replace(before, measures=measures, excuse=found.excuse or before.excuse)
 
     def _verdict(self, executable: Executable, report: LoadReport, before: Verdict | None) -> Verdict:
-        """Compare. `before`: an earlier verdict. Raises the errors of `check`."""
-        worst, excuse = self._compared(executable, report, before)
-        if report.precision == "int8" and self._calibration is not None:
-            worst.update(self._checked_loss(executable, report, self._calibration))
-        return Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
-
-    def _compared(
-        self, executable: Executable, report: LoadReport, before: Verdict | None
-    ) -> tuple[dict[str, float], str]:
-        """Return the largest errors, and what is over a limit although it serves.
+        """Compare all sizes, and what int8 loses.
 
         `before`: an earlier verdict, with which one batch of a size is compared, not all probes. Sizes between the
         smallest and the largest are left out if they take long; their times follow from those of these two.
@@ -161,7 +152,9 @@ class Gate:
             # The quicker of the two: a first run may have waited for memory, and what seems slow is measured again.
             pace = min(taken_s / before.seconds[size] for size, taken_s in executable.fastest_s.items())
             executable.fastest_s.update({size: pace * before.seconds[size] for size in left_out})
-        return worst, excuse
+        if report.precision == "int8" and self._calibration is not None:
+            worst.update(self._checked_loss(executable, report, self._calibration))
+        return Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
         """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference, or OpenVINO

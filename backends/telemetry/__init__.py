@@ -8,7 +8,6 @@ tool's own, which differ from torch's if a visibility variable hides devices. An
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -37,15 +36,7 @@ def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sample
 
     `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
     """
-    read_now, tool = reader(name), Tool(limit_s)
-    asked: set[int] = set()  # The devices that callers have asked for.
-    takes_wanted = "wanted" in inspect.signature(read_now).parameters
-    return Sampler(
-        (lambda: read_now(tool, wanted=tuple(asked))) if takes_wanted else (lambda: read_now(tool)),
-        interval_s,
-        cancel=tool.close,
-        asked=asked,
-    )
+    return Sampler(reader(name), Tool(limit_s), interval_s)
 
 
 __all__ = ["Sampler", "Tool", "ToolError", "reader", "sampler"]

@@ -5,6 +5,7 @@ Owns: one thread, the last sample, the energy counted so far. Must not know any 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ from dataclasses import replace
 from math import isfinite, nan
 
 from backends.contract.backend import Telemetry
+from backends.telemetry.tool import Tool
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +46,24 @@ class Energy:
 class Sampler:
     """Sampler that calls `read` every `interval_s` in its own thread, which the first `latest` starts.
 
-    `read` -> Telemetry by device index. It may raise: then all but the energy is unknown until it succeeds again, and
-    the log says so once. Without an energy counter, energy is integrated from power over `clock` (seconds). `cancel`,
-    called by `close`, must make a running `read` return soon.
+    `read(tool)` -> Telemetry by device index; as `wanted` it may take the devices that callers have asked for. It may
+    raise: then all but the energy is unknown until it succeeds again, and the log says so once. Without an energy
+    counter, energy is integrated from power over `clock` (seconds). `close` closes the tool, which ends a running
+    `read` soon.
     """
 
     def __init__(
         self,
-        read: Callable[[], Mapping[int, Telemetry]],
+        read: Callable[..., Mapping[int, Telemetry]],
+        tool: Tool,
         interval_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
-        cancel: Callable[[], None] = lambda: None,
-        asked: set[int] | None = None,
     ) -> None:
-        """Prepare a sampler. `asked`: the set for devices that callers have asked for."""
-        self._asked = set() if asked is None else asked
-        self._read = read
+        self._asked: set[int] = set()
+        self._read, self._tool = read, tool
+        self._takes_wanted = "wanted" in inspect.signature(read).parameters
         self._interval_s = interval_s
         self._clock = clock
-        self._cancel = cancel
         self._samples: Mapping[int, Telemetry] = {}
         self._energy: dict[int, Energy] = {}
         self._counters: set[int] = set()  # Devices that count their energy themselves: it is never integrated
@@ -81,7 +82,8 @@ class Sampler:
     def sample(self) -> None:
         """Read once, now, in this thread. Cannot raise. The thread does this; tests may."""
         try:
-            read = dict(self._read())
+            wanted = {"wanted": tuple(self._asked)} if self._takes_wanted else {}
+            read = dict(self._read(self._tool, **wanted))
             self._failing = False
         except Exception as error:  # A vendor's library may raise anything
             if not self._failing and not self._stop.is_set():
@@ -100,7 +102,7 @@ class Sampler:
     def close(self) -> None:
         """End the thread, and cancel its read. Idempotent; the last sample stays."""
         self._stop.set()
-        self._cancel()
+        self._tool.close()
         with self._lock:
             thread = self._thread
         if thread is not None:

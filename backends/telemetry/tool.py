@@ -5,6 +5,7 @@ Owns: the processes it starts, their time limit and their working directory. Mus
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from pathlib import Path
 _OUTPUT_BYTES = 1 << 20
 _SELDOM_S = 60.0
 _ALSO_THERE = f"{os.pathsep}/opt/hyhal/bin"  # Hygon's images have hy-smi there and not on PATH.
-_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class ToolError(Exception):
@@ -109,10 +109,5 @@ class Tool:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the tool and its children."""
-    try:
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, _KILL)
-        else:
-            process.kill()
-    except (ProcessLookupError, PermissionError):
-        pass  # Nothing of the group is left.
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # Nothing of the group is left.
+        os.killpg(process.pid, signal.SIGKILL)

@@ -27,13 +27,10 @@ class FakeNvml:
         self.__open = 0
         self.__events: list[tuple[int, int]] = []
         self.__registered: list[int] = []
-        self.__refuses_events = False
 
-    def __call__(self, *xids: int, refuses_events: bool = False) -> FakeNvml:
-        """Let these XIDs happen to the first board. Return itself."""
+    def __call__(self, *xids: int) -> None:
+        """Let these XIDs happen to the first board."""
         self.__events += [(0, xid) for xid in xids]
-        self.__refuses_events = refuses_events
-        return self
 
     def __len__(self) -> int:
         """Return how often it is open."""
@@ -45,9 +42,6 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:
         self.__open -= 1
 
-    def nvmlDeviceGetCount(self) -> int:
-        return 2
-
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         if index:
             raise self.NVMLError("GPU is lost")
@@ -56,37 +50,11 @@ class FakeNvml:
     def nvmlDeviceGetIndex(self, handle: int) -> int:
         return handle
 
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=50, memory=10)
-
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         raise self.NVMLError("Not Supported")
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
-        return 12_500
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
-        return 61
-
-    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=88)) for _ in fields]
-
-    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
-        return 1410
-
     def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
         return 7 - kind
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
-        return self.nvmlClocksThrottleReasonHwThermalSlowdown | 0x1
-
-    def nvmlDeviceGetRemappedRows(self, handle: int) -> tuple[int, int, int, int]:
-        return 1, 1, 1, 0
-
-    def nvmlEventSetCreate(self) -> str:
-        if self.__refuses_events:
-            raise self.NVMLError("Not Supported")
-        return "events"
 
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
         assert (kinds, events) == (self.nvmlEventTypeXidCriticalError, "events")
@@ -98,3 +66,18 @@ class FakeNvml:
             raise self.NVMLError("Timeout")
         device, xid = self.__events.pop(0)
         return SimpleNamespace(device=device, eventData=xid)
+
+
+_ANSWERS = {
+    "nvmlDeviceGetCount": 2,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50, memory=10),
+    "nvmlDeviceGetTotalEnergyConsumption": 12_500,
+    "nvmlDeviceGetTemperature": 61,
+    "nvmlDeviceGetFieldValues": [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=88))],
+    "nvmlDeviceGetClockInfo": 1410,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": FakeNvml.nvmlClocksThrottleReasonHwThermalSlowdown | 0x1,
+    "nvmlDeviceGetRemappedRows": (1, 1, 1, 0),
+    "nvmlEventSetCreate": "events",
+}
+for _name, _answer in _ANSWERS.items():
+    setattr(FakeNvml, _name, lambda self, *_, answer=_answer: answer)

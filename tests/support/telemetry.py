@@ -26,6 +26,11 @@ MAP = """\
 """
 
 
+def quoted(name: str) -> str:
+    """Return an output as public text quotes it."""
+    return (OUTPUTS / name).read_text(encoding="utf-8")
+
+
 def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
     """Parse `text`, the output of a tool's first run."""
     return TOOLS[tool][0].parse(text)

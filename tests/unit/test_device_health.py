@@ -14,11 +14,7 @@ from app.worker.messages import Stats
 from backends.telemetry import Tool, ToolError, nvidia
 from backends.telemetry.xids import counted_xids
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import MAP, OUTPUTS
-
-
-def quoted(name: str) -> str:
-    return (OUTPUTS / name).read_text(encoding="utf-8")
+from tests.support.telemetry import MAP, quoted
 
 
 class Recorded(Tool):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 
 from anychip_ascend import smi
 from backends.contract.backend import Telemetry
-from backends.telemetry import (
-    Sampler,
-    nvidia,
-)
+from backends.telemetry import Sampler, Tool, nvidia
 from backends.telemetry.parsing import csv_telemetry
 from backends.telemetry.sampler import Energy
 from backends.telemetry.tools import TOOLS
 from tests.support.nvml import FakeNvml
-from tests.support.telemetry import CNMON, GPUSTACK, MAP, OUTPUTS, approx, parsed, parsed_otherwise, values
+from tests.support.telemetry import CNMON, GPUSTACK, MAP, OUTPUTS, approx, parsed, parsed_otherwise, quoted, values
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     "ascend": smi.parse,
@@ -32,10 +29,6 @@ PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     **{f"{name} {number}": query.parse for name, queries in TOOLS.items() for number, query in enumerate(queries)},
     "rocm-smi": partial(parsed_otherwise, "amd"),
 }
-
-
-def quoted(name: str) -> str:
-    return (OUTPUTS / name).read_text(encoding="utf-8")
 
 
 def test_every_quoted_output_is_tested_and_has_a_source() -> None:
@@ -169,13 +162,13 @@ def test_a_sampler_keeps_its_energy_and_forgets_the_rest_when_reading_fails(capl
     ]
     now_s = 0.0
 
-    def read() -> dict[int, Telemetry]:
+    def read(tool: Tool) -> dict[int, Telemetry]:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    telemetry = Sampler(read, clock=lambda: now_s)
+    telemetry = Sampler(read, Tool(), clock=lambda: now_s)
     telemetry.close()  # No thread: the test samples.
     assert isnan(telemetry.latest(0).power_watts)
     telemetry.sample()
@@ -197,13 +190,18 @@ def test_a_sampler_keeps_its_energy_and_forgets_the_rest_when_reading_fails(capl
 def test_the_thread_samples_away_from_the_caller_and_ends() -> None:
     entered, release, threads = threading.Event(), threading.Event(), []
 
-    def read() -> dict[int, Telemetry]:
+    class Released(Tool):
+        def close(self) -> None:
+            release.set()
+
+    def read(tool: Tool, wanted: Sequence[int]) -> dict[int, Telemetry]:
+        assert tuple(wanted) == (0,)
         threads.append(threading.current_thread())
         entered.set()
         assert release.wait(30)
         return {0: Telemetry(0.5)}
 
-    telemetry = Sampler(read, interval_s=60, cancel=release.set)
+    telemetry = Sampler(read, Released(), interval_s=60)
     assert isnan(telemetry.latest(0).utilization_ratio)  # While `read` blocks
     assert entered.wait(30)
     assert isnan(telemetry.latest(0).utilization_ratio)
