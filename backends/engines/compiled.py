@@ -165,5 +165,5 @@ def digest_of(tensors: Mapping[str, Any], *facts: object) -> str:
 def device_kind(device: str) -> str:
     """Return the device's name and compute capability: a program compiled for it serves no other."""
     module = torch.get_device_module(torch.device(device).type)
-    asked = [getattr(module, name, None) for name in ("get_device_name", "get_device_capability")]
+    asked = getattr(module, "get_device_name", None), getattr(module, "get_device_capability", None)
     return " ".join(str(ask(device)) for ask in asked if ask is not None)

@@ -260,14 +260,14 @@ def fixed_shapes(network: nn.Module, input_shape: tuple[int, ...]) -> list[str]:
     return rewritten
 
 
-def _fixed(module: Any, size: tuple[int, int]) -> nn.Module | None:
-    wanted = module.output_size if isinstance(module.output_size, Sequence) else (module.output_size,) * 2
+def _fixed(pool: Any, size: tuple[int, int]) -> nn.Module | None:
+    wanted = pool.output_size if isinstance(pool.output_size, Sequence) else (pool.output_size,) * 2
     outputs = [have if want is None else want for want, have in zip(wanted, size, strict=True)]
     if any(want < 1 or have % want for want, have in zip(outputs, size, strict=True)):
         return None
     kernel = (size[0] // outputs[0], size[1] // outputs[1])
-    if isinstance(module, nn.AdaptiveMaxPool2d):
-        return nn.MaxPool2d(kernel, kernel, return_indices=module.return_indices)
+    if isinstance(pool, nn.AdaptiveMaxPool2d):
+        return nn.MaxPool2d(kernel, kernel, return_indices=pool.return_indices)
     return nn.AvgPool2d(kernel, kernel)
 
 
@@ -282,9 +282,9 @@ def register_operator_libraries(paths: Iterable[str]) -> None:
             _wanted.append(path)
 
 
-def load_operator_libraries(paths: Iterable[str] | None = None) -> None:
-    """Load shared libraries that register operators, by default those registered; each once. Raises BackendError."""
-    for path in list(_wanted) if paths is None else paths:
+def load_operator_libraries() -> None:
+    """Load the registered libraries, each once. Raises BackendError."""
+    for path in _wanted:
         file = _file(path)
         if file in _loaded:
             continue

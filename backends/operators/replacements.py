@@ -26,25 +26,6 @@ def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 @_wide
-def _silu(x: Tensor) -> Tensor:
-    return x * x.sigmoid()
-
-
-@_wide
-def _hardsigmoid(x: Tensor) -> Tensor:
-    return (x + 3).clamp(0, 6) / 6
-
-
-@_wide
-def _hardswish(x: Tensor) -> Tensor:
-    return x * (x + 3).clamp(0, 6) / 6
-
-
-def _hardtanh(x: Tensor, min_val: float = -1, max_val: float = 1) -> Tensor:
-    return x.clamp(min_val, max_val)
-
-
-@_wide
 def _gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         return 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)).tanh())
@@ -94,10 +75,10 @@ def _upsample_nearest2d(
 
 
 REPLACEMENTS: Mapping[str, Callable[..., Tensor]] = {
-    "aten::silu": _silu,
-    "aten::hardsigmoid": _hardsigmoid,
-    "aten::hardswish": _hardswish,
-    "aten::hardtanh": _hardtanh,
+    "aten::silu": _wide(lambda x: x * x.sigmoid()),
+    "aten::hardsigmoid": _wide(lambda x: (x + 3).clamp(0, 6) / 6),
+    "aten::hardswish": _wide(lambda x: x * (x + 3).clamp(0, 6) / 6),
+    "aten::hardtanh": lambda x, min_val=-1, max_val=1: x.clamp(min_val, max_val),
     "aten::gelu": _gelu,
     "aten::_softmax": _softmax,
     "aten::roll": _roll,

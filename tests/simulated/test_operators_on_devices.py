@@ -40,7 +40,9 @@ import json, torch
 import numpy as np
 from torch import nn
 from backends.engines import EagerEngine, compile_first
-from backends.operators.operators import Operators, fallback_counts, load_operator_libraries
+from backends.operators.operators import (
+    Operators, fallback_counts, load_operator_libraries, register_operator_libraries
+)
 
 class Net(nn.Module):
     input_shape = (16, 16, 3)
@@ -240,7 +242,8 @@ def test_the_documented_library_serves_what_the_device_lacks(built, tmp_path):
     subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, timeout=240)
     script = """
         deny("aten::silu")
-        load_operator_libraries([sys.argv[2], sys.argv[2]])
+        register_operator_libraries([sys.argv[2], sys.argv[2]])
+        load_operator_libraries()
         print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), count("aten::sigmoid")]))
     """
     out_of_place, in_place, sigmoids = said_by(script, built, tmp_path / "silu.so")

@@ -1,8 +1,8 @@
 """Calls of our code to a device's module (`torch.npu`, `torch.mlu` and so on), read from its sources.
 
-It follows variables, attributes and parameters that hold `torch.get_device_module(…)`, also from one function into
-another. If the module goes to a place that is not followed, that place is an escape, and a test refuses it: else a
-call could hide there.
+By its names: what `torch.get_device_module(…)` or a backend's `_module()` returns is called `module` or `self._module`,
+also as a parameter. A place where it goes under another name is an escape, and a test refuses it: else a call could
+hide there.
 
 `of(row)` gives the needs of a vendor's devices. It reads backends/ and plugins/ascend, but neither other vendors' files
 nor the engines that the row does not offer.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,9 +30,10 @@ _NOT_CALLERS = (
 )  # Stand-ins for a device's module or a part, and tables.
 _GRAPH_CLASS = "self._facts.graph_class"  # The row's, see `of`.
 _PAGE_LOCKS = "locks.runtime"  # The row's, too.
-_SET_SWITCHES = "_set_switches"  # It sets what the row names, see `of`.
+_NAMES = ("module", "self._module")
+_MAKERS = ("get_device_module", "_module")
+_LOOKS = ("getattr", "hasattr")
 _COMPLETES = "complete"  # It adds what the module lacks, and returns it.
-_LOOKS = ("getattr", "hasattr", "inspect.signature")
 
 
 @dataclass(frozen=True)
@@ -98,170 +99,89 @@ def file_of(kind: type) -> str:
     return kind.__module__.partition(".")[2].replace(".", "/") + ".py"
 
 
-@functools.cache
-def parsed(text: str) -> ast.Module:
-    """Parse a source; callers must not change the tree."""
-    return ast.parse(text)
-
-
 def read(sources: Mapping[str, str]) -> tuple[list[Call], list[str]]:
     """Return the calls, and the escapes as `file:line what`."""
-    files = {path: parsed(text) for path, text in sources.items()}
-    functions: dict[str, list[ast.FunctionDef]] = {}
-    within: dict[str, set[int]] = {}
-    for path, tree in files.items():
-        defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        within[path] = {id(each) for each in defined}
-        for each in defined:
-            functions.setdefault(each.name, []).append(each)
-    given: dict[int, set[str]] = {}  # Function -> its parameters that hold the module.
-    while True:
-        before = sum(map(len, given.values()))
-        # Other files neither ask for the module nor get it.
-        chosen = [path for path, text in sources.items() if "_module" in text or within[path] & set(given)]
-        readers = [_Reader(path, files[path], functions, given) for path in chosen]
-        if sum(map(len, given.values())) == before:
-            return [each for one in readers for each in one.calls], [each for one in readers for each in one.escapes]
+    trees = {path: ast.parse(text) for path, text in sources.items() if "module" in text}
+    taking = {_COMPLETES} | {
+        each.name
+        for tree in trees.values()
+        for each in ast.walk(tree)
+        if isinstance(each, ast.FunctionDef) and "module" in [one.arg for one in each.args.args]
+    }
+    calls: list[Call] = []
+    escapes: list[str] = []
+    for path, tree in trees.items():
+        found = [use for scope in _functions(tree) for use in _uses(scope)]
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        asked = {call.name for node in found for call in _calls(node, parents) if call.guarded}
+        for node in found:
+            of_node = _calls(node, parents)
+            calls += [replace(call, guarded=call.guarded or call.name in asked) for call in of_node]
+            if not of_node and not _goes_on(node, parents, taking):
+                escapes.append(f"{path}:{node.lineno} {ast.unparse(parents[node])}")
+    return calls, escapes
 
 
-class _Reader:
-    """Reader of one file; it adds to `given` what the file passes on."""
+def _functions(tree: ast.Module) -> list[ast.FunctionDef]:
+    """Return the outermost functions: those within them see their variables."""
+    bodies = [tree.body, *(each.body for each in tree.body if isinstance(each, ast.ClassDef))]
+    return [each for body in bodies for each in body if isinstance(each, ast.FunctionDef)]
 
-    def __init__(
-        self, path: str, tree: ast.Module, functions: Mapping[str, list[ast.FunctionDef]], given: dict[int, set[str]]
-    ) -> None:
-        self.calls: list[Call] = []
-        self.escapes: list[str] = []
-        self._path, self._functions, self._given = path, functions, given
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        self._attributes = {
-            ast.unparse(target)
-            for target, value in _assignments(tree)
-            if isinstance(target, ast.Attribute) and self._is_module(value, set())
-        }
-        held: dict[ast.AST, set[str]] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name | ast.Attribute | ast.Call) and not isinstance(
-                getattr(node, "ctx", None), ast.Store
-            ):
-                scope = self._scope(node)
-                if scope not in held:
-                    held[scope] = self._held(scope)
-                if self._is_module(node, held[scope]):
-                    self._use(node)
-        asked = {call.name for call in self.calls if call.guarded}
-        self.calls = [replace(call, guarded=call.guarded or call.name in asked) for call in self.calls]
 
-    def _scope(self, node: ast.AST) -> ast.AST:
-        """Return the outermost function around a node: functions within it see its variables."""
-        scope = node
-        while (node := self._parents.get(node)) is not None:  # type: ignore[assignment]
-            if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.Module) and not _is_function(scope)):
-                scope = node
-        return scope
+def _uses(scope: ast.FunctionDef) -> list[ast.expr]:
+    """Return the expressions of a function that are the device's module: calls that make it, and names that hold it."""
+    nodes = [each for each in ast.walk(scope) if isinstance(each, ast.Name | ast.Attribute | ast.Call)]
+    made = [each for each in nodes if isinstance(each, ast.Call) and _last_name(each.func) in _MAKERS]
+    # A network's module is annotated, and never made so.
+    parameter = any(each.arg == "module" and ast.unparse(each.annotation or each) == "Any" for each in scope.args.args)
+    names = _NAMES if made or parameter else _NAMES[1:]
+    held = [each for each in nodes if ast.unparse(each) in names and isinstance(getattr(each, "ctx", None), ast.Load)]
+    return [*made, *(each for each in held if not any(each is call.func for call in made))]
 
-    def _held(self, scope: ast.AST) -> set[str]:
-        names = set(self._attributes)
-        for node in ast.walk(scope):
-            names |= self._given.get(id(node), set())
-        while True:
-            found = {ast.unparse(target) for target, value in _assignments(scope) if self._is_module(value, names)}
-            if found <= names:
-                return names
-            names |= found
 
-    def _is_module(self, node: ast.expr, names: set[str]) -> bool:
-        if isinstance(node, ast.IfExp):
-            return self._is_module(node.body, names) or self._is_module(node.orelse, names)
-        if isinstance(node, ast.Call):
-            return _last_name(node.func) in ("get_device_module", "_module")
-        return bool(names) and isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in names
+def _calls(node: ast.expr, parents: Mapping[ast.AST, ast.AST]) -> list[Call]:
+    """Return the calls that an expression is the beginning of."""
+    names: list[str] = []
+    while isinstance(outer := parents[node], ast.Attribute):
+        names.append(outer.attr)
+        node = outer
+    if names and isinstance(outer, ast.Call) and outer.func is node:
+        keywords = {key for each in outer.keywords for key in ([each.arg] if each.arg else _keys(each.value, parents))}
+        return [Call(".".join(names), len(outer.args), frozenset(keywords))]
+    if names:
+        return [Call(".".join(names))]
+    if isinstance(outer, ast.Call) and ast.unparse(outer.func) in _LOOKS:
+        name, guarded = outer.args[1], len(outer.args) != 2 or ast.unparse(outer.func) == "hasattr"
+        known = isinstance(name, ast.Constant) or ast.unparse(name) in (_GRAPH_CLASS, _PAGE_LOCKS)
+        text = str(name.value) if isinstance(name, ast.Constant) else ast.unparse(name)
+        return [Call(text, guarded=guarded)] if known else []
+    return []
 
-    def _use(self, node: ast.expr) -> None:
-        parent = self._parents[node]
-        if isinstance(parent, ast.Attribute):
-            self._named(parent)
-        elif isinstance(parent, ast.Call) and ast.unparse(parent.func) in _LOOKS:
-            self._looked_up(parent)
-        elif isinstance(parent, ast.Call | ast.keyword):
-            call = parent if isinstance(parent, ast.Call) else self._parents[parent]
-            assert isinstance(call, ast.Call)
-            self._passed(node, call, parent.arg if isinstance(parent, ast.keyword) else None)
-        elif not isinstance(parent, ast.Assign | ast.Return | ast.IfExp | ast.Tuple):
-            self._escape(node, "goes on in an unknown way")
-        elif isinstance(parent, ast.Return) and not self._returns_module(parent):
-            self._escape(node, "is returned by a function of another name than _module")
-        elif isinstance(parent, ast.Tuple) and not isinstance(self._parents[parent], ast.Assign):
-            self._escape(node, "is kept in a tuple")
 
-    def _returns_module(self, node: ast.Return) -> bool:
-        above = self._parents[node]
-        while not isinstance(above, ast.FunctionDef):
-            above = self._parents[above]
-        return above.name == "_module"
+def _goes_on(node: ast.expr, parents: Mapping[ast.AST, ast.AST], taking: set[str]) -> bool:
+    """Return True if the module keeps its name: it is assigned, given to a function that calls it so, or returned."""
+    outer = parents[node]
+    while isinstance(outer, ast.Tuple | ast.IfExp):
+        outer = parents[outer]
+    if isinstance(outer, ast.Assign):
+        [target] = outer.targets
+        texts = map(ast.unparse, target.elts if isinstance(target, ast.Tuple) else [target])
+        return any(text in (*_NAMES, "target") for text in texts)  # `target`: what _set_switches begins with.
+    if isinstance(outer, ast.AnnAssign):
+        return ast.unparse(outer.target) in (*_NAMES, "target")
+    return isinstance(outer, ast.Return) or (isinstance(outer, ast.Call) and _last_name(outer.func) in taking)
 
-    def _named(self, node: ast.Attribute) -> None:
-        names = [node.attr]
-        outer = self._parents[node]
-        while isinstance(outer, ast.Attribute):
-            names.append(outer.attr)
-            node, outer = outer, self._parents[outer]
-        if isinstance(outer, ast.Call) and outer.func is node:
-            keywords = {each.arg for each in outer.keywords if each.arg}
-            for each in outer.keywords:
-                keywords |= set() if each.arg else self._keys(each.value)
-            self.calls.append(Call(".".join(names), len(outer.args), frozenset(keywords)))
-        else:
-            self.calls.append(Call(".".join(names)))
 
-    def _keys(self, node: ast.expr) -> set[str]:
-        """Return the keys of a dictionary that is unpacked into a call."""
-        values = [
-            value for target, value in _assignments(self._scope(node)) if ast.unparse(target) == ast.unparse(node)
-        ]
-        keys = [key for value in (node, *values) for each in ast.walk(value) for key in getattr(each, "keys", [])]
-        if not keys:
-            self._escape(node, "unpacks what is not known")
-        return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
-
-    def _looked_up(self, node: ast.Call) -> None:
-        guarded = len(node.args) != 2 or ast.unparse(node.func) == "hasattr"
-        name = node.args[1]
-        if isinstance(name, ast.Constant):
-            self.calls.append(Call(str(name.value), guarded=guarded))
-        elif ast.unparse(name) in (_GRAPH_CLASS, _PAGE_LOCKS):
-            self.calls.append(Call(ast.unparse(name), guarded=guarded))
-        elif constants := self._one_of(name):
-            self.calls += [Call(each, guarded=guarded) for each in constants]
-        else:
-            self._escape(node, "is asked for a name that is not known")
-
-    def _one_of(self, name: ast.expr) -> list[str]:
-        """Return the constants that a variable of a comprehension or a loop takes."""
-        loops = [node for node in ast.walk(self._scope(name)) if isinstance(node, ast.comprehension | ast.For)]
-        over = [node.iter for node in loops if ast.unparse(node.target) == ast.unparse(name)]
-        values = [each for one in over for each in getattr(one, "elts", [one])]
-        return [str(each.value) for each in values if isinstance(each, ast.Constant)]
-
-    def _passed(self, node: ast.expr, call: ast.Call, keyword: str | None) -> None:
-        name = ast.unparse(call.func).rpartition(".")[2]
-        if name in (_SET_SWITCHES, _COMPLETES):
-            return
-        if name not in self._functions:
-            self._escape(call, f"goes to {name}, which is not followed")
-        for function in self._functions.get(name, ()):
-            parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-            parameters = parameters[1:] if parameters[:1] == ["self"] else parameters
-            if keyword is None:
-                place = call.args.index(node)
-                keyword_or_name = parameters[place] if place < len(parameters) else ""
-            else:
-                keyword_or_name = keyword
-            if keyword_or_name:
-                self._given.setdefault(id(function), set()).add(keyword_or_name)
-
-    def _escape(self, node: ast.expr, what: str) -> None:
-        self.escapes.append(f"{self._path}:{node.lineno} {ast.unparse(node)} {what}")
+def _keys(node: ast.expr, parents: Mapping[ast.AST, ast.AST]) -> set[str]:
+    """Return the keys of a dictionary that is unpacked into a call: those written where it is assigned."""
+    scope: ast.AST = node
+    while not isinstance(scope, ast.FunctionDef):
+        scope = parents[scope]
+    values = [each.value for each in ast.walk(scope) if isinstance(each, ast.Assign)]
+    targets = [ast.unparse(each.targets[0]) for each in ast.walk(scope) if isinstance(each, ast.Assign)]
+    chosen = [value for target, value in zip(targets, values, strict=True) if target == ast.unparse(node)]
+    keys = [key for value in chosen for each in ast.walk(value) if isinstance(each, ast.Dict) for key in each.keys]
+    return {str(key.value) for key in keys if isinstance(key, ast.Constant)}
 
 
 def switches(row: Facts) -> set[str]:
@@ -272,23 +192,3 @@ def switches(row: Facts) -> set[str]:
 
 def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef)
-
-
-def _assignments(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    for node in ast.walk(scope):
-        for target in _targets(node):
-            value = node.value  # type: ignore[attr-defined]
-            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                yield from zip(target.elts, value.elts, strict=True)
-            elif value is not None:
-                yield target, value
-
-
-def _targets(node: ast.AST) -> Iterable[ast.expr]:
-    if isinstance(node, ast.Assign):
-        return node.targets
-    return [node.target] if isinstance(node, ast.AnnAssign | ast.NamedExpr) else []
