@@ -19,18 +19,11 @@ from backends.contract.errors import DeviceLostError
 from backends.engines import Engine, compile_first
 from models.contract.measures import Accuracy, of_tensors
 from models.contract.model import Placement
-from models.contract.pixel_model import PixelModel
-from models.contract.resize import Whole
-from models.contract.task_adapter import AdaptedFile
 from tests.support.networks import Brightness
+from tests.support.sums import SHAPE, Answering, Sums, more_by, sums
 
-SHAPE, SIZES, ITEMS = (1, 1, 3), (1, 2, 4), 5
+ITEMS = 5
 PROBES = np.arange(ITEMS * 3, dtype=np.uint8).reshape(ITEMS, *SHAPE)
-
-
-def sums(pixels: Any) -> Any:
-    """Compute the only network here: the sum of an image's bytes, float32 [n, 1]."""
-    return np.asarray(pixels, np.float32).sum(axis=(1, 2, 3))[:, None]
 
 
 class Share(Accuracy):
@@ -55,54 +48,9 @@ class Share(Accuracy):
         raise NotImplementedError
 
 
-class Sums(PixelModel):
-    """Its measure is the largest difference; it counts how often its network is asked for."""
-
-    def __init__(self, weights: str = "sample", *, reference: bool = True, infinite: bool = False) -> None:
-        file = AdaptedFile(Whole((1, 1), "stretch"), ())
-        super().__init__("sums", "sums", (), weights, None, SHAPE, "regress", file)
-        vars(self).update(made=0, has_own=reference, may_be_infinite=infinite, judge=Share())
-
-    has_reference = property(lambda self: self.has_own)
-    accuracy = property(lambda self: self.judge)
-    limits = property(lambda self: {"fp32": {"off": 0.0}, "bf16": {"off": 0.05}, "int8": {"off": 0.1}})
-
-    def network(self) -> Any:
-        vars(self)["made"] += 1
-        return lambda pixels: (torch.from_numpy(sums(pixels)),)
-
-    def measures(self, expected: Any, outputs: Any) -> dict[str, float]:
-        return {"off": round(float(np.nanmax(np.abs(expected[0] - outputs[0]))), 3)}
-
-    def reduce(self, outputs: Any, index: int, options: Any) -> tuple[Any, ...]:
-        return (outputs[0][index],)
-
-    def postprocess(self, outputs: Any, placement: Any, options: Any) -> dict[str, Any]:
-        return {"sum": float(outputs[0][0])}
-
-
-class Answering(Executable):
-    """Answers as the network, but for what `becomes` makes of it; all batches of a size share their memory."""
-
-    def __init__(self, becomes: Any = lambda outputs: outputs, sizes: tuple[int, ...] = SIZES) -> None:
-        super().__init__("cpu:0", sizes, SHAPE)
-        self.becomes, self.memory = becomes, {size: np.empty((size, 1), np.float32) for size in sizes}
-
-    def _execute(self, pixels: Any) -> tuple[Any, ...]:
-        memory = self.memory[len(pixels)]
-        memory[:] = self.becomes(sums(pixels))
-        return (memory,)
-
-    def _release(self) -> None:
-        pass
-
-
 def checked(executable: Executable, model: Any = None, precision: str = "int8", **more: Any) -> Any:
-    return Gate(model or Sums(), PROBES, **more).check(executable, LoadReport("one", precision, "1"))
-
-
-def more_by(errors: dict[int, float]) -> Any:
-    return lambda outputs: outputs + np.float32(errors.get(len(outputs), 0))
+    model = model or Sums("sample", judge=Share())
+    return Gate(model, PROBES, **more).check(executable, LoadReport("one", precision, "1"))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
@@ -194,8 +142,7 @@ def test_a_loss_is_what_float32_has_more_and_counts_in_one_direction(
 
 
 def test_an_accuracy_that_is_no_number_is_none_at_all() -> None:
-    model, images = Sums(), cast(Any, Images())
-    vars(model)["judge"] = Share([0.9, float("nan")])
+    model, images = Sums(judge=Share([0.9, float("nan")])), cast(Any, Images())
     with pytest.raises(WrongAnswersError, match=r"loses 90\.0 points"):
         checked(Answering(), model, calibration=images)
 
@@ -203,10 +150,8 @@ def test_an_accuracy_that_is_no_number_is_none_at_all() -> None:
 def test_nothing_is_lost_where_nothing_can_be_measured_and_all_may_be_where_nobody_can_measure() -> None:
     assert checked(Answering(), calibration=Images(count=0)) == {"off": 0}
     assert checked(off_on(range(6, 20)), precision="bf16", calibration=Images()) == {"off": 0}
-    model = Sums()
-    vars(model)["judge"] = None
     with pytest.raises(WrongAnswersError, match="what int8 costs is unknown"):
-        checked(Answering(), model, calibration=cast(Any, Images()))
+        checked(Answering(), Sums(), calibration=cast(Any, Images()))
 
 
 # --- what is kept from start to start ---------------------------------------------------------------------------------

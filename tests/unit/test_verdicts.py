@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from app.precision import verdicts
 from app.precision.gate import Gate, compile_options
@@ -30,11 +28,8 @@ from backends import (
 )
 from backends.contract.errors import not_converted
 from backends.engines import Engine, compile_first
-from models.contract.pixel_model import PixelModel
-from models.contract.resize import Whole
-from models.contract.task_adapter import AdaptedFile
+from tests.support.sums import SHAPE, SIZES, Answering, Sums, more_by
 
-SHAPE, SIZES = (1, 1, 3), (1, 2, 4)
 PROBES = np.arange(18, dtype=np.uint8).reshape(6, *SHAPE)
 DATE = "2026-11-27"
 
@@ -48,44 +43,6 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     what_computes.cache_clear()
 
 
-def sums(pixels: Any) -> Any:
-    """Compute the only network here: the sum of an image's bytes, float32 [n, 1]."""
-    return np.asarray(pixels, np.float32).sum(axis=(1, 2, 3))[:, None]
-
-
-class Sums(PixelModel):
-    """Its measure is the largest difference."""
-
-    def __init__(self, weights: str = "official", key: str = "a", *, reference: bool = True) -> None:
-        file = AdaptedFile(Whole((1, 1), "stretch"), ())
-        super().__init__("sums", "sums", (), weights, None, SHAPE, "regress", file)
-        vars(self).update(key=key, has_own=reference)
-
-    has_reference = property(lambda self: self.has_own)
-    limits = property(lambda self: {"fp32": {"off": 0.0}, "bf16": {"off": 0.5}})
-
-    def network(self) -> Any:
-        return lambda pixels: (torch.from_numpy(sums(pixels)),)
-
-    def measures(self, expected: Any, outputs: Any) -> dict[str, float]:
-        return {"off": round(float(np.nanmax(np.abs(expected[0] - outputs[0]))), 3)}
-
-
-class Answering(Executable):
-    """Answers as the network, but for `errors`, by batch size; it counts the images that it is given."""
-
-    def __init__(self, errors: dict[int, float]) -> None:
-        super().__init__("cpu:0", SIZES, SHAPE)
-        self.errors, self.images = errors, 0
-
-    def _execute(self, pixels: Any) -> tuple[Any, ...]:
-        self.images += len(pixels)
-        return (sums(pixels) + np.float32(self.errors.get(len(pixels), 0)),)
-
-    def _release(self) -> None:
-        pass
-
-
 class Compiler(Engine):
     """Makes executables with these errors, by precision; it counts how often it compiles."""
 
@@ -94,7 +51,7 @@ class Compiler(Engine):
 
     def compile(self, network: Any, device: str, precision: str, batch_sizes: Any, options: Any) -> Executable:
         self.compiled += 1
-        return Answering(dict.fromkeys(batch_sizes, self.errors[precision]))
+        return Answering(more_by(dict.fromkeys(batch_sizes, self.errors[precision])))
 
 
 class Slow(Compiler):
@@ -110,7 +67,7 @@ def options(folder: Path, model: Any = None, probes: Any = PROBES, device: Seque
 
 def judged(folder: Path, errors: dict[int, float], precision: str = "bf16", model: Any = None) -> Any:
     """Return the gate's measures, and how many images it took; each call is a start of its own."""
-    executable = Answering(errors)
+    executable = Answering(more_by(errors))
     measures = options(folder, model).gate(executable, LoadReport("one", precision))
     return measures, executable.images
 
@@ -123,12 +80,12 @@ def started(folder: Path, *engines: Engine, quick: bool = False) -> Any:
 
 
 def test_what_was_refused_is_not_compiled_again_and_is_named_with_its_reason_and_the_date(tmp_path: Path) -> None:
-    wrong, right = Compiler("wrong", {"bf16": 3.0}), Compiler("right", {"bf16": 0.25})
+    wrong, right = Compiler("wrong", {"bf16": 3.0}), Compiler("right", {"bf16": 0.04})
     first = started(tmp_path, wrong, right)
     second = started(tmp_path, wrong, right)
     assert (wrong.compiled, right.compiled) == (1, 2)
     assert first.engine == second.engine == "right"
-    assert first.measures == second.measures == {"off": 0.25}
+    assert first.measures == second.measures == {"off": 0.04}
     assert first.rejected == second.rejected == (("wrong", "bf16"),)
     assert second.refusals == {"wrong": f"{first.refusals['wrong']} (found on {DATE})"}
 
@@ -200,8 +157,8 @@ def test_no_earlier_verdict_alone_keeps_a_network_from_being_served(tmp_path: Pa
 
 
 def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_path: Path) -> None:
-    assert judged(tmp_path, {4: 0.25}) == ({"off": 0.25}, 6 + 6 + 8)
-    assert judged(tmp_path, {}) == ({"off": 0.25}, 1 + 2 + 4), "the largest errors that were ever found"
+    assert judged(tmp_path, {4: 0.04}) == ({"off": 0.04}, 6 + 6 + 8)
+    assert judged(tmp_path, {}) == ({"off": 0.04}, 1 + 2 + 4), "the largest errors that were ever found"
     with pytest.raises(WrongAnswersError, match="batches of 2 are not the network's"):
         judged(tmp_path, {2: 3.0})
     assert f"is allowed in bf16 (found on {DATE})" in options(tmp_path).refused("one", "bf16", SIZES).reason
@@ -215,7 +172,7 @@ def test_sizes_between_that_take_long_are_left_out_and_their_times_follow_from_t
         """Says that a batch takes these seconds, times its pace."""
 
         def __init__(self, pace: float) -> None:
-            super().__init__({})
+            super().__init__()
             self.pace = pace
 
         def run(self, pixels: Any) -> tuple[Any, ...]:
@@ -241,7 +198,7 @@ def test_what_serves_though_it_is_over_a_limit_is_said_at_every_start(
     said = []
     for errors in ({4: 0.75}, {}):  # What went wrong may lie in the probes that are left out.
         caplog.clear()
-        executable = Answering(errors)
+        executable = Answering(more_by(errors))
         options(tmp_path, Sums("best.onnx")).gate(executable, LoadReport("eager", "fp32"))
         said.append([each.getMessage() for each in caplog.records if each.levelname == "WARNING"])
     assert said[0] == said[1]
@@ -302,25 +259,10 @@ def test_a_verdict_that_cannot_be_read_is_found_again_and_written_anew(how: str,
         assert engine.compiled == compiled
 
 
-def test_two_services_may_keep_the_same_verdict_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Verdicts(EngineCache(tmp_path), {"key": "a"})
-    rename = Path.rename
-
-    def beaten(own: Path, entry: Any) -> Any:
-        monkeypatch.setattr(Path, "rename", rename)
-        shutil.copytree(own, entry)  # The other one is quicker.
-        return rename(own, entry)
-
-    monkeypatch.setattr(Path, "rename", beaten)
-    kept.put("one", "bf16", SIZES, Verdict(DATE, "wrong"))
-    assert kept.get("one", "bf16", SIZES) == Verdict(DATE, "wrong")
-    assert not list(tmp_path.glob(".new-*"))
-
-
 def test_a_gate_without_a_folder_keeps_nothing() -> None:
     gate = Gate(Sums(), PROBES)
     with pytest.raises(WrongAnswersError):
-        gate.check(Answering({1: 3.0}), LoadReport("one", "bf16"))
+        gate.check(Answering(more_by({1: 3.0})), LoadReport("one", "bf16"))
     gate.unfit("one", "bf16", SIZES, "it has loops")
     assert gate.refused("one", "bf16", SIZES) is None
 
