@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from app.images.header import XMP, Header, InvalidImageError, exif_orientation
+from app.images.header import Header, InvalidImageError, read_header
 
 MOST_PIXELS = 1920 * 1088
 """Most pixels of an image that a device decodes, always at full size. Measured up to here."""
@@ -25,7 +25,7 @@ _MAX_SEGMENTS = 200
 _HEAD = struct.Struct("<IIIIB3x")
 _SEGMENT = struct.Struct(">BBH")
 _FRAME = struct.Struct(">BHHB")
-_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE, _EXIF = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE, 0xE1
+_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
 """Markers of tables, restart interval, comment, and application data."""
@@ -49,46 +49,35 @@ def plain_header(view: memoryview, room_bytes: int) -> tuple[Header, int] | None
     if _HEAD.size + len(view) > room_bytes or bytes(view[:2]) != b"\xff\xd8":
         return None
     try:
-        width, height, orientation, first_scan = _plain(view)
-    except (struct.error, IndexError):
+        first_scan, header = _first_scan(view), read_header(view)
+    except (struct.error, IndexError, InvalidImageError):
         return None
-    if not 0 < width * height <= MOST_PIXELS:
-        return None
-    if orientation >= 5:
-        width, height = height, width
-    return Header("JPEG", width, height, orientation), first_scan
+    return (header, first_scan) if first_scan and header.width * header.height <= MOST_PIXELS else None
 
 
-def _plain(view: memoryview) -> tuple[int, int, int, int]:
-    """Return width, height, orientation, and the offset of the first scan; zeros for an unusual file."""
-    at, width, height, orientation, is_ycbcr = 2, 0, 0, 0, True
+def _first_scan(view: memoryview) -> int:
+    """Return the offset of the first scan; 0 for an unusual file."""
+    at, has_frame, is_ycbcr = 2, False, True
     for _ in range(_MAX_SEGMENTS):
         mark, marker, length = _SEGMENT.unpack_from(view, at)
         if mark != 0xFF:
             break
         if marker == _SCAN:
-            return width, height, orientation or 1, at
+            return at if has_frame else 0
         if marker in (_BASELINE, _PROGRESSIVE):
-            precision, rows, columns, components = _FRAME.unpack_from(view, at + 4)
+            precision, _, _, components = _FRAME.unpack_from(view, at + 4)
             identifiers = bytes(view[at + 10 : at + 10 + 3 * components : 3])
-            if width or precision != 8 or not (components == 1 or (identifiers == b"\1\2\3" and is_ycbcr)):
+            if has_frame or precision != 8 or not (components == 1 or (identifiers == b"\1\2\3" and is_ycbcr)):
                 break
-            width, height = columns, rows
+            has_frame = True
         elif marker not in _PLAIN:
             break
-        elif marker == _EXIF:
-            # A decoder ignores a tag behind the frame.
-            segment = view[at + 4 : at + 2 + length]
-            if bytes(segment[: len(XMP)]) == XMP and b"tiff:Orientation" in bytes(segment):
-                break
-            if not (orientation or width) and bytes(segment[:6]) == b"Exif\0\0":
-                orientation = exif_orientation(segment) or 1
         elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
             is_ycbcr = view[at + 15] == 1
-            if width and not is_ycbcr:
+            if has_frame and not is_ycbcr:
                 break
         at += 2 + length
-    return 0, 0, 0, 0
+    return 0
 
 
 def write_file(slot: Bytes, data: memoryview, header: Header, first_scan: int) -> None:
