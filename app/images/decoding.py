@@ -89,7 +89,7 @@ def _decode_jpeg(encoded: Encoded, header: Header, size: tuple[int, int] | None)
     least_width, least_height = header.turn(*size) if size else (width, height)
     fits = [by for by in (8, 4, 2) if width >= by * least_width and height >= by * least_height]
     reduction = fits[0] if fits else 1
-    read = reader()
+    read = READERS.get(library())
     pixels = None if read is None else read(encoded, reduction)
     if pixels is None:
         with _JpegFile(io.BytesIO(encoded)) as image:
@@ -260,11 +260,6 @@ READERS: dict[str, Read] = {"simplejpeg": by_simplejpeg, "torchvision": by_torch
 def library() -> str:
     """Return the name of the first reader that works, "Pillow" if none does."""
     return next((name for name, read in READERS.items() if _works(read)), "Pillow")
-
-
-def reader() -> Read | None:
-    """Return the first reader that works; None: Pillow."""
-    return READERS.get(library())
 
 
 def _works(read: Read) -> bool:
