@@ -35,10 +35,11 @@ class BatchLatencies:
         """Start from `seconds` by batch size, as measured when the worker warmed up."""
         if not seconds or any(size < 1 or taken < 0 for size, taken in seconds.items()):
             raise ValueError("batch latencies need at least one positive size and no negative time")
-        self._seconds = dict(sorted(seconds.items()))
-        self._measured = {size: max(taken, _SHORTEST_S) for size, taken in self._seconds.items()}
-        self.sizes = tuple(self._seconds)
-        self.least_s = min(self._seconds.values())
+        self.seconds = dict(sorted(seconds.items()))
+        """Seconds expected of a batch of each size."""
+        self._measured = {size: max(taken, _SHORTEST_S) for size, taken in self.seconds.items()}
+        self.sizes = tuple(self.seconds)
+        self.least_s = min(self.seconds.values())
         """Shortest time of any batch so far."""
         self.rate = 0.0
         """Images a second in batches of the fastest size."""
@@ -52,18 +53,18 @@ class BatchLatencies:
 
     def credible_s(self, size: int, seconds: float) -> float:
         """Return the credible part of a batch's time; in the rest of it a process or the device stood still."""
-        return min(seconds, _CREDIBLE * max(self._seconds[size], _SHORTEST_S))
+        return min(seconds, _CREDIBLE * max(self.seconds[size], _SHORTEST_S))
 
     def learn(self, size: int, seconds: float, now: float) -> None:
         """Move the estimate for `size` towards the time a batch just took. A stall moves it by no more than a limit."""
-        self._seconds[size] += _LEARNING_RATE * (self.credible_s(size, seconds) - self._seconds[size])
+        self.seconds[size] += _LEARNING_RATE * (self.credible_s(size, seconds) - self.seconds[size])
         # Of two results that are read at once, the second seems to have taken no time.
-        self.least_s = min(self.least_s, max(seconds, self._seconds[size] / _CREDIBLE))
+        self.least_s = min(self.least_s, max(seconds, self.seconds[size] / _CREDIBLE))
         # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
-        scale = self._seconds[size] / self._measured[size]
+        scale = self.seconds[size] / self._measured[size]
         drift = _rate(_DRIFT, now - self._heard_s)
         for other in self.sizes:
-            self._seconds[other] -= drift * max(0.0, self._seconds[other] - self._measured[other] * scale)
+            self.seconds[other] -= drift * max(0.0, self.seconds[other] - self._measured[other] * scale)
         self._heard_s = self._aged_s = now
         self._rated()
 
@@ -75,14 +76,10 @@ class BatchLatencies:
         if periods < 1:
             return False
         for size, measured_s in self._measured.items():
-            self._seconds[size] -= (1 - 0.5**periods) * max(0.0, self._seconds[size] - measured_s)
+            self.seconds[size] -= (1 - 0.5**periods) * max(0.0, self.seconds[size] - measured_s)
         self._aged_s = now
         self._rated()
         return True
-
-    def of(self, size: int) -> float:
-        """Return the seconds expected of a batch of `size`."""
-        return self._seconds[size]
 
     def limit(self, size: int, now: float) -> None:
         """Allow no batches above `size` for a while, then one size more at a time; each further limit lasts longer.
@@ -115,7 +112,7 @@ class BatchLatencies:
             place = bisect_left(self.sizes, waiting)
             best = above = self.sizes[place]
             if place and above > waiting:
-                below, seconds = self.sizes[place - 1], self._seconds
+                below, seconds = self.sizes[place - 1], self.seconds
                 if below / max(seconds[below], 1e-9) > waiting / max(seconds[above], 1e-9):
                     best = below
             self._best[waiting] = best
@@ -134,14 +131,14 @@ class BatchLatencies:
             self.ceiling(now)
         seconds = self._best_s.get(waiting)
         if seconds is None:
-            seconds = self._best_s[waiting] = self._seconds[self.best_size(waiting, now)]
+            seconds = self._best_s[waiting] = self.seconds[self.best_size(waiting, now)]
         return seconds
 
     def _rated(self) -> None:
         """Clear what was computed from old estimates or sizes, and compute the rate again."""
         self._best.clear()
         self._best_s.clear()
-        self.rate = max(size / max(self._seconds[size], 1e-9) for size in self.sizes[: self._usable])
+        self.rate = max(size / max(self.seconds[size], 1e-9) for size in self.sizes[: self._usable])
 
 
 class Lateness:
@@ -213,7 +210,7 @@ class WorkerTimeline:
         self.start_s = start_s
         self.now = now
         self.full = latencies.ceiling(now)
-        self.step_s = max(latencies.of(self.full), 1e-9) * models
+        self.step_s = max(latencies.seconds[self.full], 1e-9) * models
 
     def done_s(self, images: int) -> float:
         """Return when a batch of up to `images` images would be done, if it were the next one."""

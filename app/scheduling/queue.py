@@ -225,10 +225,10 @@ class Queue(Generic[T]):
         reservation.interruptions = self.interruptions
         reservation.alone = not (self.reserved or self.depth or self.in_flight)
         self.reserved += reservation.left
-        self.lateness_of(reservation.priority, reservation.client).admitted_s = reservation.admitted_s
         self.count(reservation.priority, reservation.left)
         if reservation.client:
             reservation.behind = self.turns.begin(reservation.client)
+        self._lateness(reservation.priority, reservation.behind).admitted_s = reservation.admitted_s
 
     def end(self, reservation: Reservation) -> None:
         """Give back the unused room of a reservation whose request has ended. Idempotent."""

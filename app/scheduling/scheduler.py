@@ -47,6 +47,7 @@ WAY_BACK = 0.04
 CHECK_STANDS_S = 0.001
 """Time for which an admission check stands: the body was there already."""
 
+_CREDITS = 2  # One batch running, one in front of the worker.
 _USUAL_RATE = 0.2
 _STALL_S = 0.25
 
@@ -231,14 +232,15 @@ class Scheduler(Generic[T]):
         worker.finished_s = now
         # If something stood still, no model is charged for it, not even the model of this batch.
         credible_s = latencies.credible_s(batch.size, taken_s)
-        worker.served_s[batch.model] += credible_s - latencies.of(batch.size)
+        worker.served_s[batch.model] += credible_s - latencies.seconds[batch.size]
         if taken_s > credible_s + _STALL_S:
             worker.interrupted()
         if learn:
             latencies.learn(batch.size, taken_s, now)
             worker.learn_preparation(prepare_s)
             queue.late(batch.items, now)
-        worker.free_s = now + sum([worker.latencies[other.model].of(other.size) for other in worker.batches.values()])
+        in_flight = worker.batches.values()
+        worker.free_s = now + sum([worker.latencies[other.model].seconds[other.size] for other in in_flight])
         if batch.model in worker.leaving:
             self.serve_model(name, batch.model, None)
         return batch
@@ -248,8 +250,12 @@ class Scheduler(Generic[T]):
         batches: list[Batch[T]] = []
         dropped: list[T] = []
         while self._free and any(queue.depth for queue in self.queues.values()):
-            at_once = not self._clients.at(now)
-            free = [worker for worker in self._free.values() if worker.takes_more(now, at_once=at_once)]
+            at_once = now >= self._clients.until_s
+            free = [
+                worker
+                for worker in self._free.values()
+                if not worker.batches or (worker.is_full(now) and (at_once or now >= worker.next_at_s))
+            ]
             if len(free) > 1:
                 free.sort(key=lambda worker: worker.done_s(now))
             formed = next(filter(None, (self._form(worker, now, dropped) for worker in free)), None)
@@ -265,7 +271,7 @@ class Scheduler(Generic[T]):
         Call this after `dispatch`: items that an idle worker did not take then wait for another worker, not for a time.
         """
         wake_s: list[float] = []
-        if self._clients.at(now):
+        if now < self._clients.until_s:
             busy = [worker for worker in self._free.values() if worker.batches]
             wake_s += [worker.next_at_s for worker in busy if worker.is_full(now)]
         if self._max_wait_s:
@@ -302,7 +308,7 @@ class Scheduler(Generic[T]):
                     return None
                 if self._max_wait_s and now < queue.oldest_s() + self._max_wait_s:
                     continue
-            most = latencies.short_size(RATE_KEPT, now) if self._clients.at(now) else queue.depth
+            most = latencies.short_size(RATE_KEPT, now) if now < self._clients.until_s else queue.depth
             items, hopeless = _taken(queue, model, worker, self._serving[model], most=most, now=now)
             dropped += hopeless
             if not items:
@@ -311,8 +317,8 @@ class Scheduler(Generic[T]):
             queue.in_flight += len(items)
             size = next(size for size in latencies.sizes if size >= len(items))
             worker.clock_s = worker.turn_s(model)
-            worker.served_s[model] = worker.clock_s + latencies.of(size)
-            worker.free_s = max(now, worker.free_s) + latencies.of(size)
+            worker.served_s[model] = worker.clock_s + latencies.seconds[size]
+            worker.free_s = max(now, worker.free_s) + latencies.seconds[size]
             worker.alone = items[0].attempt is ALONE
             batch = Batch(next(self._ids), worker.name, model, tuple(items), size, now)
             worker.batches[batch.id] = batch
@@ -323,7 +329,7 @@ class Scheduler(Generic[T]):
 
 def _note_credit(free: dict[str, WorkerState[T]], worker: WorkerState[T]) -> None:
     """Keep `worker` in `free` exactly while it has a credit."""
-    if worker.has_credit:
+    if not worker.retiring and not worker.alone and len(worker.batches) < _CREDITS:
         free[worker.name] = worker
     else:
         free.pop(worker.name, None)
@@ -337,7 +343,7 @@ def _taken(
     items: list[T] = []
     hopeless: list[T] = []
     wanted = latencies.best_size(min(queue.depth, most), now)
-    best_s = here_s = now + worker.wait_s(now) + latencies.of(wanted)
+    best_s = here_s = now + worker.wait_s(now) + latencies.seconds[wanted]
     while queue.depth and len(items) < wanted:
         item = queue.line[0][2]
         alone, deadline_s = item.attempt is ALONE, item.reservation.deadline_s
@@ -345,7 +351,7 @@ def _taken(
             break
         if deadline_s < here_s:
             others = [(other, each) for other, each in serving if other is not worker]
-            elsewhere_s = (now + other.wait_s(now) + each.of(each.sizes[0]) for other, each in others)
+            elsewhere_s = (now + other.wait_s(now) + each.seconds[each.sizes[0]] for other, each in others)
             best_s = min([here_s, *elsewhere_s])
             if best_s <= deadline_s < now + latencies.least_s:
                 break  # This worker was never fast enough for it, another is: left to that one.

@@ -32,7 +32,6 @@ _EARLY_SHARE = 0.15
 """Share of a batch's time that is added: a worker that overlaps batches looks for the next one that early."""
 _PREPARATIONS = 2.0
 _LEARNING_RATE = 0.2
-_CREDITS = 2  # One batch running, one in front of the worker.
 RATE_KEPT = 0.97
 """Share of the highest rate, in images a second, that shorter batches must keep while several clients ask."""
 
@@ -40,23 +39,20 @@ RATE_KEPT = 0.97
 class Sharing:
     """Record of whether several clients asked recently."""
 
-    __slots__ = ("_client", "_seen_s", "_until_s")
+    __slots__ = ("_client", "_seen_s", "until_s")
 
     def __init__(self) -> None:
         self._client, self._seen_s = "", -math.inf
-        self._until_s = -math.inf
+        self.until_s = -math.inf
+        """Time until which several clients ask."""
 
     def asked(self, client: str, now: float) -> None:
         """Note that a client asks; "" if unknown."""
         if client != self._client:
             if now < self._seen_s + _REMEMBERED_S:
-                self._until_s = now + _REMEMBERED_S
+                self.until_s = now + _REMEMBERED_S
             self._client = client
         self._seen_s = now
-
-    def at(self, now: float) -> bool:
-        """Return True if several clients ask now."""
-        return now < self._until_s
 
 
 def early_s(batch_s: float, prepare_s: float) -> float:
@@ -97,17 +93,8 @@ class WorkerState(Generic[T]):
     @property
     def next_at_s(self) -> float:
         """Return the time from which a busy worker takes the next batch while several clients ask."""
-        running_s = sum([self.latencies[batch.model].of(batch.size) for batch in self.batches.values()])
+        running_s = sum([self.latencies[batch.model].seconds[batch.size] for batch in self.batches.values()])
         return self.free_s - early_s(running_s, self.prepare_s)
-
-    @property
-    def has_credit(self) -> bool:
-        """Return True if another batch may be dispatched to the worker."""
-        return not self.retiring and not self.alone and len(self.batches) < _CREDITS
-
-    def takes_more(self, now: float, *, at_once: bool) -> bool:
-        """Return True if a worker with a credit gets a batch now; `at_once`: only one client asks."""
-        return not self.batches or (self.is_full(now) and (at_once or now >= self.next_at_s))
 
     def is_full(self, now: float) -> bool:
         """Return True if a full batch waits for it: a partial batch never goes behind another batch."""
@@ -188,7 +175,7 @@ def expected_s(
         own_s = latencies.best_s(filled, now)
         by_queue_s = worker.wait_s(now) + own_s
         if batches:
-            by_queue_s += batches * latencies.of(full) * worker.sharing(model)
+            by_queue_s += batches * latencies.seconds[full] * worker.sharing(model)
     else:
         own_s = min([latencies.best_s(round(queue.usual), now) for _, latencies in workers])
         first_s = _next_s(queue, workers, ahead + images, now)

@@ -36,14 +36,14 @@ def test_latency_is_learned_upwards_and_downwards():
     for seconds in (0.5, 0.02):
         for _ in range(100):
             ladder.learn(4, seconds, 0.0)
-        assert ladder.of(4) == pytest.approx(seconds, rel=1e-3)
+        assert ladder.seconds[4] == pytest.approx(seconds, rel=1e-3)
         assert ladder.rate == pytest.approx(4 / seconds, rel=1e-3)
 
 
 def test_one_stall_does_not_make_a_size_unusable():
     ladder = BatchLatencies(FLAT)
     ladder.learn(8, 30.0, 0.0)
-    assert ladder.of(8) < 2 * FLAT[8]
+    assert ladder.seconds[8] < 2 * FLAT[8]
     assert ladder.best_size(8, 0.0) == 8
 
 
@@ -121,9 +121,9 @@ def test_estimates_stay_within_what_was_measured_and_scale_with_it(seconds, take
     for index, took in taken:
         size = ladder.sizes[index % len(ladder.sizes)]
         ladder.learn(size, took, 0.0)
-        assert all(ladder.of(size) >= 0 for size in ladder.sizes)
-        assert ladder.least_s <= max(took, ladder.of(size))
-        assert ladder.rate == pytest.approx(max(size / max(ladder.of(size), 1e-9) for size in ladder.sizes))
+        assert all(ladder.seconds[size] >= 0 for size in ladder.sizes)
+        assert ladder.least_s <= max(took, ladder.seconds[size])
+        assert ladder.rate == pytest.approx(max(size / max(ladder.seconds[size], 1e-9) for size in ladder.sizes))
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)
@@ -182,8 +182,8 @@ def test_forgetting_leads_from_above_to_what_was_measured(seconds, taken):
     for index, took in taken:
         size = ladder.sizes[index % len(ladder.sizes)]
         ladder.learn(size, took, 0.0)
-    below = {size: ladder.of(size) for size in ladder.sizes if ladder.of(size) <= seconds[size]}
+    below = {size: ladder.seconds[size] for size in ladder.sizes if ladder.seconds[size] <= seconds[size]}
     for periods in range(60):
         ladder.age(1.0 + periods, 1.0)
     for size in ladder.sizes:
-        assert ladder.of(size) == pytest.approx(below.get(size, seconds[size]))
+        assert ladder.seconds[size] == pytest.approx(below.get(size, seconds[size]))
