@@ -80,17 +80,13 @@ class Channel:
         self._received = bytearray()
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._descriptors: deque[int] = deque()  # Received, and not yet taken.
-        self._waiting: deque[tuple[memoryview, list[int]]] = deque()
+        self.waiting: deque[tuple[memoryview, list[int]]] = deque()
+        """Bytes that wait until the socket takes them: then `flush` is to be called."""
         self._waiting_bytes = 0
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for an event loop."""
         return self._socket.fileno()
-
-    @property
-    def waiting(self) -> bool:
-        """True while bytes wait until the socket takes them: then `flush` is to be called once it does."""
-        return bool(self._waiting)
 
     def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a message, now or when the socket takes it. The channel owns and closes `descriptors`.
@@ -103,7 +99,7 @@ class Channel:
             if len(message) > MAX_MESSAGE_BYTES:
                 raise ChannelError(f"a message is too long: {len(message)} bytes")
             raise NotReadError(f"the other end does not read: {self._waiting_bytes} bytes wait")
-        if not self._waiting and not descriptors:  # The usual case.
+        if not self.waiting and not descriptors:  # The usual case.
             try:
                 sent = self._socket.send(frame)
             except BlockingIOError:
@@ -111,16 +107,16 @@ class Channel:
             if sent == len(frame):
                 return
             frame = frame[sent:]
-        first = not self._waiting
-        self._waiting.append((frame, list(descriptors)))
+        first = not self.waiting
+        self.waiting.append((frame, list(descriptors)))
         self._waiting_bytes += len(frame) + _KEEPING_BYTES
         if first:  # Else the socket is full: a try for each message would cost a system call each.
             self.flush()
 
     def flush(self) -> None:
         """Write as much of the waiting bytes as the socket takes. Raises OSError."""
-        while self._waiting:
-            frame, descriptors = self._waiting[0]
+        while self.waiting:
+            frame, descriptors = self.waiting[0]
             try:
                 sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             except BlockingIOError:
@@ -129,10 +125,10 @@ class Channel:
             descriptors.clear()
             self._waiting_bytes -= sent
             if sent == len(frame):
-                self._waiting.popleft()
+                self.waiting.popleft()
                 self._waiting_bytes -= _KEEPING_BYTES
             else:
-                self._waiting[0] = (frame[sent:], descriptors)
+                self.waiting[0] = (frame[sent:], descriptors)
 
     def receive(self) -> list[bytes]:
         """Return the messages that have arrived whole; none if none has.
@@ -190,7 +186,7 @@ class Channel:
         waiting bytes, or time is up. Return whether it can be read, and whether it can be written.
         """
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._waiting else 0))
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self.waiting else 0))
         for _, events in poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1e3):
             return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
         return False, False
@@ -199,9 +195,9 @@ class Channel:
         """Close the socket and the descriptors that were not taken. Idempotent."""
         _close_all(self._descriptors)
         self._descriptors.clear()
-        for _, descriptors in self._waiting:
+        for _, descriptors in self.waiting:
             _close_all(descriptors)
-        self._waiting.clear()
+        self.waiting.clear()
         self._waiting_bytes = 0
         self._socket.close()
 

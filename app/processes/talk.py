@@ -86,7 +86,8 @@ class Talk:
             except ChannelError as error:
                 self.end(str(error), error)
             else:
-                self._wait_for_room()
+                if self._channel.waiting or self._writing:
+                    self._wait_for_room()
 
     def take_descriptor(self) -> int:
         """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
@@ -142,12 +143,11 @@ class Talk:
 
     def _wait_for_room(self) -> None:
         """Have the loop write on while something waits."""
-        if self._writing != self._channel.waiting:
-            self._writing = self._channel.waiting
-            if self._writing:
-                self._loop.add_writer(self._channel.fileno(), self._writable)
-            else:
-                self._loop.remove_writer(self._channel.fileno())
+        self._writing = bool(self._channel.waiting)
+        if self._writing:
+            self._loop.add_writer(self._channel.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self._channel.fileno())
 
     def _writable(self) -> None:
         with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
