@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -116,6 +116,7 @@ class _FarRoom:
     request_id: str
 
 
+@dataclass(eq=False, slots=True)
 class _Connection:
     """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go.
 
@@ -123,13 +124,11 @@ class _Connection:
     `serve`: serves it in this process.
     """
 
-    __slots__ = ("_open", "address", "give", "kept", "serve")
-
-    def __init__(
-        self, address: str, give: Callable[[], None], serve: Callable[[socket.socket], None], kept: socket.socket | None
-    ) -> None:
-        self.address, self.give, self.serve, self.kept = address, give, serve, kept
-        self._open = 1
+    address: str
+    give: Callable[[], None]
+    serve: Callable[[socket.socket], None]
+    kept: socket.socket | None
+    holders: int = 1
 
     def taken(self) -> None:
         """Keep it no more. Idempotent."""
@@ -144,15 +143,15 @@ class _Connection:
 
     def carry(self) -> None:
         """Let the owner serve it, too. Raises ValueError the second time."""
-        if self._open != 1:
+        if self.holders != 1:
             raise ValueError("a connection is carried twice")
-        self._open = 2
+        self.holders = 2
 
     def end(self) -> None:
         """Let go of it, once for each holder."""
         self.taken()
-        self._open -= 1
-        if not self._open:
+        self.holders -= 1
+        if not self.holders:
             self.give()
 
 
@@ -346,11 +345,13 @@ class _Far(SpawnedChild):
             self.talk.say(ItemFailed(token, SaidError.of(reply)))
             return
         arrays, batch = reply.arrays, reply.batch
-        data, size, descriptor = b"", sum([each.nbytes for each in arrays or ()]), -1
-        if size > INLINE_BYTES:
-            descriptor = _written([each.tobytes() for each in arrays or ()], size)
-        else:
-            data = b"".join([each.tobytes() for each in arrays or ()])
+        parts, descriptor = [each.tobytes() for each in arrays or ()], -1
+        if (size := sum(map(len, parts))) > INLINE_BYTES:
+            descriptor = sealed_memory("anychip-result", size)
+            with open(descriptor, "wb", closefd=False) as file:
+                file.writelines(parts)
+            parts.clear()
+        data = b"".join(parts)
         self.talk.say(
             ItemComputed(
                 token,
@@ -386,14 +387,6 @@ def _terms(message: Ask | Reserve) -> Terms:
     if len(message.client) > _NAME:
         raise ValueError("a client's name is too long")
     return Terms(message.deadline_s, message.priority, client=message.client)
-
-
-def _written(parts: Sequence[bytes], size: int) -> int:
-    """Return a descriptor of memory with these bytes."""
-    descriptor = sealed_memory("anychip-result", size)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.writelines(parts)
-    return descriptor
 
 
 class Ingresses:

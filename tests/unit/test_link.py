@@ -70,6 +70,7 @@ from tests.support.doubles import (
     IMAGE,
     MODEL,
     Decoders,
+    Process,
     SmallModel,
     Worker,
     counting,
@@ -81,7 +82,6 @@ from tests.support.doubles import (
     turns,
 )
 from tests.support.load import until
-from tests.support.virtual_processes import FIRST_PID
 
 OTHER = SmallModel("other")
 TWO = (MODEL, OTHER)
@@ -103,24 +103,6 @@ class Kept(Blocks):
     def give(self, start, size):
         super().give(start, size)
         self.used.remove(start)
-
-
-class Child:
-    """The process of an ingress, as the owner has it."""
-
-    pid = FIRST_PID
-
-    def __init__(self):
-        self.killed = False
-        self.exited = asyncio.get_running_loop().create_future()
-
-    def kill(self):
-        if not self.killed:
-            self.killed = True
-            self.exited.set_result(None)
-
-    async def ends_within(self, limit_s):
-        return self.killed
 
 
 class Ingress:
@@ -197,7 +179,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
         async def spawn(name, *, forks, bare):
             ours, theirs = socket_pair()
             ends.append(Ingress(theirs))
-            return SimpleNamespace(child=Child(), socket=ours)
+            return SimpleNamespace(child=Process(), socket=ours)
 
         def link():
             made.append(Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None))
@@ -690,7 +672,7 @@ async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, mon
         async def stillborn(name, *, forks, bare):
             ours, theirs = socket_pair()
             theirs.close()
-            born.append(SimpleNamespace(child=Child(), socket=ours))
+            born.append(SimpleNamespace(child=Process(), socket=ours))
             return born[-1]
 
         monkeypatch.setattr(fleet_spawn, "spawn", stillborn)
@@ -700,7 +682,7 @@ async def test_ingresses_that_die_at_their_birth_leave_nothing(virtual_time, mon
         await asyncio.sleep(600)
         assert len(born) > before + 3
         assert len(os.listdir("/proc/self/fd")) <= descriptors
-        assert [each.child.killed for each in born] == [True] * len(born)
+        assert [each.child.killed for each in born] == [1] * len(born)
         assert not fleet.ingresses._ready
 
 
