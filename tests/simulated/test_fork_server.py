@@ -55,22 +55,6 @@ async def ended(child, ours, word=b""):
     return await asyncio.wait_for(asyncio.shield(child.exited), WAIT_S)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-async def test_children_are_ours_and_outlive_their_fork_server(fails, number):
-    async with fork_server_running() as fork_server:
-        child, ours = await forked(fork_server)
-        assert psutil.Process(child.pid).ppid() == os.getpid()
-        first = fork_server.pid
-        os.kill(first, number)
-        # Of the next fork server, where the first one does not answer.
-        second, others = await forked(fork_server)
-        assert fork_server.pid != first
-        assert await ended(second, others, b"\7") == 7
-        assert not child.exited.done()
-        assert await ended(child, ours, b"\3") == 3
-        assert not psutil.pid_exists(first)
-
-
 @pytest.mark.parametrize("which", ["first", "second"])
 async def test_a_fork_that_fails_costs_no_sibling_and_is_tried_again(fails, which, caplog):
     async with fork_server_running() as fork_server:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import io
 import json
 import subprocess
@@ -12,15 +10,12 @@ import sys
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from PIL import Image
 
 from tests.support import small_classifier
-from tests.support.load import until
 from tests.support.null_service import metric
 from tests.support.service_process import cache_in, running
-from tests.support.work import until as polled
 
 MB = 1 << 20
 ON_NPU = ("--device", "npu", "--timeout-ms", "60000")
@@ -137,49 +132,3 @@ async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, mode
             await asyncio.sleep(0.5)
             service.worker().kill()
             assert [(await each).status_code for each in waiting] == [200, 200, 200]
-
-
-def worker_in(folder):
-    """Return the worker process of a service that starts in a folder, None while there is none."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.name() == "anychip-worker" and process.cwd() == str(folder):
-                return process
-    return None
-
-
-async def test_workers_killed_while_models_are_measured_and_loaded_end_neither_the_start_nor_a_request(
-    tmp_path, models
-):
-    """Two of three models fit. Workers are killed in the first measurement, in a load, and once another model left for
-    a load.
-    """
-    log = tmp_path / "service.log"
-
-    def kill_in_measurements():
-        for model in ("m1", "m2"):
-            polled(lambda model=model: log.exists() and f"{model} is loaded, to know" in log.read_text())
-            before = worker_in(tmp_path)
-            assert before is not None
-            before.kill()
-
-    simulated = ("--simulate", "npu:1,memory_mb=2048,model_mb=200,load_ms=1000", *on_demand(2))
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        killing = pool.submit(kill_in_measurements)
-        with running(tmp_path, "--models", ",".join(models[:3]), *ON_NPU, *simulated) as service:
-            killing.result()
-            assert metric(service, "anychip_worker_restarts_total") == 2
-            assert "the worker ended while m1 was loaded: " in log.read_text()
-            async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
-
-                def gone():
-                    return metric(service, "anychip_model_loads_total", model="m1", outcome="unloaded")
-
-                before = gone()
-                for model in ("m1", "m2"):  # The second is loaded once the first has left.
-                    asked = asyncio.create_task(client.post(f"/v1/models/{model}:predict", content=jpeg(0)))
-                    await until(lambda: metric(service, "anychip_images_in_flight") > 0)
-                    await until(lambda model=model: model == "m1" or gone() > before)
-                    service.worker().kill()
-                    assert (await asked).status_code == 200
-            assert metric(service, "anychip_worker_restarts_total") == 4

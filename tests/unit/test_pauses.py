@@ -1,8 +1,4 @@
-"""Pauses of the worker, of the decoders, of the server, of all of them: no model is kept out afterwards.
-
-A service made of numbers: clients that ask again as soon as they hear something, with deadlines; decoders that take a
-moment; the scheduler; one worker.
-"""
+"""What nothing teaches any more is tried now and then: no model is kept out. tests/virtual/test_hurry.py has pauses."""
 
 from __future__ import annotations
 
@@ -57,29 +53,6 @@ def test_what_waited_for_a_worker_that_stood_still_teaches_no_lateness():
         now += 0.1
     assert not any(scheduler.queues[model].in_flight + scheduler.queues[model].depth for model in ("m", "neighbour"))
     assert [scheduler.queues[model].lateness_of(0, "").seconds for model in ("m", "neighbour")] == [0.0, 0.0]
-
-
-def test_clients_that_ask_gently_after_an_overload_of_the_decoders_are_let_in():
-    """Two that ask now and then: the second of them is not refused because others waited for the decoders before."""
-    scheduler = Scheduler({"m": 100})
-    scheduler.add_worker("w", {"m": {1: 0.01}})
-    lateness = scheduler.queues["m"].lateness_of(0, "")
-    for _ in range(200):
-        lateness.learn(1.5 * LASTS_S, 0.0)
-    refused = 0
-    for now in range(100):
-        reservations = []
-        for begun_s in (0.0, 0.02):
-            try:
-                reservations.append(reserve(scheduler, "m", 1, now + begun_s + LASTS_S, 0, now + begun_s))
-            except DeadlineUnreachableError:
-                refused += 1
-        for reservation, decoded_s in zip(reservations, (0.05, 0.07), strict=False):
-            enqueue(scheduler, reservation, None, now + decoded_s)
-            [batch], dropped = scheduler.dispatch(now + decoded_s)
-            assert not dropped
-            scheduler.finish("w", batch.id, now + decoded_s + 0.01)
-    assert refused <= 3
 
 
 def test_what_overtakes_does_not_keep_out_what_is_refused():
