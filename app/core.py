@@ -46,3 +46,15 @@ class ServedOn:
     decoding: DecodedBy
     memory_bytes: int
     load_s: Seconds
+
+
+@dataclass(slots=True)
+class Loaded(ServedOn):
+    """Report of a worker on a loaded model. `latency_s`: seconds a batch of each size took after warm-up; `depth`: how
+    many batches may have begun at once; `rejected`: engines, each with its precision, whose answers the gate found
+    wrong.
+    """
+
+    latency_s: dict[int, Seconds]
+    depth: Count = 1
+    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()

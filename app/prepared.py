@@ -1,6 +1,6 @@
 """Fork servers of a service that is about to start: they import PyTorch while this process imports its own modules.
 
-    command ─► prepared ─► app.cli, app.main ─► app.fleet.spawn and app.decoding.process, which take them
+    command ─► prepared ─► app.cli, app.main ─► app.fleet.spawn and app.decoding.pool, which take them
 
 Owns: their entry points. Must not import what takes time itself.
 """

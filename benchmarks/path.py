@@ -38,7 +38,7 @@ from app.http.routes.stats import snapshot
 from app.main import serve
 from app.processes.channel import reader, to_packet
 from app.serving.service import Service
-from app.worker.load import load_device
+from app.worker.load import LoadedDevice
 from app.worker.messages import FromWorker
 from benchmarks.overhead import noise_jpeg
 from models import Model, open_model, parse_spec
@@ -168,7 +168,7 @@ async def _start_and_metric(settings: Settings, models: list[Model]) -> tuple[Wa
             await service.fleet.start()
             service.administration.served_on(MODEL)
         with start:
-            loaded = load_device(plans[0][1].load)
+            loaded = LoadedDevice(plans[0][1])
             reader(FromWorker)(to_packet([loaded.ready]))
         loaded.close()
         with metric:

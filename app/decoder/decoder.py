@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from app.decoder.messages import Decoded, DecodePlan, Inbox, Job, Kind, Status, split_regions
+from app.decoder.messages import MAX_TEXT, Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.images.decoding import Encoded, decode
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
 from app.images.parts import part_of
+from app.processes.channel import reader
 from models import PixelModel, Placement
 from models.contract.cascade import Region
 
 if TYPE_CHECKING:
     from app.processes.arena import Arena
+
+_regions = reader(tuple[int, Region])
 
 
 class Decoder:
@@ -35,15 +38,16 @@ class Decoder:
         try:
             return self._placed(job)
         except ImageTooLargeError as error:
-            return Decoded(job.token, Status.TOO_LARGE, text=str(error))
+            status, text = Status.TOO_LARGE, str(error)
         except InvalidImageError as error:
-            return Decoded(job.token, Status.INVALID, text=str(error))
+            status, text = Status.INVALID, str(error)
         except MemoryError:
-            return Decoded(job.token, Status.FAILED, text="there is no memory for its pixels")
+            status, text = Status.FAILED, "there is no memory for its pixels"
         except Exception as error:  # Ours, not the client's: the next image may well be fine.
-            return Decoded(job.token, Status.FAILED, text=f"{type(error).__name__}: {error}")
+            status, text = Status.FAILED, f"{type(error).__name__}: {error}"
         finally:
             self._inbox.end()
+        return Decoded(job.token, status, text=text[:MAX_TEXT])
 
     def _placed(self, job: Job) -> Decoded:
         model = self._models[job.model]
@@ -55,15 +59,13 @@ class Decoder:
             image = torch.frombuffer(data, dtype=torch.uint8).view(job.height, job.width, 3)
             placement = model.preprocess(image, out, job.width, job.height)
         else:
-            regions: list[tuple[int, Region]] = []
-            if job.kind == Kind.REGIONS:
-                data, regions = split_regions(data, job.width)
+            data, tail = data[: job.size - job.tail], data[job.size - job.tail :]
             header = read_header(data)
             check_pixels(header, job.max_pixels)
             if header.width * header.height >= job.large_pixels:
                 return Decoded(job.token, Status.LARGE, header.width, header.height)
             if job.kind == Kind.REGIONS:
-                self._place(model, job.model, decode(data, header), regions)
+                self._place(model, job.model, decode(data, header), _regions(bytes(tail)))
                 placement = Placement(header.width, header.height)
             else:
                 placement = decode_into(model, data, header, out)

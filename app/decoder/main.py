@@ -17,7 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Status, jobs_in, pack_answer
+from app.decoder.messages import MAX_LINE, PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Status
+from app.processes.channel import reader, to_packet
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
 
@@ -92,7 +93,7 @@ class _ToServer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # The server is gone.
-            self._connection.send(pack_answer(Decoded(0, Status.SAID, text=self.format(record))))
+            self._connection.send(to_packet([Decoded(0, Status.SAID, text=self.format(record)[:MAX_LINE])]))
 
 
 def _close_all_but(*kept: int) -> None:
@@ -138,16 +139,16 @@ def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, ar
     """Answer jobs until the other end is gone. Raises ConnectionError."""
     from app.decoder.decoder import Decoder
 
-    decoder = Decoder(plan, inbox, arena)
+    decoder, jobs_in = Decoder(plan, inbox, arena), reader(Job)
     while packet := connection.recv(PACKET_BYTES):
         answers = []
         began_s = time.monotonic()
         for job in jobs_in(packet):
-            answers.append(pack_answer(decoder.answer(job)))
+            answers.append(decoder.answer(job))
             now_s = time.monotonic()
             if now_s - began_s > _LONGEST_WORK_S:
-                connection.send(b"".join(answers))
+                connection.send(to_packet(answers))
                 answers.clear()
                 began_s = now_s
         if answers:
-            connection.send(b"".join(answers))
+            connection.send(to_packet(answers))

@@ -1,24 +1,24 @@
-"""Messages between the server and its decoders: fixed layouts, no pickles.
+"""Messages between the server and its decoders, and the memory in which a decoder finds its images.
 
-Owns: the layout of a job, of its answer, and of the memory in which a decoder finds its images: a page of state, and
-buffers of bytes. The server writes into a free buffer and names it in a job. The decoder writes its current job into
-the first page, so that the server knows the culprit if the decoder dies. Many jobs, or answers, travel in one packet of
-a SOCK_SEQPACKET socket, which keeps packets whole. Must not know processes. A decoder is not trusted: its answers are
-numbers with bounds and a sentence.
+Owns: jobs, answers, and that memory: a page of state, and buffers of bytes. The server writes into a free buffer and
+names it in a job. The decoder writes its current job into the first page, so that the server knows the culprit if the
+decoder dies. Many jobs, or answers, travel in one packet (app.processes.channel.to_packet) of a SOCK_SEQPACKET socket,
+which keeps packets whole. Must not know processes. A decoder is not trusted: its answers are numbers with bounds and a
+sentence.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
+
+from app.core import Count
 from app.processes.arena import sealed_memory
-from models.contract.cascade import Region
 
 if TYPE_CHECKING:
     from app.logs import Style
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PACKET_BYTES = 1 << 16
 """Size of a packet: more than all answers that a decoder can owe."""
 
-MAX_TEXT_BYTES = 300
-_MAX_LINE_BYTES = 4096
+MAX_TEXT, MAX_LINE = 300, 4096
+"""Most characters of an answer's sentence, and of a log line."""
 
 
 class Kind(IntEnum):
@@ -60,103 +60,43 @@ class Status(IntEnum):
     """Log line, not an answer: the text is for the log."""
 
 
-class Job(NamedTuple):
-    """One image. `buffer`: the part of the inbox with its `size` bytes; `model`, `slot`: the target of its pixels.
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """One image. `buffer`: the part of the inbox with its `size` bytes, of which the last `tail` are its REGIONS: a
+    packet of slots, each with its region; `model`, `slot`: the target of its pixels.
 
     `max_pixels`: above it the image is refused; `large_pixels`: from it on the image is large. `width` and `height` are
-    the size of PIXELS, or `width` the number of REGIONS.
+    the size of PIXELS.
     """
 
     token: int
-    kind: int
+    kind: Kind
     buffer: int
     model: int
     slot: int
     size: int
     max_pixels: int
     large_pixels: int
-    width: int
-    height: int
-
-
-_REGION = struct.Struct("<IIIIIB8f")
-_UPRIGHT = (0.0,) * 8
-MAX_REGIONS = 4096
-"""Most regions of an image in one job."""
-REGIONS_BYTES = MAX_REGIONS * _REGION.size
-
-
-def pack_regions(slots: Iterable[int], regions: Iterable[Region]) -> bytes:
-    """Return the bytes that follow an image with regions; the job's `width` is their number."""
-    packed = []
-    for slot, region in zip(slots, regions, strict=True):
-        *place, corners = region
-        packed.append(_REGION.pack(slot, *place, *(corners or _UPRIGHT)))
-    return b"".join(packed)
-
-
-def split_regions(data: memoryview, count: int) -> tuple[memoryview, list[tuple[int, Region]]]:
-    """Return the image, and its regions with their slots."""
-    end = len(data) - count * _REGION.size
-    found = []
-    for slot, x, y, width, height, quarters, *corners in _REGION.iter_unpack(data[end:]):
-        found.append((slot, Region(x, y, width, height, quarters, tuple(corners) if any(corners) else ())))
-    return data[:end], found
-
-
-_JOB = struct.Struct("<IBBHIQQQII")
-_ANSWER = struct.Struct("<IBIIdddH")
-
-
-def pack_job(job: Job) -> bytes:
-    """Return a job as bytes; joined with others they make a packet."""
-    return _JOB.pack(*job)
-
-
-def jobs_in(packet: bytes) -> Iterator[Job]:
-    """Return the jobs of a packet."""
-    return map(Job._make, _JOB.iter_unpack(packet))
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Result of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
-
-    token: int
-    status: Status
     width: int = 0
     height: int = 0
+    tail: int = 0
+
+
+MAX_REGIONS = 4096
+"""Most regions of an image in one job."""
+REGIONS_BYTES = MAX_REGIONS * 112
+
+
+class Decoded(msgspec.Struct, frozen=True, array_like=True):
+    """Result of the job `token`. `scale`, `pad_x`, `pad_y`: the placement; `width`, `height`: as displayed."""
+
+    token: Count
+    status: Status
+    width: Count = 0
+    height: Count = 0
     scale: float = 1.0
     pad_x: float = 0.0
     pad_y: float = 0.0
-    text: str = ""
-
-
-def pack_answer(answer: Decoded) -> bytes:
-    """Return an answer as bytes; joined with others they make a packet."""
-    text = answer.text.encode()[: _most_bytes(answer.status)]
-    numbers = answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y
-    return _ANSWER.pack(answer.token, answer.status, *numbers, len(text)) + text
-
-
-def _most_bytes(status: int) -> int:
-    return _MAX_LINE_BYTES if status == Status.SAID else MAX_TEXT_BYTES
-
-
-def answers_in(packet: bytes) -> Iterator[Decoded]:
-    """Yield the answers of a packet. Raises ValueError for one that no decoder of ours writes."""
-    at = 0
-    while at < len(packet):
-        try:
-            token, status, width, height, scale, pad_x, pad_y, length = _ANSWER.unpack_from(packet, at)
-        except struct.error as error:
-            raise ValueError(f"an answer is cut short: {error}") from None
-        at += _ANSWER.size
-        text = packet[at : at + length]
-        if len(text) < length or length > _most_bytes(status):
-            raise ValueError("an answer's text is longer than it may be")
-        at += length
-        yield Decoded(token, Status(status), width, height, scale, pad_x, pad_y, text.decode(errors="replace"))
+    text: Annotated[str, msgspec.Meta(max_length=MAX_LINE)] = ""
 
 
 @dataclass(frozen=True)

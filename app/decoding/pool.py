@@ -1,24 +1,29 @@
-"""Pool of decoders: dispatch of images, and their outcomes.
+"""Pool of decoders: dispatch of images, their outcomes, and the processes.
 
     decode ─► wait (heap) ─► a decoder with a credit ─► answer ─► Placement
                  ▲                 ├─ too many pixels for now: waits again, among the large ones
                  └──── alone ◄─────┴─ it died or hung: its image is rejected, the others it had are tried again
 
-Owns: the decoders, their credits, and every image until it has ended. Must not know requests or the forms of bodies,
-nor the later owner of a slot. All of it runs in the event loop's thread; nothing in it costs more than a copy of an
-image's bytes.
+Owns: the decoders, their fork server, sockets and credits, and every image until it has ended. Must not know requests
+or the forms of bodies, nor the later owner of a slot. All of it runs in the event loop's thread; nothing in it costs
+more than a copy of an image's bytes. No send or receive blocks: a decoder is owed at most a few small jobs, and owes at
+most as many answers, so that neither socket ever fills.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
-from collections.abc import Callable
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
 
 from app import clock
-from app.decoder.messages import Decoded, DecodePlan, Job, Kind, Status, pack_job
-from app.decoding.process import DecoderProcess, Loss, Replicas
+from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.decoding.waiting import (
     DecodeFailedError,
     DecodeQueue,
@@ -30,7 +35,13 @@ from app.decoding.waiting import (
     PendingImage,
 )
 from app.images.header import ImageTooLargeError, InvalidImageError
+from app.pace import Pace
+from app.prepared import DECODERS
 from app.processes.arena import Arena
+from app.processes.channel import reader, to_packet
+from app.processes.fork_server import Begun, ForkServer, begin
+from app.processes.packing import write_packed
+from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
 from models import Placement
 
 log = logging.getLogger("anychip.decoders")
@@ -49,6 +60,175 @@ _CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
 """Longest credible time of an image, as a factor of the mean and as a floor. In the rest of the time something stood
 still (a paused container, a stopped process), which is charged to no model."""
 _ALWAYS = (1 << 64) - 1
+_LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
+"""Most log lines of one decoder, per minute and at once: a decoder that writes more was taken over."""
+_answers = reader(Decoded)
+
+
+def _begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
+    """Start the process from which decoders of this plan are forked. Raises OSError."""
+    begun = begin(DECODERS)
+    written = write_packed(plan, "anychip-plan")
+    try:
+        shared = arena.descriptors()
+        try:
+            socket.send_fds(begun.control, [b"plan"], [written, *shared])
+        finally:
+            for each in shared:
+                os.close(each)
+    except BaseException:
+        begun.end()
+        raise
+    finally:
+        os.close(written)
+    return begun
+
+
+class DecoderProcess(SupervisedChild):
+    """One decoder process, from its fork to its end.
+
+    `sent`: its images, by token, in the order of dispatch, with the buffer of each, and `bytes` of them; `out`: jobs to
+    send at the end of this turn of the loop. `heard_s` is of `clock.monotonic()`.
+    """
+
+    look_s, kill_s = 0.25, 4.0
+
+    def __init__(self, of: Decoders, number: int) -> None:
+        super().__init__(f"decoder {number}")
+        self.free_buffers = list(range(of.plan.buffers - 1, -1, -1))
+        self.inbox = Inbox(of.plan.buffers, of.plan.buffer_bytes)
+        self.sent: dict[int, tuple[PendingImage, int]] = {}
+        self.bytes = 0
+        self.out: list[Job] = []
+        self.heard_s = 0.0
+        self.is_reserved = False
+        """True if it has an image that must be its only one."""
+        self.parent: int | None = None
+        """Process id of the fork server that has forked it."""
+        self._of = of
+        self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
+        self._loop = asyncio.get_running_loop()
+        self._connection: socket.socket | None = None
+
+    @property
+    def working_on(self) -> PendingImage | None:
+        """Return the image that it says it has begun and not ended."""
+        token = self.inbox.working_on
+        return None if token is None or token not in self.sent else self.sent[token][0]
+
+    def add(self, token: int, image: PendingImage, buffer: int) -> None:
+        """Give it an image."""
+        if not self.sent:
+            self.hear()
+        self.sent[token] = image, buffer
+        self.bytes += len(image.body)
+        self.is_reserved = image.deaths > 0
+
+    def answered(self, token: int) -> PendingImage:
+        """Take back an image that it has answered. Raises KeyError."""
+        image, buffer = self.sent.pop(token)
+        self.bytes -= len(image.body)
+        self.inbox.trim(buffer, len(image.body) + len(image.tail))
+        self.free_buffers.append(buffer)
+        self.is_reserved, self.has_served = False, True
+        self.hear()
+        return image
+
+    def clear(self) -> list[PendingImage]:
+        """Take back all images; return them."""
+        images = [image for image, _ in self.sent.values()]
+        self.sent.clear()
+        return images
+
+    async def begin(self) -> None:
+        """Fork it; it is ready at once. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            self.process = await self._of.fork_server.fork(theirs.fileno(), self.inbox.descriptor)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.parent = self._of.fork_server.pid
+        self._connection = ours
+        self._loop.add_reader(ours.fileno(), self._readable)
+        self.move(ChildStatus.READY)
+        self._of.flush_soon()
+
+    def disconnect(self) -> None:
+        """Close its socket. Idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._loop.remove_reader(connection.fileno())
+            connection.close()
+
+    def answer_s(self) -> float:
+        """Return how long it may be silent: for ever if it has no image."""
+        return self._of.limits.timeout_s if self.sent else math.inf
+
+    def has_work(self) -> bool:
+        """Return True if it has an image."""
+        return bool(self.sent)
+
+    def look(self) -> None:
+        """Retire if an earlier fork server has forked it, and all others take jobs.
+
+        Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
+        """
+        fork_server, all_ready = self._of.fork_server, self._of.up == self._of.count
+        if all_ready and fork_server.ready and self.parent != fork_server.pid:
+            self.retire()
+
+    def gone(self) -> None:
+        """Report its images, and the one to blame."""
+        begun, had = self.working_on, self.clear()
+        self.inbox.close()
+        if self.cause is Cause.STOPPED:
+            self._of.fail(had, "the service stops")
+        elif self.cause in (Cause.DIED, Cause.HUNG, Cause.FROZEN):
+            hung = self.cause is Cause.HUNG
+            # Killed from outside, as by a person or for want of memory: its image may well be innocent.
+            outside = not hung and self.exit_status in (None, -signal.SIGKILL, -signal.SIGTERM)
+            self._of.lost(had, None if outside else begun, hung=hung)
+
+    def flush(self) -> None:
+        """Send the jobs of `out`; a decoder that is just dying is reported through `over`, not here."""
+        jobs, self.out = self.out, []
+        if self._connection is not None and jobs:
+            try:
+                self._connection.send(to_packet(jobs))
+            except OSError as error:
+                self.end(f"it takes no jobs: {error}")
+
+    def _readable(self) -> None:
+        assert self._connection is not None
+        try:
+            packet = self._connection.recv(PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self.end("it ended")
+            return
+        try:
+            for answer in _answers(packet):
+                if answer.status == Status.SAID:
+                    self._log(answer.text)
+                else:
+                    self._of.answered(self, answer)
+        except Exception as error:  # Nothing this decoder says can be trusted any more.
+            log.exception("%s: unreadable answer", self.name)
+            self.kill(f"unreadable answer: {error}")
+
+    def _log(self, text: str) -> None:
+        """Log a decoder's line, as its own words. Raises ValueError if it says too much."""
+        if self._lines.wait_s(clock.monotonic()):
+            raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
+        self._lines.take()
+        log.warning("%s says: %s", self.name, text)
 
 
 class Decoders:
@@ -66,19 +246,13 @@ class Decoders:
         """Make a pool of `count` processes; at least two run, as one must stay free of large images. `restarted`: hears
         "died" or "hung" for each decoder that is replaced.
         """
+        self.count, self.plan, self.limits = max(2, count), plan, limits
+        self.fork_server: ForkServer
+        self._arena, self._restarted = arena, restarted
         self._loop = asyncio.get_running_loop()
-        self._limits = limits
         self._most_credits = min(CREDITS, plan.buffers)
-        self._restarted = restarted
-        self._replicas = Replicas(
-            max(2, count),
-            plan,
-            arena,
-            lambda: self._limits.timeout_s,
-            answered=self._answered,
-            lost=self._lost,
-            ready=self._flush_soon,
-        )
+        self._numbers = itertools.count(1)
+        self._places: list[Supervisor[DecoderProcess]] = []
         self._queue: DecodeQueue = DecodeQueue(len(plan.models), limits.queue)
         self._tokens = 0
         self._large = 0  # Large images with decoders, and their pixels.
@@ -100,7 +274,7 @@ class Decoders:
     @property
     def seconds_an_image(self) -> float:
         """Return the recent seconds of all decoders together for an image."""
-        return self._image_s.value / self._replicas.count
+        return self._image_s.value / self.count
 
     def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
         """Return the seconds until a decoder should begin the last of `images` that a client may send now.
@@ -110,31 +284,44 @@ class Decoders:
         `priority_s`: the images rank so much earlier than now. The images with decoders, except one for each, are ahead
         in any case. If nothing waits, this is 0 for one image: its own decoding is not included.
         """
-        queue, count = self._queue, self._replicas.count
-        if not queue.image_s(model):
+        queue, count = self._queue, self.count
+        image_s = queue.image_s(model)
+        if not image_s:
             return None
+        if not queue.held:
+            return (images - 1) * image_s / count
         in_hand_s = max(0, queue.held - queue.waiting - count) * self._image_s.value
         now_s = clock.monotonic()
         turn_s = queue.turn_s(client, now_s, self.seconds_an_image)
         return (in_hand_s + queue.work_before_s(model, turn_s - priority_s, images)) / count
 
     @property
+    def ready(self) -> list[DecoderProcess]:
+        """Return the decoders that take jobs."""
+        return [each.child for each in self._places if each.child.status is ChildStatus.READY]
+
+    @property
     def up(self) -> int:
         """Return the number of decoders that are ready."""
-        return len(self._replicas.ready)
+        return len(self.ready)
 
     async def start(self) -> None:
         """Start; return when every decoder is ready. Raises ChildStartError."""
-        await self._replicas.start()
+        self.fork_server = ForkServer(lambda: _begin_fork_server(self.plan, self._arena))
+        self._places = [Supervisor(lambda: DecoderProcess(self, next(self._numbers)), log) for _ in range(self.count)]
+        first = [each.ready for each in self._places]
+        await asyncio.wait(first)
+        for each in first:
+            each.result()
 
     async def stop(self) -> None:
         """End every process; images in flight fail. Idempotent."""
-        left = await self._replicas.stop()
+        await asyncio.gather(*(each.stop() for each in self._places))
+        if self._places:
+            await self.fork_server.stop()
         await asyncio.gather(*self._rejecting)
         while (waiting := self._queue.pop()) is not None:
-            left.append(waiting)
-        for image in left:
-            self._end(image, DecodeFailedError("the service stops"))
+            self.fail([waiting], "the service stops")
 
     def decode(self, image: PendingImage, *, client: str = "", again: bool = False) -> None:
         """Decode an image; its `ended` is called once, perhaps before this returns.
@@ -150,7 +337,7 @@ class Decoders:
         except DecodeQueueFullError as error:
             image.ended(image, error)
             return
-        if image.pixels >= self._limits.large_pixels:
+        if image.pixels >= self.limits.large_pixels:
             try:
                 self._queue.enlarge(image)
             except DecodeQueueFullError as error:
@@ -160,7 +347,7 @@ class Decoders:
         image.client, image.turn_s = client, self._queue.turn_s(client, now_s, self.seconds_an_image)
         image.rank_s += image.turn_s - now_s
         self._queue.push(image)
-        self._flush_soon()
+        self.flush_soon()
 
     def drop(self, image: PendingImage) -> None:
         """Note that a waiter has left. An image without waiters leaves the queue, if it is still there."""
@@ -168,12 +355,17 @@ class Decoders:
         if not image.wanted and self._queue.discard(image):
             self._end(image, DecodeFailedError("it is not wanted any more"))
 
+    def fail(self, images: Sequence[PendingImage], reason: str) -> None:
+        """End images that no decoder has any more."""
+        for image in images:
+            self._end(image, DecodeFailedError(reason))
+
     def _end(self, image: PendingImage, outcome: Outcome) -> None:
         """End an image that no decoder has any more."""
         self._queue.leave(image)
         image.ended(image, outcome)
 
-    def _flush_soon(self) -> None:
+    def flush_soon(self) -> None:
         """Send the jobs once a turn of the loop: those that come in one turn go in one packet."""
         if not self._flushing:
             self._flushing = True
@@ -191,7 +383,7 @@ class Decoders:
                 break
             if image.deaths and decoder.sent:
                 # It wants a decoder of its own; there is one as soon as one has nothing left.
-                idle = next((each for each in self._replicas.ready if not each.sent), None)
+                idle = next((each for each in self.ready if not each.sent), None)
                 if idle is None:
                     self._queue.push(image)
                     break
@@ -200,8 +392,9 @@ class Decoders:
                 self._end(image, DecodeTooLateError())
                 continue
             self._give_to(decoder, image, now_s)
-        for decoder in self._replicas.decoders.values():
-            decoder.flush()
+        for decoder in self.ready:
+            if decoder.out:
+                decoder.flush()
 
     def _is_hopeless(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> bool:
         """Return True if its pixels would come too late; the caller drops it if others wait."""
@@ -212,8 +405,8 @@ class Decoders:
         """Return True if a large image may be decoded now: one decoder stays free of them, and their memory is bounded.
         One above the bound is decoded while no other large one is.
         """
-        count = self._replicas.count
-        within = self._large_pixels + image.pixels <= count * self._limits.large_pixels
+        count = self.count
+        within = self._large_pixels + image.pixels <= count * self.limits.large_pixels
         return not self._large or (self._large < count - 1 and within)
 
     def _next_decoder(self) -> DecoderProcess | None:
@@ -221,7 +414,7 @@ class Decoders:
         best = None
         image_s = self._image_s.value
         ahead_bytes = self._image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
-        for decoder in self._replicas.ready:
+        for decoder in self.ready:
             if not decoder.is_reserved and (best is None or decoder.bytes < best.bytes):
                 images = len(decoder.sent)
                 if images < _LEAST_CREDITS or (images < self._most_credits and decoder.bytes < ahead_bytes):
@@ -239,7 +432,7 @@ class Decoders:
         if image.large:
             self._large += 1
             self._large_pixels += image.pixels
-        large_pixels = _ALWAYS if image.large else self._limits.large_pixels
+        large_pixels = _ALWAYS if image.large else self.limits.large_pixels
         job = Job(
             token=token,
             kind=image.kind,
@@ -247,14 +440,15 @@ class Decoders:
             model=image.model,
             slot=image.slot,
             size=len(image.body) + len(image.tail),
-            max_pixels=self._limits.max_pixels,
+            max_pixels=self.limits.max_pixels,
             large_pixels=large_pixels,
             width=image.width,
             height=image.height,
+            tail=len(image.tail),
         )
-        decoder.out += pack_job(job)
+        decoder.out.append(job)
 
-    def _answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
+    def answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Handle an answer. Raises KeyError for a job that this decoder does not have."""
         image = decoder.answered(answer.token)
         now_s = clock.monotonic()
@@ -267,7 +461,7 @@ class Decoders:
         self._returned(image)
         self._outcome(image, answer)
         if self._queue.waiting:
-            self._flush_soon()
+            self.flush_soon()
 
     def _returned(self, image: PendingImage) -> None:
         """Count out a large image that left its decoder."""
@@ -296,21 +490,23 @@ class Decoders:
             case _:
                 self._end(image, DecodeFailedError(answer.text))
 
-    def _lost(self, loss: Loss) -> None:
-        """Reject the image that ended its decoder; try its other images again."""
-        self._restarted("hung" if loss.hung else "died")
-        for image in loss.images:
+    def lost(self, images: Sequence[PendingImage], culprit: PendingImage | None, *, hung: bool) -> None:
+        """Reject the image that is known to have ended its decoder; try the others that it had again. `hung`: it did
+        not finish that image.
+        """
+        self._restarted("hung" if hung else "died")
+        for image in images:
             self._returned(image)
             image.deaths += 1
             if not image.wanted:
                 self._end(image, DecodeFailedError("it is not wanted any more"))
-            elif image is loss.culprit or image.deaths > _MOST_DEATHS:
-                rejecting = asyncio.create_task(self._reject(image, hung=loss.hung), name="rejection of an image")
+            elif image is culprit or image.deaths > _MOST_DEATHS:
+                rejecting = asyncio.create_task(self._reject(image, hung=hung), name="rejection of an image")
                 self._rejecting.add(rejecting)
                 rejecting.add_done_callback(self._rejecting.discard)
             else:
                 self._queue.push(image)
-        self._flush_soon()
+        self.flush_soon()
 
     async def _reject(self, image: PendingImage, *, hung: bool) -> None:
         body = image.body

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from app.fleet.process import WorkerProcess
-from app.fleet.submission import ModelPool, Submission, files_among
+from app.fleet.submission import ModelPool, Submission
 from app.scheduling.queue import ENDED, Batch
 from app.worker.messages import Done
 
@@ -44,26 +44,23 @@ class DeviceFiles:
             pause.cancel()
         self._pauses.clear()
 
-    def refused(self, pool: ModelPool, batch: Batch[Submission], done: Done, device: str) -> frozenset[Submission]:
+    def refused(
+        self, pool: ModelPool, batch: Batch[Submission], files: Sequence[int], done: Done, device: str
+    ) -> frozenset[Submission]:
         """Return the items that are still wanted and whose files the device could not decode. Count both kinds.
 
-        Positions that the worker names but that hold no file are ignored.
+        `files`: positions of the items that hold a file; others that the worker names are ignored.
         """
-        asked = set(files_among(batch.items))
-        if not asked:
-            return frozenset()
-        refused = [batch.items[position] for position in asked.intersection(done.undecoded)]
-        self._count(pool, device, decoded=len(asked) - len(refused), refused=len(refused))
-        return frozenset([item for item in refused if item.status is not ENDED])
-
-    def _count(self, pool: ModelPool, device: str, *, decoded: int, refused: int) -> None:
-        pool.metrics.device_decodes(device, decoded=decoded, refused=refused)
-        self._in_a_row[pool] = 0 if decoded else self._in_a_row.get(pool, 0) + refused
+        refused = [batch.items[position] for position in files if position in done.undecoded]
+        decoded = len(files) - len(refused)
+        pool.metrics.device_decodes(device, decoded=decoded, refused=len(refused))
+        self._in_a_row[pool] = 0 if decoded else self._in_a_row.get(pool, 0) + len(refused)
         if self._in_a_row[pool] >= REFUSED_IN_A_ROW and pool.passes_files:
             pool.passes_files = False
             self._pauses[pool] = asyncio.get_running_loop().call_later(PAUSE_S, self._end_pause, pool)
             message = "%s could decode none of the last %d files for %s: the host decodes them for %g s"
             log.warning(message, device, self._in_a_row[pool], pool.model.name, PAUSE_S)
+        return frozenset([item for item in refused if item.status is not ENDED])
 
     def _end_pause(self, pool: ModelPool) -> None:
         del self._pauses[pool]
@@ -73,4 +70,4 @@ class DeviceFiles:
     def _let_pass(self, pool: ModelPool) -> None:
         ready = [worker.ready for worker in self._workers.values() if worker.ready]
         loaded = [each for each in (one.loaded[pool.index] for one in ready) if each]
-        pool.passes_files = bool(loaded) and all(each.served_on.decoding.by == "device" for each in loaded)
+        pool.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)

@@ -143,16 +143,15 @@ class ServedStates:
         memory: dict[tuple[str, ...], float] = {}
         for worker in workers:
             assert worker.ready is not None
-            for model, loaded in zip(worker.plan.load.models, worker.ready.loaded, strict=True):
-                if loaded is None or model is None:
+            for model, on in zip(worker.plan.models, worker.ready.loaded, strict=True):
+                if on is None or model is None:
                     continue
                 where = (model.name, worker.device)
-                on = loaded.served_on
                 served_by = (*where, on.engine, on.precision)
                 load_times[where], memory[where] = on.load_s, on.memory_bytes
                 info |= {(*served_by, model.weights): 1}
                 errors |= {(*where, measure): error for measure, error in on.errors.items()}
-                verdicts |= {(*where, engine, precision): 0 for engine, precision in loaded.rejected}
+                verdicts |= {(*where, engine, precision): 0 for engine, precision in on.rejected}
                 if on.errors:
                     verdicts[served_by] = 1
         self._info.show(info)

@@ -20,7 +20,7 @@ from app import clock
 from app.errors import ServiceError
 from app.fleet.device_files import DeviceFiles
 from app.fleet.process import WorkerProcess
-from app.fleet.submission import ModelPool, Submission, run_of
+from app.fleet.submission import ModelPool, Submission, files_among, run_of
 from app.link import ComputedBy, Result, too_late
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
@@ -37,55 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("anychip.dispatcher")
 
 
-class BatchRecords:
-    """Records of batches, in metrics and traces, when they are sent and when they are done."""
-
-    def __init__(self, metrics: Metrics, tracing: Tracing | None) -> None:
-        self._metrics, self._tracing = metrics, tracing
-
-    def sent(self, batch: Batch[Submission], served: ModelPool, device: str) -> None:
-        """Record that a batch is sent to a worker of the device."""
-        size, padding, _ = served.metrics.batch(device)
-        size.observe(len(batch.items))
-        if batch.size > len(batch.items):
-            padding.inc(batch.size - len(batch.items))
-
-    def done(
-        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Done
-    ) -> SpanContext | None:
-        """Record that a batch is done. Return its span, if one of its requests is traced."""
-        try:
-            served.statistics.batch(len(batch.items), done.infer_s)
-            served.metrics.batch(worker.device)[2].observe(done.infer_s)
-            if done.fitted:
-                self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
-            return self._span(batch, served, worker, done) if self._tracing else None
-        except Exception:
-            log.exception("batch %d could not be recorded", batch.id)
-            return None
-
-    def _span(
-        self, batch: Batch[Submission], served: ModelPool, worker: WorkerProcess, done: Done
-    ) -> SpanContext | None:
-        traces = [trace for item in batch.items if (trace := item.terms.recorder.trace) is not None]
-        if self._tracing is None or not traces:
-            return None
-        assert worker.ready is not None
-        loaded = worker.ready.loaded[served.index]
-        assert loaded is not None
-        attributes = {
-            "anychip.model": batch.model,
-            "anychip.device": worker.device,
-            "anychip.worker": worker.name,
-            "anychip.engine": loaded.served_on.engine,
-            "anychip.precision": loaded.served_on.precision,
-            "anychip.images": len(batch.items),
-            "anychip.padding": batch.size - len(batch.items),
-            "anychip.infer_seconds": done.infer_s,
-        }
-        return self._tracing.batch(traces, batch.dispatched_s, clock.monotonic(), attributes)
-
-
 class Dispatcher:
     """Dispatch of batches of `models`, by name, to `workers`, by id; the fleet owns both."""
 
@@ -96,12 +47,13 @@ class Dispatcher:
         workers: Mapping[str, WorkerProcess],
         *,
         arena: Arena,
-        records: BatchRecords,
+        metrics: Metrics,
+        tracing: Tracing | None,
         refuse_unless_served: Callable[[str], None],
     ) -> None:
         """Keep `refuse_unless_served`: it raises NOT_READY if requests for a model are refused."""
         self._scheduler, self._models, self._workers, self._arena = scheduler, models, workers, arena
-        self._records, self._refuse_unless_served = records, refuse_unless_served
+        self._metrics, self._tracing, self._refuse_unless_served = metrics, tracing, refuse_unless_served
         self.files = DeviceFiles(models, workers)
         self._loop = asyncio.get_running_loop()
         self._dispatching = False  # True if `_dispatch` is due in this turn of the loop.
@@ -165,7 +117,10 @@ class Dispatcher:
 
     def _send(self, batch: Batch[Submission]) -> None:
         worker, pool = self._workers[batch.worker], self._models[batch.model]
-        self._records.sent(batch, pool, worker.device)
+        size, padding, _ = pool.metrics.batch(worker.device)
+        size.observe(len(batch.items))
+        if batch.size > len(batch.items):
+            padding.inc(batch.size - len(batch.items))
         worker.send(run_of(batch, pool.index))
 
     def _fail(self, item: Submission, error: ServiceError) -> None:
@@ -211,14 +166,16 @@ class Dispatcher:
         pool = self._models[batch.model]
         if done.fitted:
             self._scheduler.limit_batches(worker.name, batch.model, done.fitted, now_s)
-        span = self._records.done(batch, pool, worker, done)
-        again = self.files.refused(pool, batch, done, worker.device)
+        span = self._recorded(batch, pool, worker, done)
+        files = files_among(batch.items)
+        again = self.files.refused(pool, batch, files, done, worker.device) if files else ()
         for item in batch.items:
             if item not in again:
                 item.give_slot()
         self.dispatch_soon()  # First the device, then the waiting clients.
-        model = worker.model(pool.index)
-        computed_by = _computed_by(worker, pool)
+        # By the worker's own model: after a hand-over the served one may differ.
+        model, on = worker.model(pool.index), worker.served_on(pool.index)
+        computed_by = ComputedBy(model.weights, worker.device, on.engine, on.precision)
         for item, arrays in zip(batch.items, results, strict=True):
             if item in again:
                 self._refill(item)
@@ -227,6 +184,34 @@ class Dispatcher:
             else:
                 placement, begun_s, queued_s = item.placement, item.begun_s, item.queued_s
                 item.end(Result(arrays, model, computed_by, placement, begun_s, queued_s, done.infer_s, span))
+
+    def _recorded(
+        self, batch: Batch[Submission], pool: ModelPool, worker: WorkerProcess, done: Done
+    ) -> SpanContext | None:
+        """Record that a batch is done, in metrics and traces. Return its span, if one of its requests is traced."""
+        try:
+            pool.statistics.batch(len(batch.items), done.infer_s)
+            pool.metrics.batch(worker.device)[2].observe(done.infer_s)
+            if done.fitted:
+                self._metrics.out_of_memory.labels(batch.model, worker.device).inc()
+            traces = [trace for item in batch.items if (trace := item.terms.recorder.trace) is not None]
+            if self._tracing is None or not traces:
+                return None
+            on = worker.served_on(pool.index)
+            attributes = {
+                "anychip.model": batch.model,
+                "anychip.device": worker.device,
+                "anychip.worker": worker.name,
+                "anychip.engine": on.engine,
+                "anychip.precision": on.precision,
+                "anychip.images": len(batch.items),
+                "anychip.padding": batch.size - len(batch.items),
+                "anychip.infer_seconds": done.infer_s,
+            }
+            return self._tracing.batch(traces, batch.dispatched_s, clock.monotonic(), attributes)
+        except Exception:
+            log.exception("batch %d could not be recorded", batch.id)
+            return None
 
     def failed(self, worker: WorkerProcess, failed: Failed) -> None:
         """Handle a worker's answer that a batch failed."""
@@ -262,12 +247,3 @@ class Dispatcher:
             item.slot = slot
             process.exited.add_done_callback(lambda _, left=left: pool.slots.give(left))  # type: ignore[misc]
         log.warning("%d slots of %s are in quarantine until %s is gone", len(batch.items), batch.model, worker.name)
-
-
-def _computed_by(worker: WorkerProcess, pool: ModelPool) -> ComputedBy:
-    """Describe what computes for a model, by the worker's own model: after a hand-over the served one may differ."""
-    assert worker.ready is not None
-    loaded = worker.ready.loaded[pool.index]
-    assert loaded is not None
-    on = loaded.served_on
-    return ComputedBy(worker.model(pool.index).weights, worker.device, on.engine, on.precision)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from app.config import Settings
 from app.config.values import memory_of
+from app.core import ServedOn
 from app.fleet import footprints
 from app.fleet.device_metrics import DeviceMetrics, ServedStates
-from app.fleet.dispatcher import BatchRecords, Dispatcher
+from app.fleet.dispatcher import Dispatcher
 from app.fleet.handover import Handovers
 from app.fleet.plans import has_own_workers, how_served, memories, worker_devices, worker_plans
-from app.fleet.process import Events, Message, WorkerProcess
+from app.fleet.process import Events, Message, Replica, WorkerProcess
 from app.fleet.profiles import Profile, store_sizes
 from app.fleet.readiness import Readiness
-from app.fleet.replica import Replica
 from app.fleet.residents import Residents
 from app.fleet.submission import ModelPool, Submission
 from app.link import ReturnedBytes
@@ -34,7 +35,7 @@ from app.processes.fork_server import discard_prepared
 from app.processes.place import ChildStartError, PlaceStatus
 from app.scheduling.scheduler import Scheduler
 from app.worker.growth import LARGEST
-from app.worker.messages import Failed, HandOver, Loaded, ModelLoaded, ModelUnloaded, Released, Stats
+from app.worker.messages import Failed, HandOver, ModelLoaded, ModelUnloaded, Released, Stats
 from backends import Choice
 from models import Model, NormalisedModel
 
@@ -85,7 +86,8 @@ class Fleet:
             self.models,
             self._workers,
             arena=self.arena,
-            records=BatchRecords(metrics, tracing),
+            metrics=metrics,
+            tracing=tracing,
             refuse_unless_served=self.readiness.refuse_unless_served,
         )
         for pool in self.models.values():
@@ -128,7 +130,7 @@ class Fleet:
         models = [pool.model for pool in self.models.values()]
         await asyncio.to_thread(footprints.say_what_fits, self._settings, self._choice, models)
         plans = worker_plans(self._settings, self._choice, models, self._profiles)
-        if not any(plan.bare for _, plan in plans):
+        if not any(plan.confined for _, plan in plans):
             discard_prepared(CONFINED)
         for device, plan in plans:
             self.replicas.append(Replica(device, plan, self.arena, events))
@@ -146,9 +148,9 @@ class Fleet:
         for worker in self.residents.workers():
             assert worker.ready is not None
             total = worker.ready.total_bytes
-            pinned = sum(held.served_on.memory_bytes for held in worker.ready.loaded if held)
+            pinned = sum(held.memory_bytes for held in worker.ready.loaded if held)
             given = memory_of(self._settings.device_memory, total)
-            free = int(worker.plan.load.guard.device_ratio * total) - worker.ready.used_bytes
+            free = int(worker.plan.guard.device_ratio * total) - worker.ready.used_bytes
             budgets.append(free // each if given is None else given // each - pinned)
             self._metrics.model_memory_budget_bytes.labels(worker.device).set((budgets[-1] + pinned) * each)
         if reason := await self.residents.begin(min(budgets), known):
@@ -181,22 +183,26 @@ class Fleet:
         """Return the workers that are ready."""
         return list(self._workers.values())
 
-    def loaded(self, pool: ModelPool) -> list[tuple[str, Loaded]]:
+    def loaded(self, pool: ModelPool) -> list[tuple[str, ServedOn]]:
         """Return how each ready worker serves the model, with its device."""
         workers = [(worker.device, worker.ready) for worker in self.workers()]
         loaded = [(device, ready.loaded[pool.index]) for device, ready in workers if ready]
         return [(device, each) for device, each in loaded if each]
 
+    async def change(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change of the models in a task of its own: a client that leaves must not leave half a change behind.
+
+        Raises DRAINING if `stop` ended it.
+        """
+        await self._handovers.run(change)
+
     async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one to
-        unload. Items that wait for an unloaded model are refused. A hand-over goes on when its caller is cancelled.
+        unload. Items that wait for an unloaded model are refused.
 
         Raises ChildStartError if a new worker cannot start: nothing has changed then.
         """
-        await self._handovers.run(self._hand_over(tuple(models), reason))
-
-    async def _hand_over(self, models: tuple[Model | None, ...], reason: str) -> None:
-        await self._handovers.to(models, reason)
+        await self._handovers.to(tuple(models), reason)
         for (name, pool), model in zip(self.models.items(), models, strict=True):
             if model is not None:
                 pool.model = model
@@ -246,7 +252,7 @@ class Fleet:
                 for form in pool.names:
                     self.dispatcher.refuse_waiting(form, self.readiness.reason(name))
 
-    def _keep_in_background(self, worker: WorkerProcess, loaded: Mapping[int, Loaded]) -> None:
+    def _keep_in_background(self, worker: WorkerProcess, loaded: Mapping[int, ServedOn]) -> None:
         asyncio.get_running_loop().run_in_executor(None, footprints.keep, worker, loaded, self._settings, self._choice)
 
     def _membership_changed(self) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from app.config import Settings
+from app.core import ServedOn
 from app.fleet.process import WorkerProcess
 from app.fleet.profiles import path_of, surroundings, write
 from app.scheduling.residency import expected_load_s
-from app.worker.messages import Loaded
 from backends import Choice
 from models import Model
 
@@ -42,38 +42,37 @@ class Footprint:
     first_load_s: float
 
 
-def of(model: Model, loaded: Loaded, device: str) -> Footprint:
-    """Make a footprint of what a worker has measured."""
-    on = loaded.served_on
-    how = on.engine, on.precision, ",".join(map(str, on.batch_sizes)), on.memory_bytes
-    return Footprint(model.name, model.weights, device, *how, on.load_s, on.load_s)
-
-
-def store(found: Footprint, settings: Settings, choice: Choice, model: Model) -> Footprint:
-    """Keep a measurement beside the time of the first load, and return both. Raises OSError. Not for the loop."""
-    path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
-    before = _read(path)
-    kept = found
-    if before is not None:
-        load_s = expected_load_s(before.load_s, found.load_s)
-        kept = replace(found, load_s=load_s, first_load_s=before.first_load_s)
-    write(path, asdict(kept))
-    return kept
-
-
-def keep(worker: WorkerProcess, loaded: Mapping[int, Loaded], settings: Settings, choice: Choice) -> None:
-    """Keep a worker's measurements of models, by their numbers, for the next start and `anychip devices`. Not for the
-    loop; the worker may have unloaded the models by then.
+def keep(worker: WorkerProcess, loaded: Mapping[int, ServedOn], settings: Settings, choice: Choice) -> None:
+    """Keep a worker's measurements of models, by their numbers, beside the times of the first loads, for the next start
+    and `anychip devices`. Not for the loop; the worker may have unloaded the models by then.
     """
     device = choice.device(worker.device)
     if device.name != choice.device(choice.devices[0]).name:
         return  # Kept only for the first device, like profiles.
     try:
-        for index, found in loaded.items():
-            if (model := worker.plan.load.models[index]) is not None:
-                store(of(model, found, f"{choice.vendor} {device.name}"), settings, choice, model)
+        for index, on in loaded.items():
+            if (model := worker.plan.models[index]) is not None:
+                _store(on, f"{choice.vendor} {device.name}", settings, choice, model)
     except OSError as error:
         log.warning("what models take of %s cannot be kept: %s", worker.device, error)
+
+
+def _store(on: ServedOn, device: str, settings: Settings, choice: Choice, model: Model) -> None:
+    """Keep a measurement beside the time of the first load. Raises OSError."""
+    path = path_of(settings, _FOLDER, _valid_for(settings, choice, model))
+    before = _read(path)
+    kept = Footprint(
+        model=model.name,
+        weights=model.weights,
+        device=device,
+        engine=on.engine,
+        precision=on.precision,
+        batch_sizes=",".join(map(str, on.batch_sizes)),
+        memory_bytes=on.memory_bytes,
+        load_s=on.load_s if before is None else expected_load_s(before.load_s, on.load_s),
+        first_load_s=on.load_s if before is None else before.first_load_s,
+    )
+    write(path, asdict(kept))
 
 
 def say_what_fits(settings: Settings, choice: Choice, models: Sequence[Model]) -> None:

@@ -1,7 +1,7 @@
 """Hand-overs: workers replace others that still serve, for new weights, for memory, or for engines slow to build.
 
 Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it; they go on after their
-caller is gone. app.fleet.replica owns how a replica starts, swaps and drains workers. Must not know requests.
+caller is gone. app.processes.place owns how a replica starts, swaps and drains workers. Must not know requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from app import clock
 from app.config import Settings
 from app.errors import ServiceError
-from app.fleet.process import WorkerPlan, WorkerProcess
-from app.fleet.replica import Replica
+from app.fleet.process import Replica, WorkerProcess
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStartError, PlaceStatus
 from app.worker.guard import HAND_OVER
+from app.worker.messages import WorkerPlan
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
@@ -64,15 +64,15 @@ class Handovers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def run(self, hand_over: Coroutine[Any, Any, None]) -> None:
-        """Run a hand-over in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
+    async def run(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
 
         Raises DRAINING if `stop` ended it.
         """
         if self._stopped:
-            hand_over.close()
+            change.close()
             raise _shutting_down()
-        task = self._task(hand_over, "hand-over")
+        task = self._task(change, "change of models")
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -105,7 +105,7 @@ class Handovers:
             needed = [
                 each
                 for each, plan in plans.items()
-                if each in in_order or (plan.serves not in served and plan.load.models != each.plan.load.models)
+                if each in in_order or (plan.serves not in served and plan.models != each.plan.models)
             ] or list(plans)
             workers = {each: each.worker(plan) if each in needed else None for each, plan in plans.items()}
             starts = {
@@ -174,8 +174,7 @@ class Handovers:
                 if allowed and worker.is_ready and all(each.child.is_ready for each in others):
                     try:
                         # Like this worker: with compiled engines, if it has them.
-                        load = worker.plan.load.with_models(replica.plan.load.models)
-                        successor = replica.worker(self._with_sizes(replace(worker.plan, load=load)))
+                        successor = replica.worker(self._with_sizes(worker.plan.with_models(replica.plan.models)))
                         await replica.prepare(successor)
                         await asyncio.shield(replica.take_over(successor, self._settings.drain_s))
                         self._metrics.cache_releases.labels(replica.device, HAND_OVER, trigger).inc()
@@ -201,8 +200,7 @@ class Handovers:
                     return
                 self._compilations[replica] = tries + 1, clock.monotonic()
                 quick = self._with_sizes(replica.plan)
-                load = replace(quick.load, quick=False)
-                plan = replace(quick, load=load, start_timeout_s=_COMPILE_TIMEOUT_S)
+                plan = replace(quick, quick=False, start_timeout_s=_COMPILE_TIMEOUT_S)
                 log.info("%s serves meanwhile; faster engines and larger batches are tried beside it", worker.name)
                 try:
                     compiled = replica.worker(plan)
@@ -220,7 +218,7 @@ class Handovers:
                     )
                     continue
                 if found:
-                    await asyncio.to_thread(self._keep_sizes, plan.load.device.name, found)
+                    await asyncio.to_thread(self._keep_sizes, plan.device.name, found)
                 await asyncio.shield(drain)
                 self._metrics.handovers.labels(replica.device, "compiled").inc()
                 return
@@ -228,20 +226,19 @@ class Handovers:
     def _found_sizes(self, worker: WorkerProcess) -> Mapping[int, tuple[int, ...]]:
         """Return and keep the batch sizes that a worker has found, by the model's number; it serves with them."""
         assert worker.ready is not None
-        load = worker.plan.load
-        loaded = {index: worker.ready.loaded[index] for index, plan in enumerate(load.plans) if plan.grows}
+        loaded = {index: worker.ready.loaded[index] for index, plan in enumerate(worker.plan.plans) if plan.grows}
         found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}
-        self._sizes.setdefault(load.device.name, {}).update(found)
+        self._sizes.setdefault(worker.plan.device.name, {}).update(found)
         return found
 
     def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
         """Return the plan with the batch sizes found meanwhile on such a device; they are not searched again."""
-        found = self._sizes.get(plan.load.device.name, {})
+        found = self._sizes.get(plan.device.name, {})
         plans = tuple(
             replace(each, batch_sizes=found[index], grows=False) if index in found else each
-            for index, each in enumerate(plan.load.plans)
+            for index, each in enumerate(plan.plans)
         )
-        return replace(plan, load=replace(plan.load, plans=plans))
+        return replace(plan, plans=plans)
 
 
 def _shutting_down() -> ServiceError:

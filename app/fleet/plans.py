@@ -12,11 +12,10 @@ from dataclasses import replace
 
 from anychip_base.interpreter import bare_environment
 from app.config import Settings, split
-from app.fleet.process import WorkerPlan
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration
 from app.worker.guard import LeakLimits
-from app.worker.messages import Load, ModelPlan
+from app.worker.messages import ModelPlan, WorkerPlan
 from backends import Choice
 from models import Model, NormalisedModel
 
@@ -111,7 +110,7 @@ def worker_plans(
             first = models[serves[0]]
             kept = cache_dir / PROGRAMS / first.weights_sha256 if first.is_program else cache_dir / CONFINED
             variables |= bare_environment(str(kept))
-        load = Load(
+        return WorkerPlan(
             plans=tuple(
                 each if index in serves else replace(each, model=None, is_gated=False, calibration=None)
                 for index, each in enumerate(served)
@@ -124,14 +123,10 @@ def worker_plans(
             ballast=bytes(facts.pretence.ballast_bytes if facts.pretence else 0),
             decode=settings.decode,
             confined=confined,
-        )
-        return WorkerPlan(
-            load,
-            variables,
+            environment=variables,
             forks=facts.forks,
             serves=serves,
             memory=memory,
-            bare=confined,
             start_timeout_s=settings.start_timeout_s,
             batch_timeout_s=settings.batch_timeout_s,
             heartbeat_timeout_s=_HEARTBEAT_TIMEOUT_S,

@@ -1,7 +1,9 @@
-"""One worker process as the event loop sees it, from spawn to death.
+"""Workers as the event loop sees them: one process from spawn to death, and the place on a device that always has one.
 
-Owns: its channel, the batches it has not answered, and its limits. Must not know what a batch is for, nor what follows
-on its end (app.processes.place).
+Owns: a worker's channel, the batches it has not answered, and its limits; the plan that the next worker of a place
+follows, and what is counted of workers that died. Must not know what a batch is for. app.processes.place owns when a
+worker is started, watched, replaced and given up. All of it runs in the event loop's thread: workers also die with the
+thread that started them (see main).
 """
 
 from __future__ import annotations
@@ -13,18 +15,18 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
 from anychip_base.interpreter import module_path
-from app import logs
+from app.core import Loaded, ServedOn
 from app.fleet.spawn import SpawnedChild, spawn_with
 from app.link import ReturnedBytes
 from app.processes.arena import Arena
 from app.processes.channel import ChannelError
-from app.processes.place import Cause, ChildStatus
+from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus, Supervisor
 from app.worker.begin import Begin
 from app.worker.messages import (
     Beat,
@@ -33,11 +35,8 @@ from app.worker.messages import (
     Failed,
     FromWorker,
     HandOver,
-    Load,
-    Loaded,
     ModelLoaded,
     ModelUnloaded,
-    Progress,
     Ready,
     Release,
     Released,
@@ -45,8 +44,9 @@ from app.worker.messages import (
     Stats,
     Stop,
     ToWorker,
+    WorkerPlan,
 )
-from app.worker.results import Arrays, map_overflow, read_results
+from app.worker.results import Arrays, map_large, read_results
 from models import WeightsError
 from models.weights.opened import mend
 
@@ -57,36 +57,6 @@ log = logging.getLogger("anychip.workers")
 
 _UNASKED_BYTES_PER_S = 2 << 20
 """Limit of what a worker may say unasked, two thousand times the usual."""
-
-
-@dataclass(frozen=True)
-class WorkerPlan:
-    """A worker's models, the environment of its process, and its limits.
-
-    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`: the
-    numbers of the models that it may have, None: all; `memory`: number of the arena's memory that they lie in. `bare`:
-    the process gets nothing of the service's own environment.
-    """
-
-    load: Load
-    environment: Mapping[str, str] = field(default_factory=dict)
-    forks: bool = False
-    serves: tuple[int, ...] | None = None
-    memory: int = 0
-    bare: bool = False
-    start_timeout_s: float = 600.0
-    batch_timeout_s: float = 30.0
-    heartbeat_timeout_s: float = 10.0
-    log_style: logs.Style = ("info", "auto")
-
-    def has(self, index: int) -> bool:
-        """Return True if the worker may have the model of this number."""
-        return self.serves is None or index in self.serves
-
-    def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
-        """Return the same plan for other models, of which it takes its own."""
-        own = [model if self.has(index) else None for index, model in enumerate(models)]
-        return replace(self, load=self.load.with_models(own))
 
 
 Message: TypeAlias = Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
@@ -135,9 +105,15 @@ class WorkerProcess(SpawnedChild):
 
     def model(self, index: int) -> Model:
         """Return a model as this worker serves it; after a hand-over another may serve other weights and labels."""
-        model = self.plan.load.plans[index].model
+        model = self.plan.plans[index].model
         assert model is not None
         return model
+
+    def served_on(self, index: int) -> ServedOn:
+        """Return how this worker serves a model that it has loaded."""
+        served_on = None if self.ready is None else self.ready.loaded[index]
+        assert served_on is not None
+        return served_on
 
     def hold(self, index: int, loaded: Loaded | None) -> None:
         """Record that the worker has loaded a model on demand; `loaded` None: that it has unloaded it."""
@@ -170,23 +146,23 @@ class WorkerProcess(SpawnedChild):
         """Start the process and tell it what to load. Raises OSError."""
         if self.mends:
             self.left_out = await asyncio.to_thread(_mended, self.plan)
-            models = enumerate(self.plan.load.models)
+            models = enumerate(self.plan.models)
             self.plan = self.plan.with_models([None if index in self.left_out else each for index, each in models])
         plan, memory = self.plan, self.plan.memory
         try:
-            spawning = spawn_with(plan.load, "anychip-load", self.name, forks=plan.forks, bare=plan.bare)
-            spawned, load = await asyncio.wait_for(spawning, plan.start_timeout_s)
+            spawning = spawn_with(plan, "anychip-load", self.name, forks=plan.forks, bare=plan.confined)
+            spawned, packed = await asyncio.wait_for(spawning, plan.start_timeout_s)
         except asyncio.TimeoutError:
             raise OSError(f"it had no process within {plan.start_timeout_s:g} s") from None
         environment = dict(plan.environment)
-        if not plan.bare:  # It has the service's other variables, except those set since its start.
+        if not plan.confined:  # It has the service's other variables, except those set since its start.
             environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
-        afresh = plan.bare and not spawned.bare
+        afresh = plan.confined and not spawned.bare
         begin = Begin(self.name, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
         self.connect(
             spawned,
             begin,
-            (*self._arena.descriptors(memory), load),
+            (*self._arena.descriptors(memory), packed),
             FromWorker,
             self._heard,
             most_bytes_per_s=_UNASKED_BYTES_PER_S,
@@ -251,7 +227,7 @@ class WorkerProcess(SpawnedChild):
                 self._answered(message.batch_id)
                 self._events.message(self, message)
                 self.leave()
-            case Progress():
+            case ModelLoaded() if self.ready is None:
                 self.loaded.add(message.model)
             case Ready():
                 self.ready = message
@@ -271,18 +247,57 @@ class WorkerProcess(SpawnedChild):
 
     def _results(self, run: Run, done: Done) -> list[Arrays]:
         """Read the results of a batch. Raises ResultError, ChannelError, OSError, ValueError."""
-        if done.small:
-            return read_results(done.results, None, run.slots, done.small)
-        overflow = None
-        if done.overflow_bytes:
-            overflow = map_overflow(self.talk.take_descriptor(), done.overflow_bytes)
-        return read_results(done.results, self._arena.results(run.model), run.slots, overflow)
+        large = map_large(self.talk.take_descriptor(), done.large_bytes) if done.large_bytes else None
+        return read_results(done.results, len(run.slots), done.small if large is None else large)
+
+
+class Replica(Supervisor[WorkerProcess]):
+    """One place on a device; its workers follow `plan`, which a hand-over changes."""
+
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
+        self.device, self.plan = device, plan
+        self._arena, self._events = arena, events
+        self._mends = False
+        super().__init__(self._next, log, breaks=True, exclusive=True)
+
+    def worker(self, plan: WorkerPlan) -> WorkerProcess:
+        """Make a worker that follows `plan`, for this place or to take over from the one in it."""
+        return WorkerProcess(self.device, plan, self._arena, self._events)
+
+    def _next(self) -> WorkerProcess:
+        """Make the worker of this place; after one that could not start it looks first whether copies are damaged."""
+        worker = self.worker(self.plan)
+        worker.mends = self._mends
+        return worker
+
+    @property
+    def loaded(self) -> set[int]:
+        """The numbers of the models that its workers have loaded, also of one that is not ready yet."""
+        return {index for worker in self.children for index in worker.loaded}
+
+    async def wait_ready(self) -> None:
+        """Wait until a worker is ready. Raises ChildStartError with the worker's own sentence."""
+        try:
+            await asyncio.shield(self.ready)
+        except ChildStartError:
+            raise ChildStartError(self.child.reason) from None
+
+    def lost(self, child: WorkerProcess) -> None:
+        """Count a worker that died; the first one that cannot start is an error of the whole service."""
+        if child.cause is Cause.START and self.restarts == 1:
+            self.close()
+            return
+        self._mends = child.cause is Cause.START
+        self._events.died(self.device, "hung" if child.cause is Cause.FROZEN else child.cause.value)
+        if child.status is ChildStatus.QUARANTINED or self.status is PlaceStatus.BROKEN:
+            log.error("%s is %s: %s", self.device, self.status.value, self.reason)
+            self._events.broken()
 
 
 def _mended(plan: WorkerPlan) -> dict[int, str]:
     """Make damaged copies of files again. Return the numbers of models whose files are lost, with the reason."""
     lost = {}
-    for index, model in enumerate(plan.load.models):
+    for index, model in enumerate(plan.models):
         if model is not None and model.files is not None:
             try:
                 mend(model.files)

@@ -82,7 +82,7 @@ def store(profile: Profile, settings: Settings, choice: Choice, model: Model) ->
 
 
 def _write(profile: Profile, settings: Settings, valid_for: Mapping[str, str], model: Model) -> Path:
-    path = _path(settings, valid_for)
+    path = path_of(settings, "profiles", valid_for)
     write(path, {"valid_for": valid_for, "made_by": _maker(model), **asdict(profile)})
     return path
 
@@ -123,7 +123,7 @@ def _maker(model: Model) -> dict[str, str]:
 
 def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Profile | None:
     """Read a profile; take that of another user, or of a copy of the file, only if `--profiles true` was given."""
-    path = _path(settings, valid_for)
+    path = path_of(settings, "profiles", valid_for)
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         profile = Profile(**{each.name: document[each.name] for each in fields(Profile)})
@@ -168,10 +168,6 @@ def of_model(settings: Settings, profile: Profile | None) -> Mapping[str, Any]:
     chosen = {name: getattr(settings if profile is None or name in given else profile, name) for name in OF_MODEL}
     grows = settings.profiles and chosen["batch_sizes"] == "auto"
     return {**chosen, "batch_sizes": sizes_of(chosen["batch_sizes"]), "grows": grows}
-
-
-def _path(settings: Settings, valid_for: Mapping[str, str]) -> Path:
-    return path_of(settings, "profiles", valid_for)
 
 
 def path_of(settings: Settings, folder: str, valid_for: Mapping[str, str]) -> Path:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any
 
 from app import clock
+from app.core import Loaded
 from app.errors import ServiceError
 from app.fleet.footprints import Footprint, in_words
 from app.fleet.process import WorkerProcess
@@ -28,7 +29,7 @@ from app.fleet.submission import ModelPool
 from app.observability.metrics import Metrics
 from app.scheduling.residency import Place, Residency, Tenant
 from app.scheduling.scheduler import Scheduler
-from app.worker.messages import Loaded, LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
+from app.worker.messages import LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
 from models.contract.errors import WeightsError
 from models.weights.opened import mend
 
@@ -270,8 +271,8 @@ class Residents:
         for tenant in self._policy.placed(Place.LOADING):
             held = [_measured(worker, self._pools[tenant.name]) for worker in self.workers()]
             if held and all(held):
-                memory = max(sum(each.served_on.memory_bytes for each in forms) for forms in held)
-                load_s = max(sum(each.served_on.load_s for each in forms) for forms in held)
+                memory = max(sum(each.memory_bytes for each in forms) for forms in held)
+                load_s = max(sum(each.load_s for each in forms) for forms in held)
                 self._policy.loaded(tenant.name, now_s, memory, load_s)
                 self._deaths.pop(tenant.name, None)
                 self._patience.pop(tenant.name, None)
@@ -335,7 +336,7 @@ def _replace_confined(workers: Callable[[], list[WorkerProcess]], name: str, men
     if mended.cancelled() or not mended.result():
         return
     for worker in workers():
-        if worker.plan.bare:
+        if worker.plan.confined:
             worker.kill(f"the copy of {name} was made again, and it may read the old one only")
 
 

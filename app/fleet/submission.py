@@ -35,6 +35,8 @@ class ModelPool(ServedModel):
         self.slots = FreeSlots(slots)
         self.forms = [self]
         """This form and the model's other one, each with slots and a queue of its own."""
+        self.shown = self
+        """Model that clients see: this one, or the one whose form this is. They are loaded and unloaded together."""
         self.unloaded = False
         """Flag of a model whose new requests are refused: no worker has it, or the last one is about to unload it."""
         self.lost = ""
@@ -47,7 +49,7 @@ class ModelPool(ServedModel):
 
     def add_form(self, floats: ModelPool) -> None:
         """Make `floats` the form of this model that takes normalised tensors."""
-        self.floats = floats
+        self.floats, floats.shown = floats, self
         self.forms.append(floats)
         floats.metrics, floats.statistics, floats._watchers = self.metrics, self.statistics, self._watchers
 

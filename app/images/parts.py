@@ -24,7 +24,7 @@ def part_of(image: Tensor, region: Region) -> Tensor:
         part = cv2.warpPerspective(
             image.numpy(), turn, (columns, rows), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
         )
-    elif not corners and 0 < columns <= width - x and 0 < rows <= height - y:
+    elif not corners and min(x, y) >= 0 and 0 < columns <= width - x and 0 < rows <= height - y:
         part = image[y : y + rows, x : x + columns].numpy()
     else:
         raise InvalidImageError(f"the image of {width} x {height} has no region at {x}, {y}")

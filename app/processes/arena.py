@@ -1,11 +1,8 @@
-"""The arena: shared memory that carries pixels to the workers and results back.
-
-    a slot's input: as many bytes as the pool says        its place for results: RESULT_BYTES, in memory of its own
+"""The arena: shared memory that carries pixels to the workers.
 
 Owns: the memory (memfds, not /dev/shm: containers give that 64 MB), its division into pools of equal slots, and the
-free slots. Must not know what is in a slot. The server writes inputs, workers write results; only a slot number is
-sent. Pools lie in one memory or in several, each with a second one for results: a process that has one sees nothing of
-the others. Decoders have none of those for results.
+free slots. Must not know what is in a slot. The server and its decoders write, workers read; only a slot number is
+sent. Pools lie in one memory or in several: a process that has one sees nothing of the others.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-RESULT_BYTES = 256 << 10
-"""Place for results in each slot. The system gives memory for the used part; larger results: app.worker.results."""
 _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or a page with a neighbour.
 
 
@@ -29,15 +24,13 @@ _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or 
 class Pool:
     """Pool of `count` slots of `slot_bytes` bytes, the first at `offset_bytes`, each `stride_bytes` after the last.
 
-    `memory`: number of the arena's memory that it lies in. In the memory for results that belongs to it, the first
-    slot's place is at `result_offset_bytes`, and the others follow.
+    `memory`: number of the arena's memory that it lies in.
     """
 
     slot_bytes: int
     count: int
     offset_bytes: int
     stride_bytes: int
-    result_offset_bytes: int
     memory: int = 0
 
 
@@ -52,17 +45,14 @@ class Arena:
         """
         layout: list[Pool] = []
         sizes: dict[int, int] = {}
-        result_sizes: dict[int, int] = {}
         for (slot_bytes, count), memory in zip(pools, memories or [0] * len(pools), strict=True):
             if slot_bytes < 1 or count < 1:
                 raise ValueError(f"a pool needs slots of at least one byte, not {count} of {slot_bytes}")
             stride = -(-slot_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            begin, result_begin = sizes.get(memory, 0), result_sizes.get(memory, 0)
-            layout.append(Pool(slot_bytes, count, begin, stride, result_begin, memory))
-            sizes[memory], result_sizes[memory] = begin + stride * count, result_begin + RESULT_BYTES * count
-        every = range(len(sizes))
-        wanted = [kind[each] for kind in (sizes, result_sizes) for each in every]
-        self._map(tuple(layout), [sealed_memory("anychip-arena", size) for size in wanted])
+            begin = sizes.get(memory, 0)
+            layout.append(Pool(slot_bytes, count, begin, stride, memory))
+            sizes[memory] = begin + stride * count
+        self._map(tuple(layout), [sealed_memory("anychip-arena", sizes[each]) for each in range(len(sizes))])
 
     @classmethod
     def opened(cls, pools: tuple[Pool, ...], *descriptors: int) -> Arena:
@@ -71,11 +61,10 @@ class Arena:
         arena._map(pools, descriptors)
         return arena
 
-    def descriptors(self, memory: int | None = None, *, results: bool = True) -> list[int]:
-        """Return new descriptors of a memory, or of all, and of those for results if wanted; the caller's to close."""
-        wanted = range(self._count) if memory is None else [memory]
-        kinds = (0, self._count) if results else (0,)
-        return [os.dup(self._descriptors[kind + each]) for kind in kinds for each in wanted]
+    def descriptors(self, memory: int | None = None) -> list[int]:
+        """Return new descriptors of a memory, or of all; the caller's to close."""
+        wanted = self._descriptors if memory is None else [self._descriptors[memory]]
+        return [os.dup(each) for each in wanted]
 
     def pools_in(self, memory: int) -> tuple[Pool, ...]:
         """Return the pools for a process that has this memory alone: pools that lie elsewhere have no slots."""
@@ -83,8 +72,6 @@ class Arena:
 
     def _map(self, pools: tuple[Pool, ...], descriptors: Sequence[int]) -> None:
         self.pools = pools
-        # Count of memories; as many for results follow, if they are here.
-        self._count = 1 + max(pool.memory for pool in pools)
         self._descriptors = descriptors
         self._memories: Sequence[npt.NDArray[np.uint8]] | None = [
             np.frombuffer(mmap.mmap(each, 0), dtype=np.uint8) for each in descriptors
@@ -92,33 +79,13 @@ class Arena:
 
     def slot(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
         """Return the bytes of slot `index` of pool `pool`: uint8 [slot_bytes], shared memory. Raises IndexError."""
-        layout = self._layout(pool, index)
-        start = layout.offset_bytes + index * layout.stride_bytes
-        return self._memory(layout.memory)[start : start + layout.slot_bytes]
-
-    def result(self, pool: int, index: int) -> npt.NDArray[np.uint8]:
-        """Return the place for results of slot `index` of pool `pool`: uint8 [RESULT_BYTES]. Raises IndexError."""
-        layout = self._layout(pool, index)
-        start = layout.result_offset_bytes + index * RESULT_BYTES
-        return self._memory(self._count + layout.memory)[start : start + RESULT_BYTES]
-
-    def results(self, pool: int) -> npt.NDArray[np.uint8]:
-        """Return the places for results of all slots of a pool: uint8 [count, RESULT_BYTES]."""
-        layout = self.pools[pool]
-        start = layout.result_offset_bytes
-        memory = self._memory(self._count + layout.memory)
-        return memory[start : start + layout.count * RESULT_BYTES].reshape(layout.count, RESULT_BYTES)
-
-    def _layout(self, pool: int, index: int) -> Pool:
         layout = self.pools[pool]
         if not 0 <= index < layout.count:
             raise IndexError(f"pool {pool} has no slot {index}")
-        return layout
-
-    def _memory(self, number: int) -> npt.NDArray[np.uint8]:
         if self._memories is None:
             raise ValueError("the arena is closed")
-        return self._memories[number]
+        start = layout.offset_bytes + index * layout.stride_bytes
+        return self._memories[layout.memory][start : start + layout.slot_bytes]
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last array that uses it. Idempotent."""

@@ -1,17 +1,26 @@
 """Administration of the service: its state, and changes of its models; the owner's side of app.link.Administration.
 
-Owns: whether the service is draining, and the documents. app.fleet.readiness owns a model's state, and
-app.serving.repository the loads and unloads. The service is ready when every model that it was started with is ready
-(docs/reliability.md). Must not know a transport.
+    load:   read the file ─► hand over to workers that have it ─► take requests
+    unload: refuse requests ─► answer those under way ─► hand over to workers without it
+
+Owns: whether the service is draining, the documents, and the set of models that all workers hold after each change, one
+change at a time. app.fleet.readiness owns a model's state, and app.fleet.handover replaces a worker without losing a
+request. The service is ready when every model that it was started with is ready (docs/reliability.md). Must not know a
+transport.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
-from app import link
+from app import clock, link
+from app.config import Settings
 from app.core import ServedOn
 from app.errors import ServiceError, invalid_request
 from app.fleet.fleet import Fleet
@@ -19,8 +28,16 @@ from app.fleet.profiles import Profile
 from app.fleet.submission import ModelPool
 from app.link import Devices, DeviceStatus, ModelState, ReturnedBytes
 from app.observability.triton_statistics import FIRST_VERSION
-from app.serving.repository import Repository
+from app.precision.described import Described
+from app.processes.place import ChildStartError
+from app.serving.opening import Opening, OpeningError
 from backends import Choice
+from models import Model, ModelError, NormalisedModel, PixelModel
+
+log = logging.getLogger("anychip.service")
+
+_CHANGES_PER_MINUTE = 12
+"""Most loads and unloads that may begin in a minute, before 429."""
 
 
 class ServiceAdministration(link.Administration):
@@ -28,16 +45,19 @@ class ServiceAdministration(link.Administration):
 
     def __init__(
         self,
+        settings: Settings,
         fleet: Fleet,
         models: Mapping[str, ModelPool],
-        repository: Repository,
         choice: Choice,
         profiles: Mapping[str, Profile],
     ) -> None:
-        self._fleet, self._models, self._repository = fleet, models, repository
+        self._settings, self._fleet, self._models = settings, fleet, models
         self._choice, self._profiles = choice, profiles
         self.traffic: dict[str, Mapping[str, float]] = {}
         self.draining = False
+        self._lock = asyncio.Lock()
+        self._begun_s = deque[float](maxlen=_CHANGES_PER_MINUTE)
+        """Start times of the last changes."""
 
     def why_not(self, model: str = "") -> str:  # noqa: D102
         if self.draining:
@@ -62,8 +82,7 @@ class ServiceAdministration(link.Administration):
 
     def served_on(self, model: str) -> list[ServedOn]:  # noqa: D102
         # The device as the server knows it: a worker may say anything.
-        found = self._fleet.loaded(self._models[model])
-        return [replace(loaded.served_on, device=device) for device, loaded in found]
+        return [replace(on, device=device) for device, on in self._fleet.loaded(self._models[model])]
 
     def profile_of(self, model: str) -> str:  # noqa: D102
         profile = self._profiles.get(model)
@@ -100,13 +119,83 @@ class ServiceAdministration(link.Administration):
         return [worker.device for worker in self._fleet.workers()]
 
     async def load(self, model: str) -> None:  # noqa: D102
-        await self._repository.load(model)
+        await self._fleet.change(self._load(self._models[model]))
 
     async def unload(self, model: str) -> None:  # noqa: D102
-        await self._repository.unload(model)
+        await self._fleet.change(self._unload(self._models[model]))
 
     async def release(self, device: str) -> dict[str, ReturnedBytes]:  # noqa: D102
         if device not in self._choice.devices:
             there_is = ", ".join(self._choice.devices)
             raise ServiceError("NOT_FOUND", f"there is no device {device!r} here; there is {there_is}")
         return await self._fleet.release(device)
+
+    async def _load(self, served: ModelPool) -> None:
+        async with self._begun():
+            model = await self._read(served)
+            await self._hand_over({served.model.name: model}, "load")
+            served.unloaded, served.lost = False, ""
+
+    @contextlib.asynccontextmanager
+    async def _begun(self) -> AsyncIterator[None]:
+        """Begin a change, unless another one runs or there were too many. Raises QUEUE_FULL."""
+        if self._lock.locked():
+            raise ServiceError("QUEUE_FULL", "another model is being loaded or unloaded; try again", retry_after_s=5)
+        now_s = clock.monotonic()
+        most = self._begun_s.maxlen
+        if len(self._begun_s) == most and (wait_s := self._begun_s[0] + 60 - now_s) > 0:
+            message = f"models are loaded and unloaded {most} times a minute at most; try again"
+            raise ServiceError("QUEUE_FULL", message, retry_after_s=math.ceil(wait_s))
+        self._begun_s.append(now_s)
+        async with self._lock:
+            yield
+
+    async def _unload(self, served: ModelPool) -> None:
+        async with self._begun():
+            if served.unloaded:
+                return
+            served.unloaded = True
+            try:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(served.drained(), self._settings.drain_s)
+                await self._hand_over({}, "unload")
+            except BaseException:
+                served.unloaded = False
+                raise
+
+    async def _read(self, served: ModelPool) -> Model:
+        """Read the model again. Raises INVALID_REQUEST for what the file is, INTERNAL if no process can read it."""
+        settings, old = self._settings, served.model
+        try:
+            if isinstance(old, Described):
+                [model], _ = await Opening().apart(settings, old.name)
+            else:
+                [model] = await asyncio.to_thread(Opening().models, settings, old.name)
+        except ModelError as error:
+            raise invalid_request(f"{old.name} cannot be loaded: {error}") from None
+        except OpeningError as error:
+            log.error("load: %s could not be read: %s", old.name, error)
+            raise ServiceError("INTERNAL", "the model could not be read; quote the request id") from None
+        same = {name: getattr(old, name) for name in ("labels", "weights", "weights_file", "weights_sha256")}
+        if isinstance(model, PixelModel) and isinstance(old, PixelModel):  # It may find other classes than before.
+            same["file"] = replace(model.file, labels=old.file.labels, shapes=old.file.shapes)
+        if replace(model, **same) != old:
+            message = f"{old.name} now wants other inputs than before; restart the service"
+            raise invalid_request(message)
+        return model
+
+    async def _hand_over(self, new: Mapping[str, Model], reason: str) -> None:
+        """Hand over to workers with the models that are loaded, some of them new. Raises INTERNAL."""
+        models: list[Model | None] = []
+        for served in self._fleet.models.values():
+            model = served.model
+            name = model.image_model.name if isinstance(model, NormalisedModel) else model.name
+            shown: Model = new.get(name) or self._models[name].model
+            if isinstance(model, NormalisedModel) and isinstance(shown, PixelModel):
+                shown = NormalisedModel.of(shown)  # With every model go its other forms.
+            models.append(None if self._models[name].unloaded and name not in new else shown)
+        try:
+            await self._fleet.hand_over(models, reason)
+        except ChildStartError as error:
+            log.error("%s: no worker could take over: %s", reason, error)
+            raise ServiceError("INTERNAL", "the model could not be replaced; quote the request id") from None

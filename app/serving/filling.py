@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from app import clock
-from app.decoder.messages import Kind, pack_regions
+from app.decoder.messages import Kind
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, DecodeTooLateError, Outcome, PendingImage
 from app.errors import ServiceError, internal_error
@@ -25,6 +25,7 @@ from app.images.header import ImageError
 from app.images.passing import plain_header, write_file
 from app.link import INLINE_BYTES, Content, Encoded, Frame, Regions, TensorRow, Terms, image_refusal, measured, too_late
 from app.processes.arena import Arena
+from app.processes.channel import to_packet
 from app.scheduling.line import PRIORITY_WORTH_S, rank_s
 from app.scheduling.queue import ENDED
 from models import PixelModel, Placement, TensorModel
@@ -77,7 +78,7 @@ class Filling:
                 self._placed(item, Placement(content.width, content.height))
             elif isinstance(content, Frame):
                 data = content.pixels.tobytes()
-                self._decode(item, data, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
+                self._decode(items, data, Kind.PIXELS, content.width, content.height, needed_s=needed_s)
             else:
                 self._decode_regions(items, content, needed_s)
         except ServiceError as error:
@@ -101,7 +102,7 @@ class Filling:
         if lease is not None and lease.counts_pixels:  # Else no header is read for it.
             measured(image, lease, self._max_image_pixels)
         if not (item.pool.passes_files and self._passed(item, image)):
-            self._decode(item, image, Kind.ENCODED, needed_s=needed_s)
+            self._decode((item,), image, Kind.ENCODED, needed_s=needed_s)
 
     def _placed(self, item: Submission, placement: Placement) -> None:
         item.placement = placement
@@ -125,7 +126,7 @@ class Filling:
             return False
         write_file(slot, data, header, first_scan)
         rank_s = self._rank_s(item.terms, item.position)
-        item.refill = lambda item: self._decode(item, image, Kind.ENCODED, rank_s=rank_s)
+        item.refill = lambda item: self._decode((item,), image, Kind.ENCODED, rank_s=rank_s)
         self._placed(item, placement)
         return True
 
@@ -142,53 +143,52 @@ class Filling:
 
     def _decode(
         self,
-        item: Submission,
+        items: Sequence[Submission],
         image: Encoded,
         kind: Kind,
         width: int = 0,
         height: int = 0,
         *,
+        tail: bytes = b"",
         needed_s: float = math.inf,
         rank_s: float | None = None,
     ) -> None:
-        """Let a decoder process decode the image, in the queue's order; `rank_s`: the old rank of an image that
-        returns.
+        """Let a decoder process decode the image for its items, in the queue's order; `rank_s`: the old rank of an
+        image that returns.
         """
         assert self._decoders is not None
-        again = rank_s is not None
-        rank = self._rank_s(item.terms, item.position) if rank_s is None else rank_s
-
-        item.image = PendingImage(
-            item.pool.index, rank, image, self._decoded, kind, item.slot, width, height, b"", needed_s, items=(item,)
+        first, again = items[0], rank_s is not None
+        rank = self._rank_s(first.terms, items[-1].position) if rank_s is None else rank_s
+        pending = PendingImage(
+            first.pool.index,
+            rank,
+            image,
+            self._decoded,
+            kind,
+            first.slot,
+            width,
+            height,
+            tail,
+            needed_s,
+            wanted=len(items),
+            items=items,
         )
-        self._decoders.decode(item.image, client=item.terms.client, again=again)
+        for item in items:
+            item.image = pending
+        self._decoders.decode(pending, client=first.terms.client, again=again)
 
     def _decode_regions(self, items: Sequence[Submission], content: Regions, needed_s: float) -> None:
         """Decode regions of one image, each into the slot of an item, all or none."""
-        first, model, regions = items[0], items[0].pool.model, content.regions
+        model = items[0].pool.model
         assert isinstance(model, PixelModel)
-        for item, region in zip(items, regions, strict=True):
+        for item, region in zip(items, content.regions, strict=True):
             item.placement = model.placement(*region.size)
         if self._decoders is None:
             for item in items:
                 self._filled(item, None)
             return
-        image = PendingImage(
-            first.pool.index,
-            self._rank_s(first.terms, items[-1].position),
-            content.image,
-            self._decoded,
-            Kind.REGIONS,
-            first.slot,
-            len(items),
-            tail=pack_regions([item.slot for item in items], regions),
-            needed_s=needed_s,
-            wanted=len(items),
-            items=items,
-        )
-        for item in items:
-            item.image = image
-        self._decoders.decode(image, client=first.terms.client)
+        tail = to_packet([(item.slot, region) for item, region in zip(items, content.regions, strict=True)])
+        self._decode(items, content.image, Kind.REGIONS, tail=tail, needed_s=needed_s)
 
     def _decoded(self, image: PendingImage, outcome: Outcome) -> None:
         """Continue with the items of an image that no decoder has any more. An error concerns those who still wait."""

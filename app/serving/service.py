@@ -33,7 +33,6 @@ from app.serving.administration import ServiceAdministration
 from app.serving.cascades import check_cascade, parse_cascade
 from app.serving.ingresses import OWNERS_SHARE, Ingresses
 from app.serving.opening import chosen
-from app.serving.repository import Repository
 from app.serving.submissions import Submissions
 from backends import Choice, host
 from models import Model, ModelError, NormalisedModel, PixelModel
@@ -92,8 +91,7 @@ class Service:
         cascades = {each.name: each for each in (parse_cascade(text, written) for text in settings.stage_specs)}
         for cascade in cascades.values():
             check_cascade(cascade, self.models)
-        repository = Repository(settings, self.models, self.fleet)
-        self.administration = ServiceAdministration(self.fleet, self.models, repository, self.choice, profiles)
+        self.administration = ServiceAdministration(settings, self.fleet, self.models, self.choice, profiles)
         self._roll_out()
         self._tables = Tables(
             settings,
@@ -153,7 +151,8 @@ class Service:
         memory_bytes = _DECODER_BYTES + _BYTES_A_PIXEL * settings.max_image_pixels
         plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style, memory_bytes)
         limits = ImageLimits(self._decode_limit(), settings.max_image_pixels, timeout_s=_DECODE_TIMEOUT_S)
-        decoders = Decoders(plan, arena, count, limits, restarted=self._decoder_restarted)
+        restarts = self.metrics.decoder_restarts
+        decoders = Decoders(plan, arena, count, limits, restarted=lambda reason: restarts.labels(reason).inc())
         self.metrics.decoders_up.set_function(lambda: decoders.up)
         self.metrics.decode_depth.set_function(lambda: decoders.held)
         return decoders
@@ -161,9 +160,6 @@ class Service:
     def _decode_limit(self) -> int:
         """Return the most images in decoding or waiting for it: at least as many as may wait for one model."""
         return max(self.settings.queue_size, _DECODE_QUEUE_SIZE)
-
-    def _decoder_restarted(self, reason: str) -> None:
-        self.metrics.decoder_restarts.labels(reason).inc()
 
     def made_link(self) -> Submissions:
         """Return a new link's end for one more ingress."""

@@ -94,10 +94,13 @@ class Submissions(Link):
 
     def _asked(self, served: ServedModel, terms: Terms, count: int) -> _OwnRoom:
         """Return room that is not reserved yet, and ask for a model that has no worker. Raises NOT_READY."""
-        name = served.model.name
-        self._fleet.readiness.refuse_unless_served(name)
-        self._fleet.residents.ask(name, terms.deadline_s, terms.client)
-        return _OwnRoom(self, self._fleet.models[name], terms, count)
+        fleet, name = self._fleet, served.model.name
+        pool = fleet.models[name]
+        if pool.shown.unloaded or not fleet.scheduler.serves(name):
+            fleet.readiness.refuse_unless_served(name)
+        if name in fleet.residents.names:
+            fleet.residents.ask(name, terms.deadline_s, terms.client)
+        return _OwnRoom(self, pool, terms, count)
 
     def submit(  # noqa: D102
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int

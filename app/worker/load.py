@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from app.core import DecodedBy, ServedOn
+from app.core import DecodedBy, Loaded
 from app.precision.described import weights_key
 from app.precision.gate import compile_options
 from app.precision.probes import probes
@@ -35,13 +35,12 @@ from app.precision.verdicts import what_computes
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
 from app.worker.messages import (
-    Load,
-    Loaded,
     ModelLoaded,
     ModelPlan,
     ModelUnloaded,
     Ready,
     ServerLink,
+    WorkerPlan,
 )
 from backends import (
     Backend,
@@ -78,15 +77,15 @@ log = logging.getLogger("anychip.worker")
 class WorkerModel:
     """A model on its device.
 
-    `loaded`: the report to the server. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
-    the last used one at the end. `staged`: with more time it may be served faster, by other engines or in larger
-    batches. `decoding`: the decoder if the device decodes its images.
+    `served_on`: the report to the server. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in
+    flight, the last used one at the end. `staged`: with more time it may be served faster, by other engines or in
+    larger batches. `decoding`: the decoder if the device decodes its images.
     """
 
     model: Model
     executable: Executable
     buffers: list[npt.NDArray[np.uint8]]
-    loaded: Loaded
+    served_on: Loaded
     staged: bool = False
     decoding: DeviceDecoding | None = None
 
@@ -96,20 +95,34 @@ class WorkerModel:
         return self.buffers[-1]
 
 
-@dataclass
 class LoadedDevice:
     """Everything on one device. `models`: by their numbers; those not to be loaded are missing."""
 
-    backend: Backend
-    load: Load
-    decoder: ImageDecoder | None
-    models: dict[int, WorkerModel]
-    ready: Ready
+    def __init__(self, load: WorkerPlan, loaded_one: Callable[[int], None] = lambda _: None) -> None:
+        """Load and warm every model; `loaded_one` is called with the number of each.
 
-    @property
-    def device(self) -> str:
-        """The device's id."""
-        return self.load.device.id
+        Raises ModelError, BackendError, and the errors of plugins.
+        """
+        load_plugins(load.plugins)
+        self.load, self.device = load, load.device.id
+        self.backend = open_backend(load.device)
+        what_computes()
+        if load.confined:  # Before any computation, as that starts threads.
+            _confine(load)
+        self.decoder = image_decoder(self.backend, self.device, load.decode)
+        self.models: dict[int, WorkerModel] = {}
+        for index, plan in enumerate(load.plans):
+            if plan.model is not None and not plan.on_demand:
+                self.models[index] = load_model(load, plan, plan.model, self.backend, self.decoder)
+                loaded_one(index)
+        loaded = [self.models.get(index) for index in range(len(load.plans))]
+        reports = tuple(None if each is None else each.served_on for each in loaded)
+        used_bytes = total_bytes = 0
+        if any(plan.on_demand for plan in load.plans):
+            memory = self.backend.memory(self.device)
+            used_bytes, total_bytes = memory.used, memory.total
+        staged = any(each.staged for each in self.models.values())
+        self.ready = Ready(self.device, load.device.name, reports, staged, used_bytes, total_bytes)
 
     def close(self) -> None:
         """Close every executable."""
@@ -129,58 +142,26 @@ def load_plugins(plugins: Iterable[str]) -> None:
             importlib.import_module(plugin)
 
 
-def load_device(load: Load, loaded_one: Callable[[int], None] = lambda _: None) -> LoadedDevice:
-    """Load and warm every model; `loaded_one` is called with the number of each.
-
-    Raises ModelError, BackendError, and the errors of plugins.
-    """
-    load_plugins(load.plugins)
-    backend = open_backend(load.device)
-    what_computes()
-    if load.confined:  # Before any computation, as that starts threads.
-        _confine(load)
-    decoder = image_decoder(backend, load.device.id, load.decode)
-    models: dict[int, WorkerModel] = {}
-    for index, plan in enumerate(load.plans):
-        if plan.model is not None and not plan.on_demand:
-            models[index] = load_model(load, plan, plan.model, backend, decoder)
-            loaded_one(index)
-    reports = tuple(models[index].loaded if index in models else None for index in range(len(load.models)))
-    staged = any(each.staged for each in models.values())
-    used_bytes = total_bytes = 0
-    if any(plan.on_demand for plan in load.plans):
-        memory = backend.memory(load.device.id)
-        used_bytes, total_bytes = memory.used, memory.total
-    ready = Ready(load.device.id, load.device.name, reports, staged, used_bytes, total_bytes)
-    return LoadedDevice(backend, load, decoder, models, ready)
-
-
 def load_model(
-    load: Load, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
+    load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
 ) -> WorkerModel:
     """Load and warm one model. Raises ModelError, BackendError."""
-    plan = _with_probes(plan)
+    if plan.probes is None and plan.is_gated:
+        plan = replace(plan, probes=probes(model))
     held_bytes = _held_bytes(backend, load.device.id, released=True)
     loaded = _loaded(load, plan, model, backend)
-    if load.confined and load.cache_dir and loaded.loaded.served_on.engine != "eager":
+    if load.confined and load.cache_dir and loaded.loaded.engine != "eager":
         with contextlib.suppress(OSError):
             _kept_mark(load.cache_dir, model).touch()
     # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
     # the memory of the largest batch.
     taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
-    served_on = loaded.loaded.served_on
-    served_on.memory_bytes = max(0, taken)
-    loaded.decoding, served_on.decoding = agreed(decoder, model, loaded.executable, load.decode)
+    loaded.served_on.memory_bytes = max(0, taken)
+    loaded.decoding, loaded.served_on.decoding = agreed(decoder, model, loaded.executable, load.decode)
     return loaded
 
 
-def _with_probes(plan: ModelPlan) -> ModelPlan:
-    if plan.model is None or plan.probes is not None or not plan.is_gated:
-        return plan
-    return replace(plan, probes=probes(plan.model))
-
-
-def _confine(load: Load) -> None:
+def _confine(load: WorkerPlan) -> None:
     """Confine the process before it reads a file that is a program, or that foreign libraries read: no other program or
     process, and no connection. It may read Python, the files of these networks and the images to calibrate on; it may
     write only compiled code, if anything.
@@ -204,7 +185,7 @@ def _confine(load: Load) -> None:
     confine_program([*python_files(), *images], writable, own=own, memory_bytes=None)
 
 
-def _import_libraries(load: Load, kept: Path | None) -> None:
+def _import_libraries(load: WorkerPlan, kept: Path | None) -> None:
     """Import the libraries that look around in the system when imported. Loading reports one that is missing.
 
     What builds a network is left out if the last load kept it compiled in `kept`: it takes seconds, and is hardly
@@ -231,7 +212,7 @@ def _kept_mark(folder: Path, model: Model) -> Path:
     return folder / f".kept-{hashlib.sha256(of.encode()).hexdigest()[:32]}"
 
 
-def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
+def _loaded(load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
     began_s = time.monotonic()
     device = load.device
     kind = (type(backend).__qualname__, device.name, sorted(device.details.items()))
@@ -259,7 +240,7 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
     buffers = [executable.buffer(rows) for _ in range(executable.depth)]
     load_s = time.monotonic() - began_s
     _say(load.device.id, model, report, load_s)
-    served_on = ServedOn(
+    served_on = Loaded(
         device=load.device.id,
         engine=report.engine,
         precision=report.precision,
@@ -271,9 +252,11 @@ def _loaded(load: Load, plan: ModelPlan, model: Model, backend: Backend) -> Work
         decoding=DecodedBy("host", "", {}),
         memory_bytes=0,
         load_s=round(load_s, 3),
+        latency_s=dict(latencies),
+        depth=executable.depth,
+        rejected=report.rejected,
     )
-    loaded = Loaded(served_on, dict(latencies), executable.depth, report.rejected)
-    return WorkerModel(model, executable, buffers, loaded, staged=report.staged or (may_grow and load.quick))
+    return WorkerModel(model, executable, buffers, served_on, staged=report.staged or (may_grow and load.quick))
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
@@ -292,7 +275,7 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
 
 
 def _grown(
-    load: Load,
+    load: WorkerPlan,
     backend: Backend,
     made: Callable[..., LoadedNetwork],
     first: LoadedNetwork,
@@ -399,7 +382,7 @@ class Loader:
                     self._link.send(self._loaded_model(index))
                 else:
                     goes.executable.close()
-                    self._more.append(-goes.loaded.served_on.memory_bytes)
+                    self._more.append(-goes.served_on.memory_bytes)
                     goes = None
                     gc.collect()
                     self._loaded.backend.release_cache(self._loaded.device)
@@ -425,9 +408,9 @@ class Loader:
             log.warning("%s cannot be loaded: %s", plan.model.name, error, exc_info=True)
             reason = f"{error}"[:_LONGEST_REASON] or type(error).__name__
         else:
-            self._more.append(model.loaded.served_on.memory_bytes)
+            self._more.append(model.served_on.memory_bytes)
             loaded.models[index] = model
-            return ModelLoaded(index, model.loaded)
+            return ModelLoaded(index, model.served_on)
         # Not inside `except`: the traceback still holds what the failed load had allocated.
         gc.collect()
         loaded.backend.release_cache(loaded.device)

@@ -1,6 +1,6 @@
 """The worker's loop: one thread owns one device and answers the server's messages in order.
 
-    Run ─► slots of a batch ─► executable ─► Model.reduce ─► results beside the inputs ─► Done
+    Run ─► slots of a batch ─► executable ─► Model.reduce ─► results ─► Done
                                    └─ out of memory ─► release, gather, halve, again
 
 Owns: batches in flight, and their ends. Must not know HTTP, queues or deadlines.
@@ -118,13 +118,12 @@ class Worker:
         """Write the results of a batch; fields as in Done."""
         for row in undecoded:
             results[row] = None
-        places = [self._arena.result(run.model, slot) for slot in run.slots]
         try:
-            layouts, small, overflow_bytes, descriptor = write_results(results, places)
+            layouts, small, large_bytes, descriptor = write_results(results)
         except (ResultError, OSError, ValueError) as error:
             return _failed(run, error)
-        done = Done(run.batch_id, layouts, infer_s, fitted, overflow_bytes, prepare_s, undecoded, small)
-        return done, (descriptor,) if overflow_bytes else ()
+        done = Done(run.batch_id, layouts, infer_s, fitted, large_bytes, prepare_s, undecoded, small)
+        return done, (descriptor,) if large_bytes else ()
 
     def _start(self, run: Run) -> _UnderWay | None:
         """Give the batch to the device without waiting for its end; return None if that cannot be, or has failed.
@@ -150,7 +149,7 @@ class Worker:
             log.info("batch %d is tried again by itself: %s", run.batch_id, error)
             return None
         # A little less, so that waiting for a message never makes an answer late.
-        expected_s, prepare_s = 0.9 * loaded.loaded.latency_s[run.batch_size], time.perf_counter() - received_s
+        expected_s, prepare_s = 0.9 * loaded.served_on.latency_s[run.batch_size], time.perf_counter() - received_s
         return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
     def _finish(self, under_way: _UnderWay) -> _Answer:

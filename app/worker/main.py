@@ -27,7 +27,7 @@ from app.processes.packing import read_packed
 from app.worker.begin import Begin, begin_of, to_process
 
 if TYPE_CHECKING:
-    from app.worker.messages import Load
+    from app.worker.messages import WorkerPlan
 
 _FLUSH_S = 5.0
 
@@ -98,7 +98,7 @@ def main(end: socket.socket) -> None:
     except (EOFError, ConnectionError):
         return
     begin = begin_of(messages[0])
-    descriptors = [] if begin.program else [channel.take_descriptor() for _ in range(3)]
+    descriptors = [] if begin.program else [channel.take_descriptor() for _ in range(2)]
     if begin.bare:  # Later messages of a program wait until it sends one.
         _become_bare(begin, end, descriptors)
     _run(begin, channel, messages[1:], descriptors)
@@ -149,8 +149,8 @@ def _run(begin: Begin, channel: Channel, messages: list[bytes], descriptors: Seq
     if begin.program:
         pkgutil.resolve_name(begin.program)(channel, messages)
         return
-    *of_arena, load = descriptors
-    arena = Arena.opened(begin.pools, *of_arena)
+    memory, load = descriptors
+    arena = Arena.opened(begin.pools, memory)
     import_libraries()
     run(channel, arena, read_packed(load))
 
@@ -167,18 +167,18 @@ def _import(module: str) -> None:
     gc.enable()
 
 
-def run(channel: Channel, arena: Arena, load: Load) -> None:
+def run(channel: Channel, arena: Arena, load: WorkerPlan) -> None:
     """Load the models, then serve until Stop or until the other end is gone."""
-    from app.worker.load import load_device
+    from app.worker.load import LoadedDevice
     from app.worker.loop import Worker
     from app.worker.memory import MemoryWatch
-    from app.worker.messages import Ended, Progress, ServerLink
+    from app.worker.messages import Ended, ModelLoaded, ServerLink
 
     link = ServerLink(channel)
     with contextlib.closing(channel), contextlib.closing(arena):
         try:
             try:
-                loaded = load_device(load, lambda index: link.send(Progress(index)))
+                loaded = LoadedDevice(load, lambda index: link.send(ModelLoaded(index)))
                 memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
             except Exception as error:  # The server gets any error of a driver in one sentence.
                 log.debug("the worker cannot start", exc_info=True)

@@ -1,11 +1,11 @@
 """Messages between the server and its workers, over one channel each.
 
 Owns: the messages, and the worker's end of the channel: the lock between its threads, and the thread
-that sends beats while the process lives. Must not know what follows from a message. Messages are small: pixels and
-results lie in the arena, and what is to be loaded comes in memory of its own.
+that sends beats while the process lives. Must not know what follows from a message. Messages are small: pixels lie
+in the arena, and large results and what is to be loaded come in memory of their own.
 
-    server ─► Begin (app.worker.begin, with the arena's two descriptors and the Load's), Run, Release, Stop
-    worker ─► Progress, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
+    server ─► Begin (app.worker.begin, with the descriptors of arena and WorkerPlan), Run, Release, Stop
+    worker ─► ModelLoaded, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes. A worker that a driver or a loaded file has
 taken over can send wrong answers; it cannot make the server run anything, or count under any name. A server that does
@@ -18,7 +18,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -27,7 +27,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.core import Count, Name, Seconds, ServedOn
+from app.core import Count, Loaded, Name, Seconds
+from app.logs import Style
 from app.precision.probes import Calibration
 from app.processes.channel import Channel, reader, to_packet
 from app.worker.guard import LeakLimits, Trigger
@@ -58,15 +59,19 @@ class ModelPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The models to serve, and how. The model of plan i reads pool i of the arena.
+class WorkerPlan:
+    """The models of a worker, how they are served, the environment of its process, and its limits. The model of plan i
+    reads pool i of the arena.
 
     `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
     anything is loaded, and shared libraries to load after the vendor's package. `cache_dir`: for what is compiled.
     `quick`: serve with what is ready in seconds; Ready says whether that left something out. `ballast`: makes it as
     large as a real one (docs/null.md). `decode`: where images are decoded; `auto`: on the device if it can and answers
-    alike. `confined`: from the first file on the process may do little more than compute (models.confinement), and
-    writes nothing outside `cache_dir`.
+    alike. `confined`: the process gets nothing of the service's own environment; from the first file on it may do
+    little more than compute (models.confinement), and writes nothing outside `cache_dir`.
+
+    `forks`: the process may be forked, as the environment may come when the libraries are loaded already. `serves`: the
+    numbers of the models that it may have, None: all; `memory`: number of the arena's memory that they lie in.
     """
 
     plans: tuple[ModelPlan, ...]
@@ -78,16 +83,28 @@ class Load:
     ballast: bytes = b""
     decode: Literal["host", "device", "auto"] = "host"
     confined: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    forks: bool = False
+    serves: tuple[int, ...] | None = None
+    memory: int = 0
+    start_timeout_s: float = 600.0
+    batch_timeout_s: float = 30.0
+    heartbeat_timeout_s: float = 10.0
+    log_style: Style = ("info", "auto")
 
     @property
     def models(self) -> tuple[Model | None, ...]:
         """The models by their numbers."""
         return tuple(plan.model for plan in self.plans)
 
-    def with_models(self, models: Sequence[Model | None]) -> Load:
-        """Return the same for other models."""
-        plans = tuple(replace(plan, model=model) for plan, model in zip(self.plans, models, strict=True))
-        return replace(self, plans=plans)
+    def has(self, index: int) -> bool:
+        """Return True if the worker may have the model of this number."""
+        return self.serves is None or index in self.serves
+
+    def with_models(self, models: Sequence[Model | None]) -> WorkerPlan:
+        """Return the same plan for other models, of which it takes its own."""
+        own = [model if self.has(index) else None for index, model in enumerate(models)]
+        return replace(self, plans=tuple(replace(each, model=own[index]) for index, each in enumerate(self.plans)))
 
 
 class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -131,17 +148,6 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Order to finish and end."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """Report on a loaded model. `latency_s`: seconds a batch of each size took after warm-up; `depth`: how many batches
-    may have begun at once; `rejected`: engines, each with its precision, whose answers the gate found wrong.
-    """
-
-    served_on: ServedOn
-    latency_s: dict[int, Seconds]
-    depth: Count = 1
-    rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Report that every model is loaded and warm; None: one that is not to be.
 
@@ -158,7 +164,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report that the model of this number serves; None: it cannot be loaded, for this `reason`."""
+    """Report that the model of this number serves; None: it cannot be loaded, for this `reason`, or Ready, which comes
+    once the models of the start are loaded, will say how it serves.
+    """
 
     model: int
     loaded: Loaded | None = None
@@ -167,12 +175,6 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class ModelUnloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Report that the memory of the model of this number is free."""
-
-    model: int
-
-
-class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report that the model of this number is loaded and warm; Ready comes when all are."""
 
     model: int
 
@@ -195,12 +197,12 @@ ArrayLayout: TypeAlias = tuple[Name, Annotated[tuple[int, ...], msgspec.Meta(max
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report that a batch is done: its results are in `small`, or lie beside their inputs (app.worker.results).
+    """Report that a batch is done: its results are in `small`, or in memory of their own (app.worker.results).
 
     `results`, in order: the layout of what `Model.reduce` returned for each item, or one for all; None if the network
     computed NaN or infinity. `infer_s`: seconds the device took. `fitted`: how many items at once the device's memory
-    held, if it did not hold the whole batch; else 0. `overflow_bytes`: the size of the memory whose descriptor comes
-    with this, for results that are too large for their place; 0: there is none. `prepare_s`: seconds the worker took to
+    held, if it did not hold the whole batch; else 0. `large_bytes`: the size of the memory whose descriptor comes with
+    this; 0: there is none. `prepare_s`: seconds the worker took to
     begin the batch while it computed the one before. `undecoded`: the positions of items whose files the device could
     not decode: they have no results.
     """
@@ -209,7 +211,7 @@ class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
     results: tuple[Annotated[tuple[ArrayLayout, ...], msgspec.Meta(max_length=1024)] | None, ...]
     infer_s: Seconds
     fitted: Count = 0
-    overflow_bytes: Count = 0
+    large_bytes: Count = 0
     prepare_s: Seconds = 0.0
     undecoded: tuple[int, ...] = ()
     small: bytes = b""
@@ -255,9 +257,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToWorker: TypeAlias = Run | Release | LoadModel | UnloadModel | Stop
-FromWorker: TypeAlias = (
-    Progress | Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
-)
+FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
 
 _read = reader(ToWorker)
 

@@ -30,7 +30,6 @@ from models import open_model, parse_spec
 from models.confinement import what_there_is
 from tests.support.escapes import FORGED
 from tests.support.faulty_geometry import CRASHES, ESCAPES, FLOODS, FORGES, HANGS, SLOW, FaultyGeometry
-from tests.support.load import WAIT_S
 from tests.support.load import until as until_asked
 from tests.support.loop_guard import guarded
 from tests.support.photographs import FILES
@@ -93,23 +92,23 @@ class Rig:
 
     @property
     def pids(self):
-        return [decoder.pid for decoder in self.decoders._replicas.decoders.values() if decoder.pid]
+        return [decoder.pid for decoder in self.decoders.ready if decoder.pid]
 
     def all_free(self):
         return all(len(slots) == SLOTS for slots in self.slots) and self.decoders._queue.held == 0
 
     async def time_passes_for_the_last(self):
         """When one decoder alone has images left it is as if it had them for longer than it may."""
-        decoders = self.decoders._replicas.decoders.values()
+        decoders = self.decoders.ready
         await until(lambda: not self.decoders.waiting and sum(bool(each.sent) for each in decoders) == 1)
-        limits, self.decoders._limits = self.decoders._limits, dataclasses.replace(self.decoders._limits, timeout_s=0.0)
+        limits, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, timeout_s=0.0)
         await until(lambda: self.reasons)
-        self.decoders._limits = limits
+        self.decoders.limits = limits
 
     @contextlib.asynccontextmanager
     async def limited(self, *, queue=64, **changes):
         """With other limits; afterwards nothing is left, everything is up, and nothing has held the loop up."""
-        before, self.decoders._limits = self.decoders._limits, dataclasses.replace(self.decoders._limits, **changes)
+        before, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, **changes)
         self.decoders._queue._limit = queue
         self.reasons.clear()
         try:
@@ -118,7 +117,7 @@ class Rig:
                 await until(self.all_free)
                 await until(lambda: self.decoders.up == 2)
         finally:
-            self.decoders._limits = before
+            self.decoders.limits = before
             self.decoders._queue._limit = 64
 
 
@@ -129,7 +128,7 @@ async def made():
         await rig.decoders.start()
         yield rig
     finally:
-        processes = [psutil.Process(pid) for pid in (rig.decoders._replicas.fork_server.pid, *rig.pids)]
+        processes = [psutil.Process(pid) for pid in (rig.decoders.fork_server.pid, *rig.pids)]
         await rig.decoders.stop()
         rig.arena.close()
         await until(lambda: not any(process.is_running() for process in processes))
@@ -246,18 +245,6 @@ async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
         await made.time_passes_for_the_last()
         await asyncio.gather(*tasks)
         assert len(made.reasons) == 1
-
-
-async def test_a_fork_server_that_is_stopped_does_not_leave_the_replicas_empty(made):
-    async with made.limited():
-        os.kill(made.decoders._replicas.fork_server.pid, signal.SIGSTOP)
-        for pid in made.pids:
-            os.kill(pid, signal.SIGKILL)
-        tasks = [asyncio.create_task(made.decode(image(20))) for _ in range(4)]
-        # It is given five seconds to fork; then there is another one.
-        await asyncio.wait_for(asyncio.gather(*tasks), WAIT_S)
-        await until(lambda: made.decoders.up == 2)
-        assert len(made.reasons) == 2, "a seat without a decoder takes no image"
 
 
 async def test_decoders_hold_none_of_each_others_descriptors(made):

@@ -30,7 +30,7 @@ DECODE_TIMEOUT_S = "app.serving.service._DECODE_TIMEOUT_S"
 HEADER_TIMEOUT_S = "app.main._LIMITS.head_timeout_s"
 LEAST_UPLOAD_BYTES_PER_S = "app.http.call._LEAST_UPLOAD_BYTES_PER_S"
 MAX_TIMEOUT_S = "app.protocols.parameters._MAX_TIMEOUT_S"
-CHANGES_PER_MINUTE = "app.serving.repository._CHANGES_PER_MINUTE"
+CHANGES_PER_MINUTE = "app.serving.administration._CHANGES_PER_MINUTE"
 
 
 _GUARD, _PLANTED = "guard=", "planted="

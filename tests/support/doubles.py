@@ -22,18 +22,18 @@ import numpy as np
 
 from app import clock
 from app.config import Settings
-from app.core import DecodedBy, ServedOn
-from app.decoder.messages import DecodePlan, jobs_in
-from app.decoding.process import DecoderProcess
+from app.core import DecodedBy, Loaded
+from app.decoder.messages import DecodePlan
+from app.decoding.pool import DecoderProcess
 from app.decoding.waiting import Outcome, PendingImage
 from app.fleet.fleet import Fleet
-from app.fleet.process import Events, WorkerPlan, WorkerProcess
+from app.fleet.process import Events, WorkerProcess
 from app.ingress.items import Replies
 from app.link import Content, Frame, Result, Tables, Terms
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStatus, PlaceStatus
 from app.serving.submissions import Submissions
-from app.worker.messages import Done, Load, Loaded, ModelPlan, Ready, Run
+from app.worker.messages import Done, ModelPlan, Ready, Run, WorkerPlan
 from backends import Device
 from models import Options
 
@@ -49,8 +49,8 @@ def loaded_as(
 ) -> Loaded:
     """Return a worker's report on a model that this engine serves."""
     decoding = DecodedBy(decoded_by, "", {})
-    found: Any = [*latency_s], {}, {}, {}, decoding, memory_bytes, load_s
-    return Loaded(ServedOn("null:0", engine, "fp32", False, *found), latency_s, depth)
+    found: Any = [*latency_s], {}, {}, {}, decoding, memory_bytes, load_s, latency_s, depth
+    return Loaded("null:0", engine, "fp32", False, *found)
 
 
 @dataclass(eq=False, frozen=True)
@@ -101,7 +101,7 @@ class Process:
 def plan_of(*models: Any, **more: Any) -> WorkerPlan:
     """Return a worker's plan for these models."""
     device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
-    return WorkerPlan(Load(tuple(ModelPlan(model, "null", "fp32", (1,)) for model in models), device), **more)
+    return WorkerPlan(tuple(ModelPlan(model, "null", "fp32", (1,)) for model in models), device, **more)
 
 
 def events(**handled: Callable[..., None]) -> Events:
@@ -243,7 +243,7 @@ class Decoder(DecoderProcess):
         pass
 
     def flush(self) -> None:
-        self.jobs += jobs_in(bytes(self.out))
+        self.jobs += self.out
         self.out.clear()
 
 

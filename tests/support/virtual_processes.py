@@ -1,12 +1,11 @@
 """Doubles that decode and compute in the event loop of the service, instead of processes: in virtual seconds.
 
-    Decoders ─► Replicas ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
+    Decoders ─► DecoderProcess ═ socket pair, inbox ═ Decoder   in place of what is forked
     Fleet ─► Replica ─► WorkerProcess      ═ socket pair        ═ Worker
 
 Owns: the other ends of these socket pairs, which read and write the real messages. The rest of the server is unchanged:
-only the two names that make processes are replaced, `app.fleet.spawn.spawn` and
-`app.decoding.process.ForkServer`. As parameters they would pass through five constructors that have no other use for
-them.
+only the two names that make processes are replaced, `app.fleet.spawn.spawn` and `app.decoding.pool.ForkServer`.
+As parameters they would pass through five constructors that have no other use for them.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.decoder.messages import PACKET_BYTES, Decoded, Inbox, Job, Status, jobs_in, pack_answer
-from app.decoding import process as decoding_process
+from app.decoder.messages import PACKET_BYTES, Decoded, Inbox, Job, Status
+from app.decoding import pool as decoding_pool
 from app.decoding.pool import CREDITS
 from app.fleet import spawn as fleet_spawn
 from app.fleet.spawn import Spawned
@@ -36,7 +35,7 @@ from tests.support import doubles
 from tests.support.doubles import loaded_as
 
 FIRST_PID = doubles.Process.pid
-_read = reader(ToWorker)
+_read, _jobs = reader(ToWorker), reader(Job)
 
 
 class Process(doubles.Process):
@@ -119,7 +118,7 @@ class Decoder(Process):
         self._inbox.end()
         self.images += 1
         with contextlib.suppress(OSError):
-            self._socket.send(pack_answer(Decoded(work.token, Status.PLACED, 640, 480)))
+            self._socket.send(to_packet([Decoded(work.token, Status.PLACED, 640, 480)]))
 
     def _readable(self) -> None:
         try:
@@ -128,7 +127,8 @@ class Decoder(Process):
             packet = b""
         if not packet:
             self.kill()
-        for job in jobs_in(packet):
+            return
+        for job in _jobs(packet):
             self.add(job)
 
     def kill(self) -> None:
@@ -154,7 +154,7 @@ class Worker(Process):
         return self._all.batch_s(work)
 
     def ended(self, work: Run) -> None:
-        layouts, small, _, _ = write_results([(np.zeros(1, np.float32),)] * len(work.slots), ())
+        layouts, small, _, _ = write_results([(np.zeros(1, np.float32),)] * len(work.slots))
         self._say(Done(work.batch_id, layouts, self.takes_s(work), small=small))
 
     def pause(self, seconds: float) -> None:
@@ -245,5 +245,5 @@ def in_place_of_processes(processes: Processes) -> Iterator[None]:
     """Use these doubles in services that start in this context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fleet_spawn, "spawn", processes.spawn)
-        patched.setattr(decoding_process, "ForkServer", lambda begin: processes)
+        patched.setattr(decoding_pool, "ForkServer", lambda begin: processes)
         yield

@@ -12,7 +12,7 @@ for name in (
     "app.cli",
     "app.main",
     "app.decoder.decoder",
-    "app.decoding.process",
+    "app.decoding.pool",
     "app.fleet.spawn",
     "anychip_tools.verify.command",
 ):

@@ -6,20 +6,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.processes.arena import RESULT_BYTES, Arena, FreeSlots
+from app.processes.arena import Arena, FreeSlots
 
 
-def test_places_for_results_overlap_nothing():
+def test_slots_overlap_nothing():
     arena = Arena([(10, 3), (5000, 2)])
     places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
     for number, (pool, index) in enumerate(places, start=1):
         arena.slot(pool, index)[:] = number
-        arena.result(pool, index)[:] = 100 + number
     for number, (pool, index) in enumerate(places, start=1):
         assert (arena.slot(pool, index) == number).all()
-        assert len(arena.result(pool, index)) == RESULT_BYTES
-        assert (arena.result(pool, index) == 100 + number).all()
-        assert arena.result(pool, index).ctypes.data % 4096 == 0
+        assert arena.slot(pool, index).ctypes.data % 4096 == 0
 
 
 def test_the_memory_cannot_be_taken_away_by_whoever_has_its_descriptor():
@@ -85,28 +82,14 @@ def test_who_has_one_memory_sees_nothing_of_the_others() -> None:
     for pool, layout in enumerate(whole.pools):
         for index in range(layout.count):
             whole.slot(pool, index)[:] = 10 * pool + index
-            whole.result(pool, index)[:] = 100 + pool
     apart = Arena.opened(whole.pools_in(1), *whole.descriptors(1))
     assert [layout.count for layout in apart.pools] == [0, 2, 0]
     assert [apart.slot(1, index)[-1] for index in range(2)] == [10, 11]
-    apart.result(1, 0)[:] = 7
-    assert whole.result(1, 0)[0] == 7
     for pool in (0, 2):
         with pytest.raises(IndexError):
             apart.slot(pool, 0)
-    assert [os.fstat(each).st_size for each in apart.descriptors()] == [2 * 8192, 2 * RESULT_BYTES]
+    assert [os.fstat(each).st_size for each in apart.descriptors()] == [2 * 8192]
     everything = Arena.opened(whole.pools, *whole.descriptors())
     assert [everything.slot(pool, 1)[0] for pool in range(3)] == [1, 11, 21]
     shared = Arena.opened(whole.pools_in(0), *whole.descriptors(0))
     assert [shared.slot(pool, 1)[0] for pool in (0, 2)] == [1, 21]
-
-
-def test_who_has_no_memory_for_results_has_the_slots_alone() -> None:
-    whole = Arena([(10, 3), (20, 2)], [0, 1])
-    for pool in range(2):
-        whole.slot(pool, 1)[:] = pool
-    decoder = Arena.opened(whole.pools, *whole.descriptors(results=False))
-    assert [decoder.slot(pool, 1)[0] for pool in range(2)] == [0, 1]
-    for pool in range(2):
-        with pytest.raises(IndexError):
-            decoder.result(pool, 1)

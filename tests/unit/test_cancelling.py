@@ -78,7 +78,7 @@ class Stages:
     async def infer_file(self):
         await self.decode()
         [item] = self.fleet.link._under_way.values()
-        item.refill = lambda item: self.fleet.link._filling._decode(item, JPEG, 0, rank_s=0.0)
+        item.refill = lambda item: self.fleet.link._filling._decode([item], JPEG, 0, rank_s=0.0)
         self.decoders.end(Placement(2, 2))
         await turns()
 

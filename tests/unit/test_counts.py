@@ -163,20 +163,6 @@ async def test_what_is_computed_again_is_counted_once_for_each_image_that_is_sti
         await turns()
 
 
-async def test_whoever_was_computed_in_vain_is_counted_once_whatever_the_reason():
-    worker = Worker()
-    async with dispatching(worker) as fleet:
-        tasks = ask(fleet, 8)
-        await turns()
-        tasks[0].cancel()
-        await turns()
-        fleet.link.expire([1])
-        moved = counting(fleet._metrics)
-        hear(fleet, worker, done(worker.runs[0]))
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert moved() == {"wasted m": 2, "batch_seconds m null:0": 1}
-
-
 async def test_what_has_become_hopeless_in_the_queue_is_counted_there_and_not_computed(virtual_time):
     async with dispatching(replicas=("starting",)) as fleet:
         moved, tasks = counting(fleet._metrics), ask(fleet, 2, lasts_s=5)
@@ -198,7 +184,7 @@ async def test_files_are_counted_by_what_the_device_made_of_them():
         tasks = ask(fleet, 5, content=b"file")
         await turns()
         for item in [*fleet.link._under_way.values()][:4]:
-            item.refill = lambda item: fleet.link._filling._decode(item, b"file", 0, rank_s=0.0)
+            item.refill = lambda item: fleet.link._filling._decode([item], b"file", 0, rank_s=0.0)
         decoders.end(Placement(1, 1))
         await turns()
         moved = counting(fleet._metrics)

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.decoder.messages import Decoded, DecodePlan, Status
-from app.decoding import pool, process
+from app.decoding import pool
 from app.decoding.pool import CREDITS, Decoders
-from app.decoding.process import Loss
 from app.decoding.waiting import DecodeFailedError, DecodeTooLateError, ImageLimits, PendingImage
 from app.images.header import InvalidImageError
 from app.processes.arena import Arena
@@ -42,7 +41,7 @@ async def decoding(count=2, buffers=CREDITS, models=1, **options):
     arena = Arena([(4, 64)] * models)
     plan = DecodePlan((None,) * models, arena.pools, buffers, 4 << 20, ("info", "text"))
     decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000), **options)
-    decoders._replicas._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(count)]
+    decoders._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(count)]
     try:
         yield decoders
     finally:
@@ -75,18 +74,18 @@ async def ask(decoders, *bodies):
 def answer(decoders, clock, seconds_an_image):
     """Every decoder answers for all that it has, in one packet; they work at the same time."""
     began_s = clock.now_s
-    for decoder in sorted(decoders._replicas.ready, key=lambda decoder: len(decoder.jobs)):
+    for decoder in sorted(decoders.ready, key=lambda decoder: len(decoder.jobs)):
         jobs, decoder.jobs = decoder.jobs, []
         clock.now_s = began_s + seconds_an_image * len(jobs)
         for job in jobs:
-            decoders._answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
+            decoders.answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
 
 
 async def settled(decoders, clock, body, seconds_an_image):
     """How many images each decoder has once it is known how long they take."""
     asked = await ask(decoders, *[body] * 200)
     for _ in range(8):
-        had = [len(decoder.sent) for decoder in decoders._replicas.ready]
+        had = [len(decoder.sent) for decoder in decoders.ready]
         answer(decoders, clock, seconds_an_image)
         await turns()
     for task in asked:
@@ -108,7 +107,7 @@ async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
     async with decoding() as decoders:
         await settled(decoders, clock, SMALL, 0.001)
         asked = await ask(decoders, LARGE, *[SMALL] * 12)
-        behind, beside = sorted((decoder.sent for decoder in decoders._replicas.ready), key=len)
+        behind, beside = sorted((decoder.sent for decoder in decoders.ready), key=len)
         assert len(behind) <= 2
         assert len(beside) == CREDITS
         for task in asked:
@@ -178,11 +177,11 @@ async def answered_models(decoders, clock, image_s, pauses):
         clock.now_s += pause_s
         for _ in range(2):
             clock.now_s += image_s
-            for decoder in decoders._replicas.ready:
+            for decoder in decoders.ready:
                 if decoder.jobs:
                     job = decoder.jobs.pop(0)
                     order.append(job.model)
-                    decoders._answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
+                    decoders.answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
         await turns()
     for task in asked:
         task.cancel()
@@ -230,7 +229,7 @@ async def test_what_nobody_waits_for_leaves_the_heap_and_no_decoder_gets_it(cloc
     async with decoding() as decoders:
         images = [Waiting(decoders) for _ in range(8)]
         await turns()
-        assert sum(len(decoder.jobs) for decoder in decoders._replicas.ready) == 4
+        assert sum(len(decoder.jobs) for decoder in decoders.ready) == 4
         decoders.drop(images[6].image)
         assert (images[6].outcome, decoders.waiting, decoders.held) == (DecodeFailedError, 3, 7)
         for _ in range(3):
@@ -279,11 +278,11 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
     async with decoding(restarted=counted.append) as decoders:
         by_image = {each.image: each for each in [Waiting(decoders) for _ in range(6)]}
         await turns()
-        lost, other = decoders._replicas.ready
+        lost, other = decoders.ready
         lost.end("it ended")
         culprit, left = lost.clear()
         decoders.drop(left)
-        decoders._lost(Loss((culprit, left), culprit, hung))
+        decoders.lost([culprit, left], culprit, hung=hung)
         assert counted == [reason]
         assert by_image[left].outcome is DecodeFailedError, "nobody has it, and nobody wants it"
         await asyncio.gather(*decoders._rejecting)
@@ -311,7 +310,7 @@ async def test_decoders_that_cannot_start_are_an_error_of_one_sentence(monkeypat
         async def stop(self):
             pass
 
-    monkeypatch.setattr(process, "ForkServer", NoForkServer)
+    monkeypatch.setattr(pool, "ForkServer", NoForkServer)
     async with decoding() as decoders:
         with pytest.raises(OSError, match=r"^decoder 1 did not start: .* the process that forks is gone$"):
             await decoders.start()

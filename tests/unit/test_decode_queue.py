@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decoder.messages import MAX_TEXT_BYTES, Decoded, Job, Status, answers_in, jobs_in, pack_answer, pack_job
 from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, PendingImage
 
 
@@ -157,44 +154,3 @@ def test_every_image_comes_out_once_or_was_discarded_and_counts_agree(actions):
                 queue.leave(entry)
         assert queue.waiting == queue.held == len(left)
         assert queue.held_large == sum(entry.large for entry in left.values())
-
-
-numbers = st.integers(0, 2**31 - 1)
-
-
-@given(st.lists(st.builds(Job, numbers, st.integers(0, 1), st.integers(0, 255), st.integers(0, 9), *[numbers] * 6)))
-def test_jobs_travel_unchanged(jobs):
-    assert list(jobs_in(b"".join(map(pack_job, jobs)))) == jobs
-
-
-real = st.floats(allow_nan=False)
-
-
-@given(
-    st.lists(
-        st.builds(
-            Decoded,
-            numbers,
-            st.sampled_from(Status),
-            numbers,
-            numbers,
-            real,
-            real,
-            real,
-            st.text(max_size=MAX_TEXT_BYTES // 4),
-        )
-    )
-)
-def test_answers_travel_unchanged(answers):
-    assert list(answers_in(b"".join(map(pack_answer, answers)))) == answers
-
-
-@given(st.binary(max_size=200))
-def test_an_answer_that_is_none_raises_one_kind_of_error(packet):
-    with contextlib.suppress(ValueError):
-        list(answers_in(packet))
-
-
-def test_a_long_sentence_is_cut():
-    [answer] = answers_in(pack_answer(Decoded(1, Status.FAILED, text="x" * 10_000)))
-    assert len(answer.text) == MAX_TEXT_BYTES

@@ -26,7 +26,7 @@ def test_a_load_is_kept_though_the_model_was_unloaded_since(tmp_path: Path) -> N
     settings = Settings(**given)
     worker: Any = SimpleNamespace(
         device="cpu:0",
-        plan=SimpleNamespace(load=SimpleNamespace(models=[model])),
+        plan=SimpleNamespace(models=[model]),
         ready=SimpleNamespace(loaded=[None]),  # It has come and gone before the files are written.
     )
     for load_s in (3.0, 0.5, 30.0, 1.0, 40.0):  # It stood still twice.

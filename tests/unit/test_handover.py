@@ -9,9 +9,9 @@ from msgspec.structs import replace as replace_struct
 
 from app.config import Settings
 from app.errors import ServiceError
-from app.fleet import replica as replica_module
+from app.fleet import process
 from app.fleet.handover import Handovers
-from app.fleet.replica import Replica
+from app.fleet.process import Replica
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStartError, ChildStatus, PlaceStatus
 from app.worker.messages import ModelPlan
@@ -21,7 +21,7 @@ from tests.support.doubles import StartedWorkers, counting, events, plan_of, tur
 @pytest.fixture
 def made(monkeypatch):
     made = StartedWorkers()
-    monkeypatch.setattr(replica_module, "WorkerProcess", made)
+    monkeypatch.setattr(process, "WorkerProcess", made)
     return made
 
 
@@ -35,16 +35,15 @@ class Serving:
     """Two replicas that serve "old", and the hand-overs between their workers."""
 
     def __init__(self, made):
-        self.made, self.gone = made, []
-        owner = events(gone=lambda worker, reason: self.gone.append(worker))
-        self.replicas = [Replica(f"null:{index}", plan_of("old"), None, owner) for index in range(2)]
+        self.made = made
+        self.replicas = [Replica(f"null:{index}", plan_of("old"), None, events()) for index in range(2)]
         metrics = Metrics()
         self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), metrics)
         self.moved = counting(metrics)
 
     @property
     def served(self):
-        return [each.child.is_ready and each.child.plan.load.models[0] for each in self.replicas]
+        return [each.child.is_ready and each.child.plan.models[0] for each in self.replicas]
 
     async def __aenter__(self):
         await turns()
@@ -95,7 +94,7 @@ async def test_where_one_worker_cannot_start_none_takes_over(made, when):
         assert first.over.done()
         assert serving.moved() == {}
         assert serving.served == ["old", "old"]
-        assert [each.plan.load.models for each in serving.replicas] == [("old",), ("old",)]
+        assert [each.plan.models for each in serving.replicas] == [("old",), ("old",)]
         assert not any(worker.over.done() for worker in made[:2])
 
 
@@ -129,28 +128,6 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
         assert [worker.over.done() for worker in made] == [True, True, False, False]
 
 
-async def test_an_old_worker_is_stopped_also_when_the_caller_leaves_while_it_drains(made):
-    async with Serving(made) as serving:
-        replica = serving.replicas[0]
-
-        async def hand_over():
-            worker = replica.worker(replica.plan)
-            await replica.prepare(worker)
-            await asyncio.shield(replica.take_over(worker, 60.0))
-
-        task = asyncio.create_task(hand_over())
-        await turns()
-        made[2].succeed()
-        await turns()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert not made[0].over.done()
-        made[0].drain()
-        await turns()
-        assert made[0].over.done()
-        assert serving.gone == [made[0]]
-
-
 async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
     async with Serving(made) as serving:
         broken(serving.replicas[1])
@@ -160,7 +137,7 @@ async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it
         made[2].succeed()
         made[0].drain()
         await task
-        assert [each.plan.load.models for each in serving.replicas] == [("new",), ("new",)]
+        assert [each.plan.models for each in serving.replicas] == [("new",), ("new",)]
 
 
 async def test_stopping_ends_a_hand_over_that_is_under_way(made):
@@ -176,7 +153,7 @@ async def test_stopping_ends_a_hand_over_that_is_under_way(made):
 async def staged(serving, made):
     """Let the first worker serve a quick plan and start a compiled one; return its replica and the new worker."""
     replica = serving.replicas[0]
-    replica.plan = replace(replica.plan, load=replace(replica.plan.load, quick=True))
+    replica.plan = replace(replica.plan, quick=True)
     serving.handovers.compile(replica.child)
     await turns()
     return replica, made[-1]
@@ -185,7 +162,7 @@ async def staged(serving, made):
 async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_quick_again(made):
     async with Serving(made) as serving:
         replica, compiling = await staged(serving, made)
-        assert (compiling.plan.load.quick, compiling.plan.start_timeout_s) == (False, 3600)
+        assert (compiling.plan.quick, compiling.plan.start_timeout_s) == (False, 3600)
         old = replica.child
         compiling.succeed()
         await turns()
@@ -195,7 +172,7 @@ async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_qui
         compiling.kill("it crashed")
         await turns(30)
         assert made[-1] is not compiling
-        assert (made[-1].plan.load.quick, made[-1].plan.start_timeout_s) == (True, 600)
+        assert (made[-1].plan.quick, made[-1].plan.start_timeout_s) == (True, 600)
         made[-1].succeed()
         await turns()
         assert replica.status is PlaceStatus.READY
@@ -210,7 +187,7 @@ async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
         await turns(30)
         again = made[-1]
         assert again is not compiling
-        assert (replica.child, again.plan.load.quick) == (serving_meanwhile, False)
+        assert (replica.child, again.plan.quick) == (serving_meanwhile, False)
         again.succeed()
         await turns()
         serving_meanwhile.drain()
@@ -239,38 +216,38 @@ async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_aga
     async with Serving(made) as serving:
         serving.handovers._keep_sizes = kept.__setitem__
         for replica in serving.replicas:
-            load = replace(replica.plan.load, quick=True, plans=(ModelPlan("old", "null", "fp32", (1, 2), grows=True),))
-            replica.plan = replace(replica.plan, load=load)
+            growing = (ModelPlan("old", "null", "fp32", (1, 2), grows=True),)
+            replica.plan = replace(replica.plan, quick=True, plans=growing)
         first, second = serving.replicas
         serving.handovers.compile(first.child)
         [compiling] = serving.handovers._tasks
         await turns()
         searching = made[-1]
-        assert searching.plan.load.plans[0].grows
+        assert searching.plan.plans[0].grows
         searching.succeed(loaded=(SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),))
         await turns()
         next(worker for worker in made if worker.device == first.device).drain()
         await asyncio.wait_for(compiling, 10)
         found = ModelPlan("old", "null", "fp32", (1, 2, 4))
         assert kept == {"null": {0: (1, 2, 4)}}
-        assert first.plan.load.plans == (found,), "a start after a crash has them, too"
+        assert first.plan.plans == (found,), "a start after a crash has them, too"
         serving.handovers.compile(second.child)
         await turns(30)
         assert made[-1].device == second.device
-        assert made[-1].plan.load.plans == (found,)
+        assert made[-1].plan.plans == (found,)
 
 
 async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
     async with Serving(made) as serving:
         ours, theirs = serving.replicas
         for each in (ours, theirs):
-            each.plan = replace(each.plan, load=replace(each.plan.load, plans=2 * each.plan.load.plans))
+            each.plan = replace(each.plan, plans=2 * each.plan.plans)
         ours.plan = replace(ours.plan, serves=(0,)).with_models(("old", "evil"))
         theirs.plan = replace(theirs.plan, serves=(1,)).with_models(("old", "evil"))
         broken(theirs)
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "evil"), "load")))
         await turns()
-        assert [worker.plan.load.models for worker in made[2:]] == [("new", None)]
+        assert [worker.plan.models for worker in made[2:]] == [("new", None)]
         made[2].succeed()
         await turns()
         assert ours.child is made[2]
@@ -279,7 +256,7 @@ async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_other
         # What is to mend it is tried before anything changes.
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new", "good"), "load")))
         await turns()
-        assert [worker.plan.load.models for worker in made[3:]] == [("new", None), (None, "good")]
+        assert [worker.plan.models for worker in made[3:]] == [("new", None), (None, "good")]
         made[4].fail()
         with pytest.raises(ChildStartError):
             await task

@@ -14,12 +14,14 @@ import pytest
 
 from app.config import Settings
 from app.errors import ServiceError
+from app.fleet.handover import Handovers
 from app.fleet.spawn import Spawned
+from app.observability.metrics import Metrics
 from app.precision.described import described
 from app.processes.channel import Channel, socket_pair, to_packet
 from app.serving import opening
+from app.serving.administration import ServiceAdministration
 from app.serving.opening import Opened, Opening, OpeningError, Refused
-from app.serving.repository import Repository
 from models import ModelError, open_model, parse_spec
 
 Dies = Callable[[Channel], None]
@@ -79,13 +81,14 @@ class Processes:
         return Spawned(child, ours, {})
 
 
-def repository() -> Repository:
+def administration() -> ServiceAdministration:
     model = described(open_model(parse_spec("resnet50", "sample"), Path(), allow_download=False))
     pool: Any = SimpleNamespace(model=model, unloaded=False)
-    return Repository(Settings(**GIVEN), {"resnet50": pool}, cast(Any, None))
+    fleet: Any = SimpleNamespace(change=Handovers((), Settings(**GIVEN), Metrics()).run)
+    return ServiceAdministration(Settings(**GIVEN), fleet, {"resnet50": pool}, cast(Any, None), {})
 
 
-async def refused_reload(served: Repository) -> ServiceError:
+async def refused_reload(served: ServiceAdministration) -> ServiceError:
     with pytest.raises(ServiceError) as refused:
         await served.load("resnet50")
     return refused.value
@@ -98,7 +101,7 @@ async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing
     dies, reason = DEATHS[how]
     processes = Processes(dies)
     monkeypatch.setattr(opening, "spawn", processes.spawn)
-    served = repository()
+    served = administration()
     descriptors, tasks = len(os.listdir("/proc/self/fd")), asyncio.all_tasks()
     for _ in range(2):  # The second one is not refused because of the first.
         caplog.clear()
@@ -107,7 +110,7 @@ async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing
         [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert (record.getMessage(), record.exc_info) == (f"load: resnet50 could not be read: {reason}", None)
     await asyncio.sleep(0)
-    assert (len(os.listdir("/proc/self/fd")), asyncio.all_tasks(), served._changes) == (descriptors, tasks, set())
+    assert (len(os.listdir("/proc/self/fd")), asyncio.all_tasks()) == (descriptors, tasks)
     assert processes.killed == 2
 
 

@@ -1,14 +1,23 @@
-"""Parts of images: cut out, straightened and turned, and how they travel to decoders."""
+"""Parts of images: cut out, straightened and turned, and placed by a decoder."""
 
 from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from app.decoder.messages import pack_regions, split_regions
+from app.decoder.decoder import Decoder
+from app.decoder.messages import Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.images.header import InvalidImageError
 from app.images.parts import part_of
+from app.processes.arena import Arena
+from app.processes.channel import to_packet
+from models import PixelModel, open_model, parse_spec
 from models.contract.cascade import Region
 
 IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
@@ -38,6 +47,7 @@ def test_parts_are_turned_by_quarters(quarters: int) -> None:
     "region",
     [
         Region(50, 0, 20, 10),
+        Region(-1, 0, 1, 1),
         Region(0, 0, 0, 10),
         Region(0, 0, 1 << 20, 10, 0, (0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0)),
         Region(0, 0, 9, 9, 0, (float("nan"),) * 8),
@@ -49,9 +59,18 @@ def test_what_lies_outside_or_is_too_large_is_refused(region: Region) -> None:
         part_of(IMAGE, region)
 
 
-def test_regions_travel_behind_their_image() -> None:
-    regions = [Region(1, 2, 3, 4), Region(0, 0, 30, 9, 3, (0.5, 1, 30, 2, 29, 11, 0, 10))]
-    data = memoryview(b"image" + pack_regions([7, 8], regions))
-    image, found = split_regions(data, 2)
-    assert bytes(image) == b"image"
-    assert found == [(7, regions[0]), (8, regions[1])]
+def test_a_decoder_places_each_region_behind_an_image_in_its_slot() -> None:
+    model, file = open_model(parse_spec("resnet18:random"), Path("nowhere")), io.BytesIO()
+    assert isinstance(model, PixelModel)
+    Image.fromarray(IMAGE.numpy()).save(file, "PNG")
+    regions = [(2, Region(5, 6, 20, 10)), (0, Region(0, 0, 30, 9, 3, (0.5, 1, 30, 2, 29, 11, 0, 10)))]
+    image, tail, inbox = file.getvalue(), to_packet(regions), Inbox(1, 1 << 20)
+    with contextlib.closing(Arena([(int(np.prod(model.input_shape)), 3)])) as arena:
+        inbox.write(0, image, tail)
+        decoder = Decoder(DecodePlan((model,), arena.pools, 1, 1 << 20, ("info", "text")), inbox, arena)
+        job = Job(7, Kind.REGIONS, 0, 0, 0, len(image) + len(tail), 10**6, 10**6, tail=len(tail))
+        assert decoder.answer(job) == Decoded(7, Status.PLACED, 60, 40)
+        for slot, region in regions:
+            part, placed = part_of(IMAGE, region), torch.empty(model.input_shape, dtype=torch.uint8)
+            model.preprocess(part, placed, part.shape[1], part.shape[0])
+            assert np.array_equal(arena.slot(0, slot), placed.numpy().reshape(-1))

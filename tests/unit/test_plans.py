@@ -11,11 +11,11 @@ import pytest
 
 from app.config import Settings
 from app.fleet.plans import CONFINED, PROGRAMS, memories, sharing_workers, worker_plans
-from app.fleet.process import WorkerPlan
 from app.fleet.readiness import Readiness
 from app.link import ModelState
 from app.processes.place import PlaceStatus
 from app.worker import load
+from app.worker.messages import WorkerPlan
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models import Model
@@ -54,14 +54,14 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
     plans = [plan for _, plan in worker_plans(Settings(**given), chosen, MODELS, {})]
     assert [plan.memory for plan in plans] == [0, 0, 1, 1, 2, 2]
     for plan in plans:
-        served = [each is not None for each in plan.load.models]
+        served = [each is not None for each in plan.models]
         assert [index for index, each in enumerate(served) if each] == list(plan.serves or ())
-        assert [each.is_gated for each in plan.load.plans] == served
-        assert plan.bare == (plan.memory > 0)
-        if plan.bare:
+        assert [each.is_gated for each in plan.plans] == served
+        assert plan.confined == (plan.memory > 0)
+        if plan.confined:
             assert "DATABASE_PASSWORD" not in plan.environment
     # What one keeps no other may write or read.
-    kept = [plan.load.cache_dir for plan in plans[::2]]
+    kept = [plan.cache_dir for plan in plans[::2]]
     assert [str(each.relative_to(kept[0])) for each in kept[1:] if each and kept[0]] == [
         f"{PROGRAMS}/digest of {name}" for name in ("b.pt2", "d.ts")
     ]
@@ -90,9 +90,9 @@ def test_what_libraries_of_others_read_is_confined_with_all_that_shares_its_work
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
     monkeypatch.setenv("KMP_BLOCKTIME", "0")
     [plan] = plans_of([MODELS[0], replace(model("theirs", file), architecture=name)])
-    assert (plan.bare, plan.load.confined) == (confined, confined)
+    assert plan.confined == confined
     if confined:
-        cache = plan.load.cache_dir
+        cache = plan.cache_dir
         assert cache is not None
         assert cache.name == CONFINED
         assert "DATABASE_PASSWORD" not in plan.environment
@@ -105,14 +105,14 @@ def test_what_libraries_of_others_read_is_confined_with_all_that_shares_its_work
 def test_models_on_demand_have_one_worker_whoever_reads_them() -> None:
     """A worker that had some of them could serve none."""
     [plan] = plans_of([MODELS[0], model("graph", "c.onnx")], models_on_demand="ours,graph")
-    assert plan.load.confined
-    assert [each.on_demand for each in plan.load.plans] == [True, True]
+    assert plan.confined
+    assert [each.on_demand for each in plan.plans] == [True, True]
 
 
 def test_who_names_a_compiler_goes_without_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
     graph, program = model("graph", "c.onnx"), MODELS[1]
     plans = plans_of([graph, program], engine="inductor")
-    assert [plan.load.confined for plan in plans] == [False, True]
+    assert [plan.confined for plan in plans] == [False, True]
     [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "the worker of graph is not confined" in said
 
@@ -122,7 +122,9 @@ def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() ->
         name: SimpleNamespace(names=(name,), index=index, unloaded=False, model=SimpleNamespace(name=name))
         for index, name in enumerate(("ours", "evil"))
     }
-    plans = [WorkerPlan(SimpleNamespace(), serves=(index,)) for index in range(2)]  # type: ignore[arg-type]
+    for each in served.values():
+        each.shown = each
+    plans = [WorkerPlan((), Device("cpu:0", "cpu", 0, "fp32"), serves=(index,)) for index in range(2)]
     replicas: Any = [
         SimpleNamespace(device="cpu:0", status=PlaceStatus.STARTING, reason="it is loading", plan=plans[0]),
         SimpleNamespace(device="cpu:0", status=PlaceStatus.BROKEN, reason="it died", plan=plans[1]),
@@ -140,10 +142,10 @@ def test_a_library_is_imported_only_if_its_network_was_not_kept(
     monkeypatch.setattr(load, "builder", lambda: SimpleNamespace(library=imported.append))
     theirs = replace(model("theirs", "f.safetensors"), architecture="timm/resnet18", weights_file=None)
     [plan] = plans_of([theirs])
-    load._import_libraries(plan.load, tmp_path)
+    load._import_libraries(plan, tmp_path)
     assert imported == ["timm"]
     load._kept_mark(tmp_path, theirs).touch()  # As after a load.
-    load._import_libraries(plan.load, tmp_path)
+    load._import_libraries(plan, tmp_path)
     assert imported == ["timm"]
-    load._import_libraries(plan.load, tmp_path)  # That load failed.
+    load._import_libraries(plan, tmp_path)  # That load failed.
     assert imported == ["timm", "timm"]

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from app.fleet import replica as replica_module
+from app.fleet import process
 from app.fleet.device_metrics import RESTARTS
-from app.fleet.replica import Replica
+from app.fleet.process import Replica
 from app.fleet.spawn import spawn_with
 from app.processes.breaker import BROKEN_S, IN_A_ROW
 from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus
@@ -48,7 +48,7 @@ class Place:
 @pytest.fixture
 async def place(virtual_time, monkeypatch):
     made = StartedWorkers()
-    monkeypatch.setattr(replica_module, "WorkerProcess", made)
+    monkeypatch.setattr(process, "WorkerProcess", made)
     found = Place(made)
     yield found
     await found.replica.stop()
@@ -118,18 +118,3 @@ async def test_a_start_that_is_cancelled_while_it_packs_leaves_no_memory():
         await starting
     await asyncio.get_running_loop().shutdown_default_executor()  # It writes on, whoever waits for it.
     assert os.listdir("/proc/self/fd") == before
-
-
-async def test_whom_a_hand_over_replaces_has_not_died(place):
-    old, _ = await place.begun()
-    new = place.replica.worker(place.replica.plan)
-    preparing = asyncio.ensure_future(place.replica.prepare(new))
-    await turns()
-    new.succeed()
-    await preparing
-    gone = place.replica.take_over(new, 60.0)
-    assert [old.status, new.status] == [ChildStatus.RETIRING, ChildStatus.READY]
-    old.drain()
-    await gone
-    assert place.told == [("ready", old.name), ("ready", new.name), ("retiring", old.name), ("gone", old.name)]
-    assert (place.moved(), place.replica.restarts) == ({}, 0)

@@ -10,14 +10,15 @@ from hypothesis import strategies as st
 
 from app import clock
 from app.errors import ServiceError
-from app.serving.repository import Repository
+from app.serving.administration import ServiceAdministration
 
 MOST = 12
 
 
 @given(st.lists(st.floats(0, 20), max_size=80))
 async def test_no_minute_has_more_changes_than_are_allowed(pauses: list[float]) -> None:
-    repository = Repository(cast(Any, None), {}, cast(Any, None))
+    nothing = cast(Any, None)
+    administration = ServiceAdministration(nothing, nothing, {}, nothing, {})
     now_s, begun = 1000.0, list[float]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(clock, "monotonic", lambda: now_s)
@@ -25,9 +26,9 @@ async def test_no_minute_has_more_changes_than_are_allowed(pauses: list[float]) 
             now_s += pause_s
             within = [each for each in begun if now_s - each < 60]
             if len(within) < MOST:
-                async with repository._begun():
+                async with administration._begun():
                     begun.append(now_s)
                 continue
             with pytest.raises(ServiceError, match="12 times a minute") as refused:
-                await repository._begun().__aenter__()
+                await administration._begun().__aenter__()
             assert 0 < (refused.value.retry_after_s or 0) <= 60

@@ -14,15 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.processes.channel import reader, to_packet
-from app.worker.messages import (
-    Done,
-    FromWorker,
-    Ready,
-)
-from app.worker.results import SMALL_BYTES, ResultError, map_overflow, read_results, write_results
+from app.worker.messages import Done, FromWorker, Ready
+from app.worker.results import SMALL_BYTES, ResultError, map_large, read_results, write_results
 from tests.support.doubles import loaded_as
 
-PLACE_BYTES = 4096
 DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 
 
@@ -32,15 +27,11 @@ def across(message):
     return read
 
 
-def sent(results, place_bytes=PLACE_BYTES):
-    """Through memory and a message, as they travel."""
-    places, slots = np.zeros((len(results), place_bytes), np.uint8), range(len(results))[::-1]
-    layouts, small, size, descriptor = write_results(results, [places[slot] for slot in slots])
+def sent(results):
+    """Through a message, and memory if they are large, as they travel."""
+    layouts, small, size, descriptor = write_results(results)
     done = across(Done(1, layouts, 0.1, 0, size, small=small))
-    if done.small:
-        return read_results(done.results, None, slots, done.small)
-    overflow = map_overflow(descriptor, done.overflow_bytes) if size else None
-    return read_results(done.results, places, slots, overflow)
+    return read_results(done.results, len(results), map_large(descriptor, size) if size else done.small)
 
 
 def same(one, other):
@@ -71,57 +62,41 @@ def test_what_is_written_is_read(results):
     assert all(map(same, got, results))
 
 
-def test_arrays_from_places_are_copies():
-    places = np.zeros((2, PLACE_BYTES), np.uint8)
-    layouts, small, _, _ = write_results([(np.ones(550, np.float32),), (np.ones(600, np.float32),)], places)
-    assert small == b""
-    for asked in ((layouts, (0, 1)), (layouts[:1], (0,)), (layouts[:1] * 2, (0, 1))):
-        got = read_results(asked[0], places, asked[1], None)
-        kept = places.copy()
-        places[:] = 0
-        assert all((array == 1).all() for (array,) in got)
-        assert all(array.flags.aligned and array.flags.writeable for (array,) in got)
-        places[:] = kept
-
-
 def test_what_is_small_together_is_in_the_message_and_lies_nowhere_else():
-    places = np.zeros((2, PLACE_BYTES), np.uint8)
     half = np.ones(SMALL_BYTES // 2, np.uint8)
-    layouts, small, size, descriptor = write_results([(half,), (half,)], places)
+    layouts, small, size, descriptor = write_results([(half,), (half,)])
     assert (len(small), size, descriptor) == (SMALL_BYTES, 0, -1)
-    assert not places.any()
-    assert write_results([(half,), (half[:1], half)], places)[1] == b""
-    assert places.any()
-    assert all(array.flags.writeable for (array,) in read_results(layouts, None, (0, 1), small))
     for short in (small[:-1], b""):
         with pytest.raises(ResultError):
-            read_results(layouts, None, (0, 1), short)
+            read_results(layouts, 2, short)
 
 
 def test_as_many_results_as_items_are_read_and_no_others():
     """One layout is for all of them."""
-    places = np.zeros((2, PLACE_BYTES), np.uint8)
-    assert read_results((None,), places, (0, 1), None) == [None, None]
+    assert read_results((None,), 2, b"") == [None, None]
     for layouts in ((), (None, None, None)):
         with pytest.raises(ResultError):
-            read_results(layouts, places, (0, 1), None)
+            read_results(layouts, 2, b"")
 
 
-def test_results_too_large_for_their_place_leave_no_descriptor_behind():
+def test_large_results_leave_no_descriptor_behind_and_a_task_may_write_to_any():
     before = len(os.listdir("/proc/self/fd"))
     large = np.arange(1_000_000, dtype=np.float32)
     [(got,), (small,)] = sent([(large,), (large[:5],)])
     assert (got == large).all()
     assert (small == large[:5]).all()
-    del got  # Until then its memory is mapped, and Python keeps a descriptor of that.
+    got += 1
+    [(other,)] = sent([(large[:5],)])
+    other += 1
+    assert (got[:5] == other).all()
+    del got, small  # Until then its memory is mapped, and Python keeps a descriptor of that.
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_cannot_be_sent_is_refused():
-    place = np.zeros(PLACE_BYTES, np.uint8)
     for array in (np.array([object()]), np.array(["text"]), np.zeros(2, [("a", "f4")])):
         with pytest.raises(ResultError):
-            write_results([(array,)], [place])
+            write_results([(array,)])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +111,7 @@ def test_what_cannot_be_sent_is_refused():
 )
 def test_a_layout_that_makes_no_sense_is_refused(layout):
     with pytest.raises(ResultError):
-        read_results([layout], np.zeros((1, PLACE_BYTES), np.uint8), [0], np.zeros(PLACE_BYTES, np.uint8))
+        read_results([layout], 1, np.zeros(4096, np.uint8))
 
 
 def test_memory_that_could_shrink_or_is_too_small_is_refused():
@@ -146,7 +121,7 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
         if seals:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         with pytest.raises(ResultError):
-            map_overflow(descriptor, size)
+            map_large(descriptor, size)
         with pytest.raises(OSError, match="Bad file"):
             os.fstat(descriptor)
 
@@ -179,7 +154,7 @@ def test_a_time_is_a_number_that_sums_and_estimates_bear(number):
 
 def test_a_report_on_a_model_is_bounded():
     loaded = loaded_as("eager", {1: 0.1})
-    loaded.served_on.errors = dict.fromkeys(map(str, range(65)), 0.0)
+    loaded.errors = dict.fromkeys(map(str, range(65)), 0.0)
     with pytest.raises(ValueError, match="64"):
         across(Ready("cpu:0", "a CPU", (loaded,)))
     with pytest.raises(ValueError, match="200"):

@@ -19,7 +19,7 @@ def administration(**states: ModelState) -> ServiceAdministration:
     fleet: Any = SimpleNamespace(readiness=readiness, replicas=[object()])
     models: Any = by_name
     nothing: Any = None
-    return ServiceAdministration(fleet, models, nothing, nothing, {})
+    return ServiceAdministration(nothing, fleet, models, nothing, {})
 
 
 @pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.UNAVAILABLE])

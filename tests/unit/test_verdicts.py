@@ -15,7 +15,7 @@ from app.precision import verdicts
 from app.precision.gate import Gate, compile_options
 from app.precision.verdicts import Verdict, Verdicts, what_computes
 from app.worker import load as loading
-from app.worker.messages import Load, ModelPlan
+from app.worker.messages import ModelPlan, WorkerPlan
 from backends import (
     CompileOptions,
     Device,
@@ -270,7 +270,7 @@ def test_a_gate_without_a_folder_keeps_nothing() -> None:
 def test_a_confined_process_has_looked_at_all_packages_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def confine(load: Load) -> None:
+    def confine(load: WorkerPlan) -> None:
         order.append("confined")
         raise RuntimeError
 
@@ -278,5 +278,5 @@ def test_a_confined_process_has_looked_at_all_packages_before_it_is_confined(mon
     monkeypatch.setattr(loading, "_confine", confine)
     plans = (ModelPlan(None, "eager", "fp32", (1,)),)
     with pytest.raises(RuntimeError):
-        loading.load_device(Load(plans, Device("cpu:0", "a CPU", 1 << 30, "fp32"), confined=True))
+        loading.LoadedDevice(WorkerPlan(plans, Device("cpu:0", "a CPU", 1 << 30, "fp32"), confined=True))
     assert order == ["looked", "confined"]

@@ -25,15 +25,14 @@ from app.worker.messages import (
     Ended,
     Failed,
     FromWorker,
-    Load,
+    ModelLoaded,
     ModelPlan,
-    Progress,
     Ready,
     Run,
     Stats,
     Stop,
+    WorkerPlan,
 )
-from app.worker.results import map_overflow, read_results
 from backends import Device, Memory, OutOfDeviceMemoryError
 from backends.vendors.cpu import CpuBackend
 from models import Options, open_model, parse_spec
@@ -56,7 +55,7 @@ class Talk:
         self.said = []
         theirs_arena = Arena.opened(self.arena.pools, *self.arena.descriptors())
         plans = tuple(ModelPlan(model, engine, precision, batch_sizes) for model in self.models)
-        load = Load(plans, Device(device, "a device", 1 << 30, "fp32"))
+        load = WorkerPlan(plans, Device(device, "a device", 1 << 30, "fp32"))
         self.thread = threading.Thread(target=run, args=(Channel(theirs), theirs_arena, load))
         self.thread.start()
 
@@ -84,17 +83,10 @@ class Talk:
         return self.said.pop(0)
 
     def hear(self):
-        """Return the next message that is not Progress, Stats or Beat."""
-        while isinstance(message := self.hear_any(), Progress | Stats | Beat):
+        """Return the next message that is not ModelLoaded, Stats or Beat."""
+        while isinstance(message := self.hear_any(), ModelLoaded | Stats | Beat):
             pass
         return message
-
-    def results(self, done, slots, model=0):
-        """Read the results that Done names."""
-        if done.small:
-            return read_results(done.results, None, slots, done.small)
-        overflow = map_overflow(self.channel.take_descriptor(), done.overflow_bytes) if done.overflow_bytes else None
-        return read_results(done.results, self.arena.results(model), slots, overflow)
 
     def fill(self, slot, value, model=0):
         self.arena.slot(model, slot)[:] = value
@@ -109,10 +101,10 @@ def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatc
 
     monkeypatch.setattr(CpuBackend, "memory", networks)
     plan = ModelPlan(open_model(parse_spec("resnet18:random"), Path("nowhere")), "eager", "fp32", (1,), is_gated=True)
-    load = Load((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
+    load = WorkerPlan((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
     loaded = load_model(load, plan, plan.model, CpuBackend(), None)
-    assert loaded.loaded.served_on.errors
-    assert loaded.loaded.served_on.memory_bytes == 1
+    assert loaded.served_on.errors
+    assert loaded.served_on.memory_bytes == 1
     loaded.executable.close()
 
 
@@ -221,7 +213,7 @@ def test_what_the_device_has_decoded_goes_to_its_network_and_not_by_way_of_the_h
         model=SimpleNamespace(input_shape=(2, 2, 3)),
         executable=SimpleNamespace(depth=2, takes_rows=True, start_rows=start_rows),
         decoding=SimpleNamespace(on_device=lambda slots: ({row: decoded for row, _ in slots}, ())),
-        loaded=SimpleNamespace(latency_s={4: 1.0}),
+        served_on=SimpleNamespace(latency_s={4: 1.0}),
     )
     with contextlib.closing(Arena([(12, 4)])) as arena:
         arena.slot(0, 1)[:] = 7

@@ -149,7 +149,7 @@ class DecodingProcesses:
             for number in range(count):
                 ours, theirs = multiprocessing.Pipe()
                 self._connections.append(ours)
-                [memory] = self._arena.descriptors(results=False)
+                [memory] = self._arena.descriptors()
                 given = theirs.fileno(), memory
                 try:
                     # Not multiprocessing: its children can import modules of the current folder first.
