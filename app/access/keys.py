@@ -4,16 +4,15 @@
 
 Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
 
-A key is 256 random bits, so a plain SHA-256 hides it: they are too many to be guessed. It is looked up by a hash that
-is keyed anew in each process, so the time of a look-up says nothing about the hashes in the file. The same is true of
-the keys that have been found, which are remembered as they were sent until the file changes: a `dict` compares bytes
-only if their hashes are equal, and Python's hash is keyed anew in each process, too.
+A key is 256 random bits, so a plain SHA-256 hides it: they are too many to be guessed. The time of a look-up says
+nothing about the hashes in the file, nor about the keys that have been found, which are remembered as they were sent
+until the file changes: a `dict` compares bytes only if Python's hashes of them are equal, and these are keyed anew in
+each process.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import math
 import os
@@ -159,10 +158,9 @@ class Keys:
         """Read the file. `clock`: in seconds. Raises KeysError."""
         self.path = path
         self._clock = clock
-        self._secret = secrets.token_bytes(32)
         self._seen = stamp(path)
         self._look_s = clock() + _LOOK_AGAIN_S
-        self._by_hash = self._hashed(read(path))
+        self._by_digest = read(path)
         self._found: dict[bytes, Key] = {}  # By the key as sent: at most one entry a key of the file.
 
     def find(self, sent: bytes) -> Key | None:
@@ -172,18 +170,10 @@ class Keys:
         known = self._found.get(sent)
         if known is not None or len(sent) > LONGEST_KEY:
             return known
-        digest = digest_of(sent)
-        found = self._by_hash.get(self._hash(digest))
-        if found is None or not hmac.compare_digest(found[0], digest):
-            return None
-        key = self._found[sent] = found[1]
+        key = self._by_digest.get(digest_of(sent))
+        if key is not None:
+            self._found[sent] = key
         return key
-
-    def _hash(self, digest: bytes) -> bytes:
-        return hashlib.blake2b(digest, key=self._secret, digest_size=32).digest()
-
-    def _hashed(self, keys: Mapping[bytes, Key]) -> dict[bytes, tuple[bytes, Key]]:
-        return {self._hash(digest): (digest, key) for digest, key in keys.items()}
 
     def _look_again(self) -> None:
         """Read the file again if it has changed. A file that cannot be read changes nothing: the log says so."""
@@ -193,12 +183,12 @@ class Keys:
             return
         self._seen = seen
         try:
-            self._by_hash = self._hashed(read(self.path))
+            self._by_digest = read(self.path)
         except KeysError as error:
             log.error("the keys stay as they were: %s", error)
         else:
             self._found.clear()
-            log.info("%d keys read again from %s", len(self._by_hash), self.path)
+            log.info("%d keys read again from %s", len(self._by_digest), self.path)
 
 
 def add(path: Path, name: str, role: Role) -> str:
