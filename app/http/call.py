@@ -27,8 +27,7 @@ from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
 from app.ingress.interrupt import Interruption, interrupted_at
 from app.link import Encoded, ServedModel, Terms
-from app.protocols import wire
-from app.protocols.documents import packed_instances, read_instances
+from app.protocols.documents import packed_instances, read_instances, unpack
 from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS
 from app.protocols.parameters import DEFAULT_OPTIONS, check_names, deadline_s, read, read_header, read_options
 from models import Options
@@ -224,7 +223,7 @@ async def _instances(body: Body, max_images: int, converter: Converter, lease: L
         return read_instances(body, max_images)
     converted = await converter.convert(packed_instances, max_images, body)
     lease.take(len(converted))
-    return list(wire.split(converted))
+    return unpack(converted)[1]
 
 
 def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float | None, Tiling | None]:

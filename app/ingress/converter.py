@@ -50,10 +50,6 @@ _KILLED = 2
 _MAIN = "from app.converter_main import main; main()"
 
 
-class _KilledError(Exception):
-    """The child was killed from outside, or because it was stopped."""
-
-
 class Converter:
     """Converter with its child processes; made inside a running event loop."""
 
@@ -67,17 +63,14 @@ class Converter:
         """Return the converted payload. Raises the conversion's ServiceError; cancelled, it ends the child."""
         async with self._free:
             child, killed = await self._one(), 0
-            while True:
-                try:
-                    flags, answer = await self._asked(child, conversion, argument, payload)
-                    break
-                except _KilledError:
-                    # A person or a lack of memory killed it. The request may be innocent: try again. Whoever stopped a
-                    # child may have stopped those that wait as well, so the next one is new.
-                    killed += not child.was_stopped
-                    if killed == _KILLED:
-                        raise _too_complex() from None
+            while (answered := await self._asked(child, conversion, argument, payload)) is None:
+                # A person or a lack of memory killed it. The request may be innocent: try again. Whoever stopped a
+                # child may have stopped those that wait as well, so the next one is new.
+                killed += not child.was_stopped
+                if not child.was_killed or killed == _KILLED:
+                    raise invalid_request("the request is too complex to be read here")
                 child = self._new()
+        flags, answer = answered
         if not flags & FAILED:
             return memoryview(answer)
         error = orjson.loads(answer)
@@ -85,15 +78,13 @@ class Converter:
 
     async def _asked(
         self, child: _Child, conversion: Conversion, argument: int, payload: wire.Buffer
-    ) -> tuple[int, memoryview]:
-        """Return flags and answer of a child. Raises _KilledError, ServiceError."""
+    ) -> tuple[int, memoryview] | None:
+        """Return flags and answer of a child; None if it has died."""
         try:
             flags, answer = await child.ask(conversion, argument, payload)
         except (OSError, EOFError):
             await self._end(child)
-            if child.was_killed:
-                raise _KilledError from None
-            raise _too_complex() from None
+            return None
         except BaseException:
             await self._end(child)
             raise
@@ -128,10 +119,6 @@ class Converter:
     async def _end(self, child: _Child) -> None:
         self._children.discard(child)
         await child.end()
-
-
-def _too_complex() -> ServiceError:
-    return invalid_request("the request is too complex to be read here")
 
 
 class _Child:

@@ -52,9 +52,9 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     return [_instance(number, instance) for number, instance in enumerate(instances)]
 
 
-def packed_instances(body: wire.Buffer, max_images: int) -> bytes:
-    """Read and pack these images in one piece, for app.ingress.converter."""
-    return wire.to_bytes(read_instances(body, max_images))
+def packed_instances(body: wire.Buffer, max_images: int) -> memoryview:
+    """Read and pack these images, for app.ingress.converter."""
+    return pack({}, read_instances(body, max_images), limited=False)
 
 
 def packed_with_image(body: wire.Buffer, _: int) -> memoryview:

@@ -118,15 +118,6 @@ def elements(name: str, count: int, content: Buffer) -> list[memoryview]:
     return found
 
 
-def split(content: Buffer) -> Iterator[memoryview]:
-    """Split a BYTES tensor that we have made ourselves."""
-    view = memoryview(content)
-    while view:
-        end = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-        yield view[_LENGTH.size : end]
-        view = view[end:]
-
-
 def to_bytes(array: Array | Sequence[bytes]) -> bytes:
     """Return a tensor's bytes in the wire's layout; BYTES are a sequence of elements."""
     return bytes(content_of(array))

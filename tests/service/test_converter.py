@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from app.errors import ServiceError
 from app.ingress import converter as converter_module
 from app.ingress.converter import Converter
-from app.protocols import documents, wire
+from app.protocols import documents
 from tests.support.loop_guard import guarded
 
 
@@ -31,10 +31,13 @@ def instances(*contents):
     return json.dumps({"instances": [{"b64": base64.b64encode(content).decode()} for content in contents]}).encode()
 
 
+def images_in(converted):
+    return [bytes(each) for each in documents.unpack(converted)[1]]
+
+
 async def test_images_come_back_as_they_were(converter):
     contents = [os.urandom(3_000_000), b"x"]
-    found = list(wire.split(await converter.convert(documents.packed_instances, 2, instances(*contents))))
-    assert found == contents
+    assert images_in(await converter.convert(documents.packed_instances, 2, instances(*contents))) == contents
 
 
 async def test_mistakes_are_the_clients_and_end_nobody(converter):
@@ -106,14 +109,14 @@ async def test_a_child_that_dies_takes_only_its_own_request(converter):
     waiting = await converting(converter, signal.SIGSEGV, signal.SIGCONT)
     with pytest.raises(ServiceError, match="too complex"):
         await waiting
-    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
+    assert images_in(await converter.convert(documents.packed_instances, 1, instances(b"z"))) == [b"z"]
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGKILL,), ()])
 async def test_a_child_that_was_killed_or_stopped_by_others_takes_nothing(converter, monkeypatch, signals):
     monkeypatch.setattr(converter_module, "_LOOK_INTERVAL_S", 0.05)
     waiting = await converting(converter, *signals)
-    assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
+    assert images_in(await asyncio.wait_for(waiting, 60)) == [b"y"]
 
 
 async def test_children_that_were_all_stopped_take_nothing(converter, monkeypatch):
@@ -127,7 +130,7 @@ async def test_children_that_were_all_stopped_take_nothing(converter, monkeypatc
     for child in converter._children:
         child.process.send_signal(signal.SIGSTOP)
     waiting = converter.convert(documents.packed_instances, 1, instances(b"y"))
-    assert list(wire.split(await asyncio.wait_for(waiting, 60))) == [b"y"]
+    assert images_in(await asyncio.wait_for(waiting, 60)) == [b"y"]
 
 
 async def test_a_request_whose_children_are_all_killed_is_refused(converter, monkeypatch):
@@ -150,7 +153,7 @@ async def test_a_child_that_died_meanwhile_is_replaced(converter):
     [child] = converter._children
     child.process.kill()
     child.process.wait()
-    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
+    assert images_in(await converter.convert(documents.packed_instances, 1, instances(b"z"))) == [b"z"]
 
 
 async def test_who_leaves_ends_the_work(converter):
@@ -160,7 +163,7 @@ async def test_who_leaves_ends_the_work(converter):
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert list(wire.split(await converter.convert(documents.packed_instances, 1, instances(b"z")))) == [b"z"]
+    assert images_in(await converter.convert(documents.packed_instances, 1, instances(b"z"))) == [b"z"]
 
 
 async def test_numbers_of_an_answer_are_the_same_as_written_here(converter):
