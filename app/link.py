@@ -326,9 +326,15 @@ class Link(ABC):
             raise ServiceError("MODEL_NOT_FOUND", f"there is no model {name!r} here; there is {known}")
         return names
 
-    def find(self, name: str) -> ServedModel:
-        """Return the model of this name; of a cascade, the first. Raises MODEL_NOT_FOUND."""
-        return self.models.get(name) or self.models[self.parts(name)[0]]
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return the model of this name, of a cascade the first, in a version that exists. Raises MODEL_NOT_FOUND."""
+        served = self.models.get(name) or self.models[self.parts(name)[0]]
+        if version in ("", FIRST_VERSION):
+            return served
+        if f"{name}@{version}" not in self.models:
+            known = ", ".join(self.versions(name))
+            raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {known}")
+        return self.models[f"{name}@{version}"]
 
     def version(self, name: str) -> str:
         """Choose the version for the next request that names none, by the shares; "" if there is but one."""

@@ -11,7 +11,6 @@ import hashlib
 import html
 import json
 from importlib.resources import as_file, files
-from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
@@ -54,11 +53,10 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
     """Add `GET /docs` to an application made with `FastAPI(docs_url=None)`, and each port's own description.
 
     `administered`: the public port also answers the administrators' routes. The page reads `app.openapi_url`, below the
-    `root_path` a proxy may have set. Raises ValueError without such an URL.
+    `root_path` a proxy may have set.
     """
-    if app.openapi_url is None:
-        raise ValueError("/docs shows the OpenAPI description, which this application does not publish")
     openapi_url = app.openapi_url
+    assert openapi_url is not None
     app.router.routes[:] = [route for route in app.routes if getattr(route, "path", "") != openapi_url]
 
     @app.get(openapi_url, include_in_schema=False)
@@ -66,7 +64,8 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
         document, root_path = app.openapi(), request.scope.get("root_path", "").rstrip("/")
         document = document | {"servers": [{"url": root_path or "/"}]}
         if request.scope.get(BIND) != "admin" and not administered:
-            document = document | {"paths": _public(document["paths"])}
+            paths = document["paths"].items()  # Without those that only the administration's own port answers.
+            document |= {"paths": {path: each for path, each in paths if "admin" not in ROUTES.get(path, {}).values()}}
         return Response(orjson.dumps(document), media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
@@ -90,11 +89,6 @@ def mount_docs(app: FastAPI, *, administered: bool = True) -> None:
 
     with as_file(files("fastapi_offline") / "static") as assets:
         app.mount(_ASSETS, StaticFiles(directory=assets), name="docs-assets")
-
-
-def _public(paths: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths without those that only the administration's own port answers."""
-    return {path: each for path, each in paths.items() if "admin" not in ROUTES.get(path, {}).values()}
 
 
 def _policy(script: str) -> str:

@@ -7,8 +7,7 @@ reaches a route only if app.access has admitted it. Must not know what a route d
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -50,7 +49,7 @@ class Edge:
         if scope["path"] not in _AT_ONCE:
             await self._pacing.take()
         cors = self._cors.on and scope.get(BIND) != "admin"
-        with RequestContext(self._link, scope) as context, _within(scope, context):
+        with RequestContext(self._link, scope) as context:
             only_head = scope["method"] == "HEAD"
             routed = {**scope, "method": "GET"} if only_head else scope
             answered = asyncio.Event()
@@ -91,18 +90,6 @@ class Edge:
                 await answer({"type": "http.response.body", "body": body})
             if only_head:
                 await send({"type": "http.response.body"})
-
-
-@contextlib.contextmanager
-def _within(scope: Scope, context: RequestContext) -> Iterator[None]:
-    """Put the context in the scope, for routes, while the request lasts. Afterwards neither keeps the other: under a
-    flood, the garbage of thousands of requests stops the event loop for a tenth of a second.
-    """
-    scope["anychip"] = context
-    try:
-        yield
-    finally:
-        del scope["anychip"]
 
 
 def _left_once(answered: asyncio.Event) -> Receive:

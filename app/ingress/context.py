@@ -78,9 +78,10 @@ class RequestContext:
     )
 
     def __init__(self, link: Link, scope: Scope) -> None:
-        """Begin a request: from here on the log lines of this task name it."""
+        """Begin a request: from here on the log lines of this task name it, and until its end the scope has it."""
         self.started_s = clock.monotonic()
         self._link, self.scope = link, scope
+        scope["anychip"] = self
         headers, client = scope["headers"], scope.get("client")
         sent_id = traceparent = b""
         for name, value in headers:
@@ -160,6 +161,8 @@ class RequestContext:
         self._record(clock.monotonic() - self.started_s)
         if self.unsent is not None:
             self.unsent.__exit__()
+        # Under a flood, the garbage of thousands of requests would stop the event loop for a tenth of a second.
+        del self.scope["anychip"]
         return left  # The request ends here: no client waits for an answer.
 
     def _record(self, seconds: float) -> None:

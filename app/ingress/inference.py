@@ -58,7 +58,7 @@ async def infer(
         limit = ingress.link.settings.max_images
         raise invalid_request(f"a batch of {count} is more than the {limit} a request may hold")
     with ingress.link.reserve(served, count, terms) as room:
-        items = Items(ingress.replies, room, options, _as_it_is, has_answers=False)
+        items: Items[Result] = Items(ingress.replies, room, options, None)
         computed = await items.run([TensorRow(inputs)] * count)
         started_s = clock.monotonic()
         results = [result.arrays or () for result in computed]
@@ -72,10 +72,6 @@ async def infer(
             raise too_late()
         terms.recorder.collected(served.metrics, now_s - started_s)
     return TensorAnswer(collected, computed[-1].computed_by)
-
-
-async def _as_it_is(result: Result) -> Result:
-    return result
 
 
 async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceResponse:

@@ -21,12 +21,11 @@ from app.errors import ClientLeftError, ServiceError
 from app.ingress.budget import Budget, Lease
 from app.ingress.context import RequestContext
 from app.ingress.converter import Converter
-from app.ingress.interrupt import Ending, interrupted_at
+from app.ingress.interrupt import Interruption, interrupted_at
 from app.ingress.items import Replies
-from app.ingress.threads import Threads, ThreadsEndedError
+from app.ingress.threads import Threads
 from app.ingress.trim import Trim
 from app.link import ComputedBy, Link, ServedModel, Terms
-from app.protocols import signatures
 
 Answer = TypeVar("Answer")
 T = TypeVar("T")
@@ -91,7 +90,7 @@ class Ingress:
         self._trim = Trim(self.bodies)
         self.limits = ClientLimits()
         self.connections = connections(link.settings.max_connections)
-        self._under_way: set[Ending] = set()
+        self._under_way: set[Interruption] = set()
 
     def promised(self, headers: Sequence[tuple[bytes, bytes]], address: str, size: int) -> Callable[[], None] | None:
         """Promise a request the bytes of its body, which come later; return None if there will be no room for them.
@@ -127,20 +126,15 @@ class Ingress:
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
         """Run `function` in a thread, and return its result. It must release the GIL, and be too long for the event
         loop.
-
-        After the threads have ended it runs here: only answers that somebody waits for are left then.
         """
-        try:
-            return await self._threads.run(function, *arguments)
-        except ThreadsEndedError:
-            return function(*arguments)
+        return await self._threads.run(function, *arguments)
 
     async def answer(self, call: Call[Answer]) -> Answer:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
-        with Ending(self._under_way, call.context.task) as ending:
+        with Interruption(call.context.task, among=self._under_way) as ending:
             context, recorder = call.context, call.context.recorder
             call.version = call.version or self.link.version(call.model)
-            served = signatures.find(self.link, call.model, call.version)
+            served = self.link.find(call.model, call.version)
             # A version is counted as a model of its own; two stages have a name of their own.
             context.model = served.model.name if call.model in self.link.models else call.model
             terms = call.terms(self.link.settings)
@@ -155,7 +149,8 @@ class Ingress:
                 try:
                     with interrupted_at(terms.deadline_s, ending.task) as limit:
                         await call.read(lease, limit)
-                        recorder.uploaded(served.metrics, clock.monotonic() - context.started_s)
+                        upload_s = clock.monotonic() - context.started_s
+                        served.metrics.stage_seconds["upload"].observe(upload_s, recorder.exemplar)
                         run = await call.prepare(self, served, terms, lease)
                 except (ServiceError, ClientLeftError) as error:
                     recorder.upload_failed(served.metrics, error)

@@ -23,16 +23,19 @@ _Interruption = TypeVar("_Interruption", bound="Interruption")
 
 
 class Interruption:
-    """Context within which its task may be interrupted, with a reason."""
+    """Context within which its task may be interrupted, with a reason; `among` holds it for as long."""
 
-    __slots__ = ("_reason", "task")
+    __slots__ = ("_among", "_reason", "task")
 
-    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+    def __init__(self, task: asyncio.Task[Any] | None = None, among: set[Interruption] | None = None) -> None:
         """Take `task`, the running one, from the caller: before Python 3.12 finding it costs a system call."""
         self.task = task or _running()
+        self._among = among
         self._reason: Exception | None = None
 
     def __enter__(self: _Interruption) -> _Interruption:
+        if self._among is not None:
+            self._among.add(self)
         return self
 
     def interrupt(self, reason: Exception) -> None:
@@ -43,6 +46,8 @@ class Interruption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._among is not None:
+            self._among.discard(self)
         if self._reason is not None and kind is asyncio.CancelledError:
             taken_back(self.task)
             raise self._reason from None
@@ -115,27 +120,6 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        if self._reason is not None:
-            super().__exit__(kind, error, trace)
-
-
-class Ending(Interruption):
-    """Request in `under_way` that a shutdown may end while the context lasts."""
-
-    __slots__ = ("_under_way",)
-
-    def __init__(self, under_way: set[Ending], task: asyncio.Task[Any] | None = None) -> None:
-        super().__init__(task)
-        self._under_way = under_way
-
-    def __enter__(self) -> Ending:
-        self._under_way.add(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._under_way.discard(self)
         if self._reason is not None:
             super().__exit__(kind, error, trace)
 

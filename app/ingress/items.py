@@ -12,9 +12,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from app import clock
+from app.errors import ServiceError
 from app.link import Content, Link, Regions, Reply, Result, Room, too_late
 from models import Options, TensorOptions
 
@@ -62,15 +63,13 @@ class Replies:
 class Items(Generic[T]):
     """Items of one request that has its room.
 
-    `answer`: makes an answer from a result; `has_answers`: True if that is the item's own answer, not a part of the
-    request's.
+    `answer`: makes an item's own answer from its result; None if the results become one answer of the request.
     """
 
     replies: Replies
     room: Room
     options: Options | TensorOptions
-    answer: Callable[[Result], Awaitable[T]]
-    has_answers: bool = True
+    answer: Callable[[Result], Awaitable[T]] | None
 
     async def run(self, contents: Sequence[Content]) -> list[T]:
         """Compute all items concurrently, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
@@ -93,10 +92,14 @@ class Items(Generic[T]):
         computed_s = clock.monotonic()
         is_answered = False
         try:
-            self._check_deadline(computed_s)
-            answer = await self.answer(result)
-            if self.has_answers:
-                self._check_deadline(clock.monotonic())
+            if computed_s >= terms.deadline_s:
+                raise self._too_late()
+            if self.answer is None:
+                answer = cast(T, result)
+            else:
+                answer = await self.answer(result)
+                if clock.monotonic() >= terms.deadline_s:
+                    raise self._too_late()
             is_answered = True
         except asyncio.CancelledError:
             if recorder.abandoned:
@@ -109,7 +112,7 @@ class Items(Generic[T]):
             if recorder.trace is not None:
                 begun = [("decode", result.begun_s), ("queue", result.queued_s), ("infer", infer_s)]
                 # An item without an answer of its own (a row of tensors) ends with the device.
-                if self.has_answers or not is_answered:
+                if self.answer is not None or not is_answered:
                     begun.append(("post", computed_s))
                 recorder.trace.stages(begun, now_s, position, result.batch)
         seconds = {
@@ -117,16 +120,15 @@ class Items(Generic[T]):
             "queue": infer_s - result.queued_s,
             "infer": result.infer_s,
         }
-        if self.has_answers:
+        if self.answer is not None:
             seconds["postprocess"] = now_s - computed_s
         recorder.image(served.metrics, served.statistics, seconds, terms.deadline_s - now_s)
         return answer
 
-    def _check_deadline(self, now_s: float) -> None:
-        """Raise DEADLINE_EXCEEDED if the deadline has passed."""
-        if now_s >= self.room.terms.deadline_s:
-            self.room.served.metrics.expired["postprocess"].inc()
-            raise too_late()
+    def _too_late(self) -> ServiceError:
+        """Count an item whose deadline has passed, and make its error."""
+        self.room.served.metrics.expired["postprocess"].inc()
+        return too_late()
 
 
 async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -91,7 +91,7 @@ class RemoteLink(Link):
         if clock.monotonic() >= terms.deadline_s:
             served.metrics.expired["upload"].inc(count)
             raise ServiceError("DEADLINE_EXCEEDED", "the deadline passed before the request had arrived")
-        room = _RemoteRoom(self, served, terms, next(self._numbers))
+        room = _RemoteRoom(served, terms, next(self._numbers), self._talk, self._blocks)
         self._talk.say(
             Reserve(
                 room.number,
@@ -128,18 +128,6 @@ class RemoteLink(Link):
             self._under_way[token] = room, True
             self._talk.say(Cancel(room.number, token, room.terms.recorder.abandoned))
             self._on_reply(token, ServiceError("INTERNAL", "the request was cancelled"))
-
-    def leave(self, room: _RemoteRoom) -> None:
-        """Tell the owner that the request of a room has ended."""
-        self._talk.say(Leave(room.number))
-
-    def write(self, data: memoryview) -> int:
-        """Write data where the owner can read it; return its start. Raises MemoryError."""
-        return self._blocks.write(data)
-
-    def give(self, start: int, size: int) -> None:
-        """Free memory that the owner no longer reads."""
-        self._blocks.give(start, size)
 
     def heard(self, message: ToIngress) -> None:
         """Handle a message of the owner; ignore those that are not for the link."""
@@ -202,11 +190,11 @@ class RemoteLink(Link):
 class _RemoteRoom(Room):
     """Room at the owner. `missing`: number of its tokens without a reply from the owner."""
 
-    def __init__(self, link: RemoteLink, served: ServedModel, terms: Terms, number: int) -> None:
+    def __init__(self, served: ServedModel, terms: Terms, number: int, talk: Talk, blocks: Blocks) -> None:
         self.served, self.terms = served, terms
         self.number, self.missing = number, 0
-        self._link, self._left = link, False
-        self._blocks: list[tuple[int, int]] = []
+        self._talk, self._blocks, self._left = talk, blocks, False
+        self._written: list[tuple[int, int]] = []
         self._placed: tuple[Content, At] | None = None
 
     def placed(self, content: Content) -> At:
@@ -219,21 +207,21 @@ class _RemoteRoom(Room):
         return at
 
     def _write(self, data: memoryview) -> int:
-        start = self._link.write(data)
-        self._blocks.append((start, len(data)))
+        start = self._blocks.write(data)
+        self._written.append((start, len(data)))
         return start
 
     def __exit__(self, *_: object) -> None:
         self._left = True
-        self._link.leave(self)
+        self._talk.say(Leave(self.number))
         self.rest()
 
     def rest(self) -> None:
         """Free the memory once nobody reads it."""
         if self._left and not self.missing:
-            for start, size in self._blocks:
-                self._link.give(start, size)
-            self._blocks.clear()
+            for start, size in self._written:
+                self._blocks.give(start, size)
+            self._written.clear()
             self._placed = None
 
 

@@ -6,19 +6,14 @@ Owns: the threads. Must not know what the work is. Images are not decoded here: 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import errno
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
-
-
-class ThreadsEndedError(RuntimeError):
-    """The pool is closed: this work was not done, and will not be."""
 
 
 def begun(count: int, name: str) -> ThreadPoolExecutor:
@@ -48,46 +43,29 @@ class Threads:
         self._executor = begun(count, "offload")
 
     async def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
-        """Run `function` in a thread.
+        """Run `function` in a thread; here once the pool is closed: only answers that somebody waits for are left then.
 
         When this ends, in any way, no thread runs `function` and none will: the caller has back what it lent (a slot).
-        So work cancelled before it begins never begins, and work cancelled later is waited for. Raises
-        ThreadsEndedError once the pool is closed, and what `function` raises.
+        So work cancelled before it begins never begins, and work cancelled later is waited for. Raises what `function`
+        raises.
         """
         try:
             work = self._executor.submit(function, *args)
-        except RuntimeError as error:
-            raise ThreadsEndedError(str(error)) from None
+        except RuntimeError:
+            return function(*args)
+        ended = asyncio.wrap_future(work)
         try:
-            await _ended(work)
+            await asyncio.wait((ended,))  # It never cancels what it waits for.
         except asyncio.CancelledError:
             work.cancel()
-            while not work.done():
+            while not ended.done():
                 with suppress(asyncio.CancelledError):
-                    await _ended(work)
+                    await asyncio.wait((ended,))
+            if not ended.cancelled():
+                ended.exception()  # Nobody asks for it any more.
             raise
-        try:
-            return work.result()
-        except concurrent.futures.CancelledError:
-            raise ThreadsEndedError("the threads have ended") from None
+        return function(*args) if ended.cancelled() else ended.result()
 
     async def close(self) -> None:
-        """End the threads; drop work that has not begun, and wait for work that has."""
+        """End the threads; wait for work that they have begun."""
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
-
-
-async def _ended(work: Future[Any]) -> None:
-    """Wait for work to end; unlike asyncio.wrap_future, a cancelled wait does not cancel the work."""
-    loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-
-    def wake() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    def notify(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # The loop is closed: no task waits any more.
-            loop.call_soon_threadsafe(wake)
-
-    work.add_done_callback(notify)
-    await ended

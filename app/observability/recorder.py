@@ -40,10 +40,6 @@ class Recorder:
         """Note that the client has left."""
         self.abandoned = True
 
-    def uploaded(self, metrics: ModelMetrics, seconds: float) -> None:
-        """Record that the body has arrived, so long after the first byte."""
-        metrics.stage_seconds["upload"].observe(seconds, self.exemplar)
-
     def upload_failed(self, metrics: ModelMetrics, error: ServiceError | ClientLeftError) -> None:
         """Count a body that has not arrived. Other errors of it count as the request's outcome alone."""
         if isinstance(error, ClientLeftError):
@@ -60,7 +56,7 @@ class Recorder:
         for stage, taken in seconds.items():
             metrics.stage_seconds[stage].observe(taken, self.exemplar)
         metrics.deadline_slack.observe(slack_s)
-        statistics.image()
+        statistics.images += 1
         self._include(seconds)
 
     def collected(self, metrics: ModelMetrics, seconds: float) -> None:

@@ -84,10 +84,6 @@ class ModelStatistics:
         else:
             self.failure.setdefault(failure_reason(code), Duration()).add(seconds)
 
-    def image(self) -> None:
-        """Count an answered image."""
-        self.images += 1
-
     def batch(self, images: int, seconds: float) -> None:
         """Count a computed batch."""
         self.batches.setdefault(images, Duration()).add(seconds)

@@ -1,7 +1,6 @@
 """Models as the Open Inference Protocol shows them: names, datatypes and shapes of their inputs and outputs.
 
-Owns: finding a model in a version, its signature, its metadata and the server's. Must not know a transport or how a
-request is answered.
+Owns: a model's signature, its metadata and the server's. Must not know a transport or how a request is answered.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from app.config import split
-from app.errors import ServiceError
 from app.link import Link, ServedModel
 from app.observability.metrics import version
-from app.observability.triton_statistics import FIRST_VERSION
 from app.protocols import ultralytics
 from app.protocols.tensors import IMAGE, INPUT, PIXELS, PREDICTIONS
 from app.protocols.wire import BYTES
@@ -86,7 +83,7 @@ def view(link: Link, name: str, version: str = "") -> Signature:
 
 
 def _shown(link: Link, name: str, version: str) -> Signature:
-    served = find(link, name, version)
+    served = link.find(name, version)
     if (cascade := link.cascades.get(name)) is not None:
         return cascade_signature(cascade)
     full, model = signature(served), served.model
@@ -101,17 +98,6 @@ def _shown(link: Link, name: str, version: str) -> Signature:
     return full
 
 
-def find(link: Link, name: str, version: str = "") -> ServedModel:
-    """Return the model, in a version that exists. Raises MODEL_NOT_FOUND."""
-    served = link.find(name)
-    if version in ("", FIRST_VERSION):
-        return served
-    if f"{name}@{version}" not in link.models:
-        known = ", ".join(link.versions(name))
-        raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {known}")
-    return link.models[f"{name}@{version}"]
-
-
 def server_metadata() -> dict[str, Any]:
     """Return the server's metadata in the protocol's form."""
     return {"name": "anychip", "version": version(), "extensions": list(EXTENSIONS)}
@@ -119,8 +105,7 @@ def server_metadata() -> dict[str, Any]:
 
 def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
     """Return a model's metadata in the protocol's form; "parameters" says how it is served. Raises MODEL_NOT_FOUND."""
-    served = find(link, name, version)
-    model = served.model
+    model = link.find(name, version).model
     described = view(link, name, version)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]

@@ -16,7 +16,7 @@ from app.observability.triton_statistics import of_version
 from app.protocols import ultralytics
 from app.protocols.open_inference import NORMAL_PRIORITY
 from app.protocols.options import PRIORITY
-from app.protocols.signatures import find, view
+from app.protocols.signatures import view
 from app.protocols.tensors import INPUT, PIXELS
 from app.protocols.wire import BYTES
 from models import OutputSpec, PixelModel
@@ -37,7 +37,7 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
 
     Raises MODEL_NOT_FOUND.
     """
-    served, described = find(link, name, version), view(link, name, version)
+    served, described = link.find(name, version), view(link, name, version)
     settings, model = link.settings, served.model
     inputs = [_tensor(spec, described.batched) for spec in described.inputs]
     texts: dict[str, str] = {}
@@ -80,7 +80,7 @@ def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
 
 def statistics(link: Link, name: str = "", version: str = "") -> list[dict[str, Any]]:
     """Return "model_stats" of one model, or of all. Raises MODEL_NOT_FOUND."""
-    chosen = [find(link, name, version)] if name else list(link.models.values())
+    chosen = [link.find(name, version)] if name else list(link.models.values())
     return [served.statistics.as_json(served.model.name) for served in chosen]
 
 

@@ -153,7 +153,7 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
         for code, seconds in some:
             model.answered(code, seconds, {"trace_id": "1"})
             statistics.request(code, seconds, {"decode": seconds})
-            statistics.image()
+            statistics.images += 1
             metrics.clients.count("c", refused=code != "OK")
 
     def shown(metrics):

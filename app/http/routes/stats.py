@@ -257,16 +257,12 @@ class StatsFeed:
         """
         yield b"retry: 2000\n\n"
         while not self._link.administration.draining:
-            text = await asyncio.shield(self._following())
+            if self._next is None:
+                self._next = asyncio.create_task(self._collect(), name="stats-feed")
+            text = await asyncio.shield(self._next)
             if not admitted():
                 break
             yield b"event: stats\ndata: " + text + b"\n\n"
-
-    def _following(self) -> asyncio.Task[bytes]:
-        """Return the task of the next collection, for all who wait for it."""
-        if self._next is None:
-            self._next = asyncio.create_task(self._collect(), name="stats-feed")
-        return self._next
 
     async def _collect(self) -> bytes:
         loop = asyncio.get_running_loop()

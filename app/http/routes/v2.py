@@ -80,7 +80,7 @@ async def get_metadata(request: Request, model: str, version: str = "") -> Model
 async def is_model_ready(request: Request, model: str, version: str = "") -> ModelReady:
     """Answer 200 while the model has a worker and the service is not shutting down."""
     link: Link = request.app.state.link
-    signatures.find(link, model, version)
+    link.find(model, version)
     link.administration.check(*link.parts(model))
     return ModelReady(name=model, ready=True)
 

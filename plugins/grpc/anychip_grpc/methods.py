@@ -49,7 +49,7 @@ class Methods:
     async def model_ready(self, request: Message, _context: RpcContext) -> Message:
         """Report whether the model has a worker. An unknown one is not ready, as in Triton; clients ask for either."""
         try:
-            signatures.find(self._link, request.name, request.version)
+            self._link.find(request.name, request.version)
             reasons = [self._administration.why_not(name) for name in self._link.parts(request.name)]
         except ServiceError:
             return message("ModelReadyResponse")(ready=False)
