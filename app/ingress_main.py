@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +24,8 @@ from app.access.tls import Tls
 from app.compat import torchserve
 from app.config import Settings, split
 from app.errors import ServiceError
-from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.http.server import Server, configured
-from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress
 from app.ingress.listener import Listener
 from app.ingress.remote import RemoteLink
@@ -101,27 +99,8 @@ class _OwnersWord:
     draining: bool = False
 
 
-class _OwnersBudget(Budget):
-    """Budget of connections: the owner counts them, and is told which has ended."""
-
-    def __init__(self, closed: Callable[[int], None]) -> None:
-        super().__init__(1, "connections")
-        self._closed = closed
-
-    def give(self, client: str, size: int) -> None:
-        """Report the end of a connection. `client`: the connection's number."""
-        self._closed(int(client))
-
-
 class _Server(Server):
-    """Server that listens nowhere. `number`: of the connection that is begun."""
-
-    number = 0
-
-    def connection(self) -> Any:
-        made = super().connection()
-        made.carry_as(self.number)
-        return made
+    """Server that listens nowhere."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.listener = Listener(self.connection, self.connections, self.config.ssl)
@@ -188,10 +167,10 @@ class _Process:
         link.on_counted = lambda: self._talk.say(Gained(gained(metrics, statistics)))
         ingress = Ingress(link, Access(settings), begin.share)
         tls = Tls.of(settings)
-        kind = protocol(ConnectionLimits(), ingress, more=(torchserve.HOT,), carry=self._carry)
+        kind = protocol(ingress, more=(torchserve.HOT,), carry=self._carry)
         config = configured(_nothing_else, kind, settings, "", 0)
         config.ssl = tls.context if tls else None
-        self._server = server = _Server(config, _OwnersBudget(self._closed), asyncio.Event(), tls)
+        self._server = server = _Server(config, ingress.connections, asyncio.Event(), tls)
         serving = asyncio.create_task(server.serve())
         renewing = [asyncio.create_task(tls.keep_fresh())] if tls else []
         while not server.started:  # noqa: ASYNC110 - uvicorn tells no other way
@@ -225,8 +204,10 @@ class _Process:
                     self._closed(message.connection)
                     return
                 self._talk.say(Taken(message.connection))  # It is sent before anything is read of the connection.
-                self._server.number = message.connection
-                self._server.listener.begin(accepted, str(message.connection))
+                made = self._server.connection()
+                made.carry_as(message.connection)
+                ended = partial(self._closed, message.connection)  # The owner counts connections.
+                self._server.listener.begin(accepted, str(message.connection), ended, made)
             case NewShares():
                 self._traffic.clear()
                 self._traffic.update(message.shares)

@@ -27,9 +27,9 @@ from app.compat import torchserve
 from app.config import Settings
 from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
 from app.fleet.spawn import stop_forking
-from app.http.connection import ConnectionLimits
+from app.http.connection import LimitedProtocol
 from app.http.hot import protocol
-from app.http.opening import OpeningApp, OpeningProtocol
+from app.http.opening import OpeningApp
 from app.http.server import Server, configured
 from app.ingress.budget import Budget
 from app.ingress.ingress import Ingress, connections
@@ -56,7 +56,6 @@ TRANSPORT_GROUP = "anychip.transports"
 it yields a function, which is called with the ingress once there is a service.
 """
 _ADMIN_CONNECTIONS = 512
-_LIMITS = ConnectionLimits()
 _HURRY_S = 0.1
 """Time for each part that still goes on after a second signal."""
 _TOLD_EVERY_S, _LOGGED_EVERY_S = 0.5, 5.0
@@ -78,7 +77,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     counted = connections(min(settings.max_connections, room))
     application = OpeningApp(lambda: opening.said)
     async with (
-        _listening(application, OpeningProtocol, counted, settings, (settings.host, settings.port), tls=tls) as server,
+        _listening(application, LimitedProtocol, counted, settings, (settings.host, settings.port), tls=tls) as server,
         _listening_for_administration(application, settings, server) as admin,
         contextlib.AsyncExitStack() as rpc,
     ):
@@ -86,8 +85,13 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
         await ports.listen_for_rpc(settings)
         # Signals end the process meanwhile: nothing is lost.
         async with _told(ports.said):
-            opened = await _opened(opening, settings)
-        await _serve(settings, *opened, ports, on_ready)
+            try:
+                models, choice = await opening.apart(settings)
+            except BaseException:
+                await stop_forking()
+                raise
+        assert choice is not None
+        await _serve(settings, models, choice, ports, on_ready)
 
 
 async def _serve(
@@ -103,8 +107,16 @@ async def _serve(
     tracing = from_settings(settings)
     service = Service(settings, models, tracing, choice)
     count = count_of(settings, traced=tracing is not None)
-    carried = _Carried(server)
-    ingresses = service.made_ingresses(count, carried.begin) if count else None
+    carried = Listener(server.connection, server.connections)  # It listens nowhere: an ingress has ended its TLS.
+
+    def carry(end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
+        """Serve a connection that an ingress hands on, with requests that are not for it, until it has `ended`."""
+        made = server.connection()
+        made.carried_from = address, encrypted
+        end.setblocking(False)
+        carried.begin(end, address, ended, made)
+
+    ingresses = service.made_ingresses(count, carry) if count else None
     watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -161,17 +173,6 @@ async def _serve(
             loop.remove_signal_handler(number)
 
 
-async def _opened(opening: Opening, settings: Settings) -> tuple[Sequence[Model], Choice]:
-    """Open models and devices. Raises ModelError, BackendUnavailableError, OpeningError."""
-    try:
-        models, choice = await opening.apart(settings)
-    except BaseException:
-        await stop_forking()
-        raise
-    assert choice is not None
-    return models, choice
-
-
 @contextlib.asynccontextmanager
 async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
     """Show how far the start is, for as long as the context: a terminal's last line, elsewhere a line of the log."""
@@ -198,29 +199,6 @@ async def _started(service: Service, app: FastAPI, ingresses: Ingresses | None) 
     """Wait until every model answers, and make now what would take a tenth of a second at the first request."""
     beside = [ingresses.start()] if ingresses is not None else []
     await asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
-
-
-class _Carried:
-    """Connections that ingresses hand on, with requests that are not for them."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._beginning: set[asyncio.Task[Any]] = set()
-
-    def begin(self, end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
-        """Serve the end of a socket; `ended` is called at its end.
-
-        `address`: the client's; `encrypted`: it speaks TLS.
-        """
-        made = self._server.connection()
-        made.on_lost = lambda _: ended()
-        made.carried_from = address, encrypted
-        end.setblocking(False)
-        loop = asyncio.get_running_loop()
-        task = loop.create_task(loop.connect_accepted_socket(lambda: made, end))
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
-        task.add_done_callback(lambda task: ended() if task.cancelled() or task.exception() is not None else None)
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
@@ -260,7 +238,7 @@ def port_of(server: Server) -> int:
 @contextlib.asynccontextmanager
 async def _listening(
     app: ASGIApp,
-    kind: type[asyncio.BaseProtocol],
+    kind: Callable[..., asyncio.BaseProtocol],
     counted: Budget,
     settings: Settings,
     where: tuple[str, int],
@@ -335,9 +313,9 @@ class _Ports:
     def become(self, app: FastAPI) -> None:
         """Answer for a service from now on."""
         ingress, hot = app.state.ingress, (torchserve.HOT,)
-        self.server.become(app, protocol(_LIMITS, ingress, more=hot))
+        self.server.become(app, protocol(ingress, more=hot))
         if self.admin is not None:
-            self.admin.become(AdminFront(app), protocol(_LIMITS, ingress, "admin", hot))
+            self.admin.become(AdminFront(app), protocol(ingress, "admin", hot))
         if self._rpc_becomes is not None:
             self._rpc_becomes(ingress)
 
@@ -356,7 +334,7 @@ async def _listening_for_administration(
     server = None
     async with contextlib.AsyncExitStack() as stack:
         try:
-            listening = _listening(app, OpeningProtocol, counted, settings, (LOOPBACK, port), hurry=public.hurry)
+            listening = _listening(app, LimitedProtocol, counted, settings, (LOOPBACK, port), hurry=public.hurry)
             server = await stack.enter_async_context(listening)
         except OSError as error:
             if settings.admin_port:

@@ -12,19 +12,24 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from app.http.connection import LimitedProtocol
 from app.ingress.carrying import Carried
 
+Carry: TypeAlias = Callable[[int, bool, socket.socket], None]
+"""Function that gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
+
 
 class CarryingProtocol(LimitedProtocol):
-    """Protocol of a connection that may go on with the owner; made by app.http.hot's `protocol`."""
+    """Protocol of a connection that may go on with the owner."""
 
-    carry: Callable[[int, bool, socket.socket], None]
-    """Function that gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
     number = 0
     _carried: Carried | None = None
+
+    def __init__(self, carry: Carry, *about: Any) -> None:
+        super().__init__(*about)
+        self._carry = carry
 
     @property
     def between_requests(self) -> bool:
@@ -40,9 +45,9 @@ class CarryingProtocol(LimitedProtocol):
                 self.raw.abort()
                 return
             self.lend()
-            carried = self._carried = Carried(_Client(self))
+            carried = self._carried = Carried(self.raw, self.end)
             ours.setblocking(False)
-            self.carry(self.number, self.encrypted, theirs)
+            self._carry(self.number, self.encrypted, theirs)
             task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: carried, ours))
             self.server_state.tasks.add(task)
             task.add_done_callback(self.server_state.tasks.discard)
@@ -65,11 +70,3 @@ class CarryingProtocol(LimitedProtocol):
         super().resume_writing()
         if self._carried is not None:
             self._carried.pause(on=False)
-
-
-class _Client:
-    """The client's connection for `Carried`."""
-
-    def __init__(self, connection: CarryingProtocol) -> None:
-        self.transport = connection.raw
-        self.end = connection.end

@@ -11,7 +11,6 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 import orjson
@@ -26,6 +25,9 @@ log = logging.getLogger("anychip.http")
 
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
+HEAD_BYTES = 64 * 1024
+HEADERS = 100
+_HEAD_TIMEOUT_S = 10.0
 KEEP_ALIVE = (b"connection", b"keep-alive")
 """Header of an HTTP/1.0 client that wants its connection to stay open, and of the answer to it."""
 _LINGER_IDLE_S = 5.0
@@ -33,15 +35,6 @@ _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
 _STOOD_STILL_S = 0.25
 """Delay of a timer that shows that this process was stopped: what has arrived meanwhile is read first."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of what a connection may cost."""
-
-    head_bytes: int = 64 * 1024
-    headers: int = 100
-    head_timeout_s: float = 10.0
 
 
 class Discarding:
@@ -87,9 +80,9 @@ class Discarding:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Protocol for uvicorn's `http` setting, made by `protocol`."""
+    """Protocol for uvicorn's `http` setting. `on_lost`: called with it at its end, by the listener that counts it."""
 
-    limits: ConnectionLimits
+    on_lost: Callable[[LimitedProtocol], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection."""
@@ -119,6 +112,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._sending.end()  # This closes the transport once more.
         self._pieces.end()
+        if self.on_lost is not None:
+            self.on_lost(self)
 
     @property
     def encrypted(self) -> bool:
@@ -140,7 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def between_requests(self) -> bool:
         """True if the next byte begins a request, with none before it still to be answered."""
         free = self.cycle is None or self.cycle.response_complete
-        return free and not self.message_incomplete() and not self.pipeline and not self.transport.is_closing()
+        return free and self._in_head and not self._head and not self.pipeline and not self._pieces.is_closing()
 
     def lend(self) -> None:
         """Let another protocol read and answer the request that begins now: no time limit of ours ends it meanwhile."""
@@ -191,7 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self.parser is None or self.transport.is_closing():
             return
-        if self._unproductive_bytes > self.limits.head_bytes and not self._in_head:
+        if self._unproductive_bytes > HEAD_BYTES and not self._in_head:
             # Only a body's chunk extensions and trailers: no real request has so many.
             self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
         elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
@@ -203,16 +198,15 @@ class LimitedProtocol(HttpToolsProtocol):
         HTTP/2 is not spoken here. Java's client asks for it with every request (`Upgrade: h2c`), which a server may
         ignore; the parser would take what follows the head for something else than its body.
         """
-        limits = self.limits
         searched = max(0, len(self._head) - 3)
         if self._head:
             data, self._head = self._head + data, b""
         elif not data[:1].isalpha() and data[:1] not in (b"\r", b"\n"):
             return data  # No request line begins like this: the parser says so at once.
-        found = _HEAD_END.search(data, searched, limits.head_bytes + 4)
+        found = _HEAD_END.search(data, searched, HEAD_BYTES + 4)
         if found is None:
-            if len(data) > limits.head_bytes:
-                self._refuse("HEADERS_TOO_LARGE", f"the headers are larger than {limits.head_bytes} bytes")
+            if len(data) > HEAD_BYTES:
+                self._refuse("HEADERS_TOO_LARGE", f"the headers are larger than {HEAD_BYTES} bytes")
             else:
                 self._head = data
             return None
@@ -237,7 +231,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._in_head:
             return
         self._headers += 1
-        if self._headers > self.limits.headers:
+        if self._headers > HEADERS:
             raise ValueError("too many headers")
         super().on_header(name, value)
 
@@ -276,8 +270,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser does not understand."""
-        if self._headers > self.limits.headers:
-            self._refuse("HEADERS_TOO_LARGE", f"there are more than {self.limits.headers} headers")
+        if self._headers > HEADERS:
+            self._refuse("HEADERS_TOO_LARGE", f"there are more than {HEADERS} headers")
         elif self._refusal is not None:
             self._refuse("INVALID_REQUEST", self._refusal.message, self._refusal.status)
         else:
@@ -348,7 +342,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if answering or self.loop.time() - self._due_s > _STOOD_STILL_S:
             self._arm_head()
         elif self._head:
-            self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {self.limits.head_timeout_s:g} s")
+            self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {_HEAD_TIMEOUT_S:g} s")
         else:
             self.transport.close()
 
@@ -365,8 +359,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _arm_head(self) -> None:
         self._disarm()
-        self._due_s = self.loop.time() + self.limits.head_timeout_s
-        self._timer = self.loop.call_later(self.limits.head_timeout_s, self._head_timed_out)
+        self._due_s = self.loop.time() + _HEAD_TIMEOUT_S
+        self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._head_timed_out)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -394,8 +388,3 @@ def last_words(code: Code, message: str, status: int | None = None, headers: byt
 def too_many() -> bytes:
     """Write the answer to a client that has all the connections it may have."""
     return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")
-
-
-def protocol(limits: ConnectionLimits) -> type[LimitedProtocol]:
-    """Make the class of connections with these limits."""
-    return type("Protocol", (LimitedProtocol,), {"limits": limits})

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import httptools
@@ -26,11 +26,10 @@ from uvicorn.server import ServerState
 
 from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
-from app.http import connection
 from app.http.answer import Content, Header, common_headers, error_content
 from app.http.call import Body, Fields, HttpRequest
-from app.http.carrying import CarryingProtocol
-from app.http.connection import KEEP_ALIVE, ConnectionLimits, LimitedProtocol
+from app.http.carrying import Carry, CarryingProtocol
+from app.http.connection import HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
 from app.http.cors import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
@@ -170,12 +169,6 @@ class HotProtocol(asyncio.BufferedProtocol):
     `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others.
     """
 
-    general: type[LimitedProtocol]
-    ingress: Ingress
-    bind: Bind
-    cors: Cors
-    routes: Sequence[HotRoute]
-    carries: bool
     on_lost: Callable[[Any], None]
     """Callback for the end of the connection, called with it; the listener that counts it sets it."""
     carried_from: tuple[str, bool] | None = None
@@ -187,8 +180,16 @@ class HotProtocol(asyncio.BufferedProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        ingress: Ingress,
+        bind: Bind,
+        cors: Cors,
+        routes: Sequence[HotRoute],
+        carry: Carry | None,
     ) -> None:
-        self._general = self.general(config, server_state, app_state, _loop)
+        self.ingress, self.bind, self.cors, self.routes, self.carries = ingress, bind, cors, routes, carry is not None
+        about = config, server_state, app_state, _loop
+        self._general = LimitedProtocol(*about) if carry is None else CarryingProtocol(carry, *about)
         self._server_state = server_state
         self._request: HotRequest | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
@@ -259,10 +260,12 @@ class HotProtocol(asyncio.BufferedProtocol):
     def _begun(self, data: memoryview) -> bool:
         """Begin to answer if an ordinary request of a hot route begins here; return True if so."""
         line = _REQUEST_LINE.match(data)
-        head_end = _HEAD_END.search(data, 0, self._general.limits.head_bytes) if line else None
-        found = self._route_of(line[1]) if line else None
-        promise = None
-        if line is None or head_end is None or found is None:
+        head_end = _HEAD_END.search(data, 0, HEAD_BYTES) if line else None
+        if line is None or head_end is None:
+            return False
+        path = line[1]
+        found = [(names, route, each) for pattern, route, each in self.routes if (names := pattern.fullmatch(path))]
+        if not found:
             return False
         end = head_end.end()
         head = _Head()
@@ -276,10 +279,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         hosts = 1 if len(headers) == len(head.headers) else sum(name == b"host" for name, _ in head.headers)
         if b"host" not in headers or hosts > 1:
             return False
-        if len(head.headers) > self._general.limits.headers or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
+        if len(head.headers) > HEADERS or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
         if int(length) > self.ingress.link.settings.max_body_bytes:
             return False
+        promise = None
         if self.carries:
             if self.ingress.access.counts(head.headers):  # The owner counts what one caller has in flight.
                 return False
@@ -305,15 +309,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._promise = promise
         self._general.lend()
-        request.task = self._loop.create_task(self._serve(request, *found))
+        [(names, route, handler)] = found
+        values = [name.decode() for name in names.groups(b"")]
+        request.task = self._loop.create_task(self._serve(request, route, handler, values))
         self._server_state.tasks.add(request.task)
         return True
-
-    def _route_of(self, path: bytes) -> tuple[str, Handler, list[str]] | None:
-        for pattern, route, answer in self.routes:
-            if names := pattern.fullmatch(path):
-                return route, answer, [name.decode() for name in names.groups(b"")]
-        return None
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: do what app.http.edge and uvicorn do around the routes of FastAPI."""
@@ -321,7 +321,6 @@ class HotProtocol(asyncio.BufferedProtocol):
         context = RequestContext(link, scope)
         try:
             with context:
-                scope["anychip"] = context
                 context.route, context.task = route, request.task
                 try:
                     context.admit(self.ingress.access, "infer", self.bind)
@@ -350,7 +349,6 @@ class HotProtocol(asyncio.BufferedProtocol):
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()
-            scope.clear()  # It and the context refer to each other: a cycle that would wait for the collector.
             self._ended(request)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
@@ -393,26 +391,12 @@ class HotProtocol(asyncio.BufferedProtocol):
 
 
 def protocol(
-    limits: ConnectionLimits,
-    ingress: Ingress,
-    bind: Bind = "public",
-    more: Sequence[HotRoute] = (),
-    carry: Callable[[int, bool, socket.socket], None] | None = None,
-) -> type[HotProtocol]:
-    """Make the class of connections with these limits; hot routes lead into `ingress`, and `bind` is their port.
+    ingress: Ingress, bind: Bind = "public", more: Sequence[HotRoute] = (), carry: Carry | None = None
+) -> Callable[..., HotProtocol]:
+    """Return the function that makes connections whose hot routes lead into `ingress`, and `bind` is their port.
 
     `more`: hot routes beside our own; `carry`: in a process that has no other routes, passes a connection on that asks
     for something else.
     """
-    general = connection.protocol(limits)
-    if carry is not None:
-        general = type("Protocol", (CarryingProtocol,), {"limits": limits, "carry": staticmethod(carry)})
-    known = {
-        "general": general,
-        "ingress": ingress,
-        "bind": bind,
-        "cors": Cors(ingress.link.settings.origins),
-        "routes": (*ROUTES, *more),
-        "carries": carry is not None,
-    }
-    return type("Protocol", (HotProtocol,), known)
+    cors, routes = Cors(ingress.link.settings.origins), (*ROUTES, *more)
+    return partial(HotProtocol, ingress=ingress, bind=bind, cors=cors, routes=routes, carry=carry)

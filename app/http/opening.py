@@ -1,13 +1,12 @@
 """Answer of a port before there is a service behind it: the process lives, and how far the start is.
 
-Owns: that answer and its connections, which end with it. Must not know models.
+Owns: that answer. Its connections end with it. Must not know models.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -15,19 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from app.access.rules import LIVE
 from app.errors import ERRORS, error_body
-from app.http.connection import ConnectionLimits, LimitedProtocol
-
-
-class OpeningProtocol(LimitedProtocol):
-    """A connection that app.ingress.listener counts."""
-
-    limits = ConnectionLimits()
-    on_lost: Callable[[Any], None]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
-        super().connection_lost(exc)
-        self.on_lost(self)
 
 
 class OpeningApp:

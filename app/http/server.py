@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -23,7 +23,7 @@ from app.ingress.listener import Listener, Passing
 
 
 def configured(
-    app: ASGIApp, kind: type[asyncio.BaseProtocol], settings: Settings, host: str, port: int
+    app: ASGIApp, kind: Callable[..., asyncio.BaseProtocol], settings: Settings, host: str, port: int
 ) -> uvicorn.Config:
     """Make the configuration of a `Server` for connections of this kind."""
     config = uvicorn.Config(

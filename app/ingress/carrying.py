@@ -8,59 +8,53 @@ Owns: their transfer, with back-pressure both ways. Must not know their meaning.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
-
-
-class Client(Protocol):
-    """Client's connection. `end`: sends the rest, and closes."""
-
-    transport: asyncio.Transport
-
-    def end(self) -> None: ...  # noqa: D102
+from collections.abc import Callable
+from typing import cast
 
 
 class Carried(asyncio.Protocol):
     """End of the socket towards the server that answers. `transport`: None until it is connected."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: asyncio.Transport, end: Callable[[], None]) -> None:
+        """Carry for a client; `end` sends it the rest, and closes."""
+        self._client, self._end = client, end
         self.transport: asyncio.Transport | None = None
         self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to carry; send the early bytes."""
         self.transport = cast(asyncio.Transport, transport)
-        if self._client.transport.is_closing():
+        if self._client.is_closing():
             self.abort()
         elif self._early:
             self.transport.write(self._early)
             self._early = b""
-            self._client.transport.resume_reading()
+            self._client.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the client's connection."""
-        self._client.end()
+        self._end()
 
     def data_received(self, data: bytes) -> None:
         """Pass the server's bytes to the client."""
-        if not self._client.transport.is_closing():
-            self._client.transport.write(data)
+        if not self._client.is_closing():
+            self._client.write(data)
 
     def send(self, data: bytes) -> None:
         """Pass the client's bytes to the server."""
         if self.transport is None:  # One piece is kept until it is.
             self._early += data
-            self._client.transport.pause_reading()
+            self._client.pause_reading()
         elif not self.transport.is_closing():
             self.transport.write(data)
 
     def pause_writing(self) -> None:
         """Pause the client: the server does not read fast enough."""
-        paused(self._client.transport, on=True)
+        paused(self._client, on=True)
 
     def resume_writing(self) -> None:
         """Let the client go on."""
-        paused(self._client.transport, on=False)
+        paused(self._client, on=False)
 
     def pause(self, *, on: bool) -> None:
         """Pause the server while the client does not read fast enough, or let it go on."""

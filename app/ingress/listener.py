@@ -57,8 +57,8 @@ class Listener:
         self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_S} if tls else {}
         self._refusal = b"" if tls else refusal
         self._loop = asyncio.get_running_loop()
-        self._clients: dict[Any, str] = {}
-        """Client of each counted connection."""
+        self._ends: dict[Any, Callable[[], None]] = {}
+        """Function that ends the count of a connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._said_s = float("-inf")
         self.passing: Passing | None = None
@@ -106,7 +106,8 @@ class Listener:
             except ServiceError:
                 self._refuse(accepted, client)
             else:
-                lost, serve = partial(self._connections.give, client, 1), partial(self.begin, client=client)
+                lost = partial(self._connections.give, client, 1)
+                serve = partial(self.begin, client=client, lost=lost)
                 if self.passing is None or not self.passing(accepted, lost, serve):
                     serve(accepted)
 
@@ -122,10 +123,10 @@ class Listener:
                 accepted.shutdown(socket.SHUT_WR)
                 accepted.recv(1 << 16)  # Unread bytes at the close of a socket reset the connection.
 
-    def begin(self, accepted: socket.socket, client: str) -> None:
-        """Serve a counted connection, owned from now on."""
-        made = self._connection()
-        self._clients[made] = client
+    def begin(self, accepted: socket.socket, client: str, lost: Callable[[], None], made: Any = None) -> None:
+        """Serve a connection, owned from now on, and call `lost` at its end. `made`: its protocol, if there is one."""
+        made = made or self._connection()
+        self._ends[made] = lost
         made.on_lost = self._lost  # A function that knew `made` were a circle, left to the collection of garbage.
 
         def begun(task: asyncio.Task[Any]) -> None:
@@ -142,9 +143,9 @@ class Listener:
         task.add_done_callback(begun)
 
     def _lost(self, made: Any) -> None:
-        client = self._clients.pop(made, None)
-        if client is not None:
-            self._connections.give(client, 1)
+        lost = self._ends.pop(made, None)
+        if lost is not None:
+            lost()
 
     def _say(self, message: str, *about: object) -> None:
         """Log a warning, at most once a minute."""

@@ -16,7 +16,6 @@ from anychip_base.extras import how_to_install
 from app.application import create_app
 from app.config import Settings
 from app.errors import ServiceError
-from app.http.connection import ConnectionLimits
 from app.http.hot import protocol
 from app.observability.tracing import Tracing, TracingError, from_settings, sampler
 from app.serving.service import Service
@@ -62,8 +61,7 @@ async def service():
     try:
         await service.start()
         app = create_app(service)
-        bounded = protocol(ConnectionLimits(), app.state.ingress)
-        async with listening(app, bounded) as (port, _):
+        async with listening(app, protocol(app.state.ingress)) as (port, _):
             found = Recorded(app, port, exporter)
             async with found.client, found.through_fastapi:
                 yield found
@@ -277,17 +275,12 @@ def test_the_share_that_is_traced_is_told_as_opentelemetry_tells_it(monkeypatch)
             from_settings(asked)
 
 
-def test_an_endpoint_nobody_answers_does_not_hold_up_the_end():
+@pytest.mark.parametrize(("given", "name"), [("", "anychip"), ("eyes", "eyes")])
+def test_an_endpoint_nobody_answers_has_the_services_name_and_does_not_hold_up_the_end(monkeypatch, given, name):
+    monkeypatch.setenv("OTEL_SERVICE_NAME", given)
     tracing = from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))
-    assert tracing.provider.resource.attributes["service.name"] == "anychip"
+    assert tracing.provider.resource.attributes["service.name"] == name
     tracing.close()
-    tracing.close()
-
-
-def test_the_services_name_can_be_given(monkeypatch):
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "eyes")
-    tracing = from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))
-    assert tracing.provider.resource.attributes["service.name"] == "eyes"
     tracing.close()
 
 

@@ -11,7 +11,6 @@ import re
 import pytest
 
 from app.http import connection
-from app.http.connection import ConnectionLimits, protocol
 from app.http.one_piece import OnePiece
 from tests.support import uvicorn_server
 from tests.support.ahead import Ahead
@@ -98,12 +97,13 @@ async def app(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def listening(keep_alive_s=75, **limits):
+async def listening(**limits):
     """Yield the port of a server with these limits."""
-    bounded = protocol(ConnectionLimits(**limits))
-    times = {"timeout_keep_alive": keep_alive_s, "timeout_graceful_shutdown": 1}
-    async with uvicorn_server.listening(app, bounded, **times) as (port, _):
-        yield port
+    with pytest.MonkeyPatch.context() as patched:
+        for name, limit in limits.items():
+            patched.setattr(connection, name, limit)
+        async with uvicorn_server.listening(app, connection.LimitedProtocol, timeout_graceful_shutdown=1) as (port, _):
+            yield port
 
 
 async def asked(port, *parts):
@@ -128,20 +128,20 @@ def code(answer):
 
 @pytest.mark.parametrize("piece", [100, 1 << 16, 1 << 22])
 async def test_one_header_is_refused_as_soon_as_it_is_too_large(piece):
-    async with listening(head_bytes=20_000) as port:
+    async with listening(HEAD_BYTES=20_000) as port:
         parts = [b"GET / HTTP/1.1\r\nhost: x\r\na: "] + [b"b" * piece] * (1 + 40_000 // piece)
         assert code(await asked(port, *parts)) == (431, "HEADERS_TOO_LARGE")
 
 
 async def test_many_headers_are_refused():
-    async with listening(headers=20) as port:
+    async with listening(HEADERS=20) as port:
         fine = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 19 + b"\r\n"
         assert (await asked(port, fine))[0].startswith(b"HTTP/1.1 200")
         assert code(await asked(port, fine.replace(b"\r\n\r\n", b"\r\nc: d\r\n\r\n"))) == (431, "HEADERS_TOO_LARGE")
 
 
 async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_closed():
-    async with listening(head_timeout_s=LONG_S) as port:
+    async with listening(_HEAD_TIMEOUT_S=LONG_S) as port:
         clock = Ahead()
         for sent, received in ((b"GET / HTTP/1.1\r\nhost: x\r\n", b"HTTP/1.1 408"), (b"", b"")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -154,7 +154,7 @@ async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_cl
 
 async def test_time_in_which_the_server_was_stopped_is_not_the_clients():
     """As with SIGSTOP and SIGCONT: its timers come late, and before it reads."""
-    async with listening(head_timeout_s=LONG_S) as port:
+    async with listening(_HEAD_TIMEOUT_S=LONG_S) as port:
         clock = Ahead()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
@@ -167,7 +167,7 @@ async def test_time_in_which_the_server_was_stopped_is_not_the_clients():
 
 async def test_trailers_are_dropped_and_bounded():
     chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
-    async with listening(head_bytes=20_000) as port:
+    async with listening(HEAD_BYTES=20_000) as port:
         _, body = await asked(port, chunked + b"x-api-key: mine\r\n\r\n")
         assert body == b"3 host,transfer-encoding"
         flood = [b"a: " + b"b" * 10_000 + b"\r\n"] * 50

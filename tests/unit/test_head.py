@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from app.http.connection import ConnectionLimits, protocol
+from app.http.connection import LimitedProtocol
 from app.http.head import refusal_of
 from tests.support import uvicorn_server
 from tests.support.load import WAIT_S
@@ -48,7 +48,7 @@ async def app(scope, receive, send):
 
 async def test_a_head_gets_the_status_that_the_standard_says():
     found = {}
-    async with uvicorn_server.listening(app, protocol(ConnectionLimits()), timeout_graceful_shutdown=1) as (port, _):
+    async with uvicorn_server.listening(app, LimitedProtocol, timeout_graceful_shutdown=1) as (port, _):
         for head in HEADS:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head)

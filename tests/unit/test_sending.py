@@ -9,7 +9,6 @@ import socket
 import pytest
 
 from app.http import connection
-from app.http.connection import ConnectionLimits
 from app.ingress import sending
 from tests.support import uvicorn_server
 from tests.support.ahead import Ahead
@@ -31,8 +30,6 @@ async def listening(monkeypatch):
     ended = []
 
     class Noted(connection.LimitedProtocol):
-        limits = ConnectionLimits()
-
         def connection_lost(self, error):
             super().connection_lost(error)
             ended.append(self)

@@ -19,7 +19,6 @@ import pytest
 from app.compat import torchserve
 from app.errors import ServiceError
 from app.http import connection, hot
-from app.http.connection import ConnectionLimits
 from app.ingress.budget import Budget
 from app.ingress.context import UNKNOWN, RequestContext
 from app.ingress.interrupt import interrupted_at
@@ -78,7 +77,7 @@ async def general(scope, receive, send):
 
 
 @contextlib.asynccontextmanager
-async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
+async def listening(monkeypatch):
     asyncio.get_running_loop().hear_the_network()
     wanted = Wanted()
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
@@ -95,10 +94,9 @@ async def listening(monkeypatch, keep_alive_s=75, graceful_s=5, **limits):
     )
     access = SimpleNamespace(admit=lambda *_: UNKNOWN)
     ingress = SimpleNamespace(link=link, access=access, wanted=wanted, bodies=wanted.bodies)
-    protocol = hot.protocol(ConnectionLimits(**limits), ingress, more=[(*torchserve.HOT[:2], wanted.answer)])
-    async with uvicorn_server.listening(
-        general, protocol, timeout_graceful_shutdown=graceful_s, timeout_keep_alive=keep_alive_s
-    ) as (port, server):
+    protocol = hot.protocol(ingress, more=[(*torchserve.HOT[:2], wanted.answer)])
+    times = {"timeout_graceful_shutdown": 5, "timeout_keep_alive": 75}
+    async with uvicorn_server.listening(general, protocol, **times) as (port, server):
         yield SimpleNamespace(port=port, wanted=wanted, server=server)
     assert wanted.bodies.held == 0
 
@@ -351,7 +349,8 @@ async def test_a_stop_waits_for_the_answer_that_is_under_way_and_closes_idle_con
 
 
 async def test_an_idle_connection_is_closed_after_its_time_and_not_while_it_is_answered(monkeypatch):
-    async with listening(monkeypatch, head_timeout_s=0.2) as service:
+    monkeypatch.setattr(connection, "_HEAD_TIMEOUT_S", 0.2)
+    async with listening(monkeypatch) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.write(post(b"/v1/models/waits:predict"))
         await service.wanted.reached.wait()
@@ -410,9 +409,8 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     monkeypatch.setattr(hot, "common_headers", lambda *_: [])
     link = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=MAX_BODY_BYTES, origins=()), tracing=None)
     access = SimpleNamespace(admit=lambda *_: UNKNOWN)
-    limits = ConnectionLimits()
     ingress = SimpleNamespace(link=link, access=access, bodies=Budget(1000, "bytes"))
-    ours, theirs = hot.protocol(limits, ingress, more=[(*torchserve.HOT[:2], echoed)]), connection.protocol(limits)
+    ours, theirs = hot.protocol(ingress, more=[(*torchserve.HOT[:2], echoed)]), connection.LimitedProtocol
 
     async def answered(port, data):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -46,7 +46,6 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, relay: Relay) -> None:
         self.name = secrets.token_hex(8)
-        self.core = Carried(self)
         self._relay = relay
         self._late = 0  # Number of late answers.
         self._blocked = False
@@ -54,6 +53,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin a connection."""
         self.transport = cast(asyncio.Transport, transport)
+        self.core = Carried(self.transport, self.end)
         self.address = (transport.get_extra_info("peername") or ("",))[0]
         self.client = client_of(self.address)
         self._sending = SendWatch(self.transport)
