@@ -6,11 +6,10 @@ neither must they, until a network is loaded.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 from anychip_base.extras import entry_points
-from backends.contract.backend import Backend, Probe
-from backends.contract.errors import BackendUnavailableError, first_line
+from backends.contract.backend import Backend
+from backends.contract.choice import AbsentBackend
+from backends.contract.errors import first_line
 from backends.vendors import table as vendors
 from backends.vendors.table import Facts
 
@@ -34,23 +33,11 @@ def external_backends() -> tuple[Backend, ...]:
             if taken.get(backend.name, backend.facts.vendor) != backend.facts.vendor:
                 raise ValueError(f"there is another backend called {backend.name}")
         except Exception as error:  # The code of another package must not end the service.
-            backend = _Unusable(entry.name, f"The backend {entry.value} cannot be used: {first_line(error)}.")
+            name = entry.name
+            row = Facts(vendor=name, device_type=name, engines=(), precisions=(), name=name, title=name)
+            backend = AbsentBackend(name, row, f"The backend {entry.value} cannot be used: {first_line(error)}.")
         else:
             vendors.learn(backend.facts)
             taken[backend.name] = ""
         backends.append(backend)
     return tuple(backends)
-
-
-class _Unusable(Backend):
-    def __init__(self, name: str, reason: str) -> None:
-        self.name, self._reason = name, reason
-        self.facts = Facts(vendor=name, device_type=name, engines=(), precisions=(), name=name, title=name)
-
-    def probe(self) -> Probe:
-        return Probe(False, self._reason)
-
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise BackendUnavailableError(self._reason)
-
-    devices = load = memory = release_cache = telemetry = _refuse

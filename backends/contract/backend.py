@@ -136,9 +136,6 @@ class TensorNetwork(Network, Protocol):
     places: Sequence[tuple[int, int]]
     batched: bool
 
-    def tensors(self, items: Tensor) -> tuple[Tensor, ...]:
-        """Unpack uint8 [n, bytes of an item] -> the arguments of `core`."""
-
 
 class FinishedNetwork(Network, Protocol):
     """Network over images whose `file` holds the output of a vendor's compiler; its form is `finished`.
@@ -316,15 +313,6 @@ class EngineRefusal(NamedTuple):
     wrong: bool
 
 
-def _unknown(engine: str, precision: str, batch_sizes: Sequence[int]) -> EngineRefusal | None:
-    """Return None: nothing is known of an engine."""
-    return None
-
-
-def _forget(engine: str, precision: str, batch_sizes: Sequence[int], reason: str) -> None:
-    """Keep nothing."""
-
-
 @dataclass(frozen=True)
 class CompileOptions:
     """Options to make a network ready.
@@ -340,8 +328,8 @@ class CompileOptions:
     """
 
     gate: Callable[[Executable, LoadReport], Mapping[str, float]] = _accept
-    refused: Callable[[str, str, Sequence[int]], EngineRefusal | None] = _unknown
-    unfit: Callable[[str, str, Sequence[int], str], None] = _forget
+    refused: Callable[[str, str, Sequence[int]], EngineRefusal | None] = lambda *_: None
+    unfit: Callable[[str, str, Sequence[int], str], None] = lambda *_: None
     calibration: Callable[[], Pixels] | None = None
     cache_dir: Path | None = None
     key: str = ""
@@ -360,16 +348,11 @@ def form_of(network: Network) -> Form:
     return form
 
 
-def precisions_from(precision: str, preferred: str) -> tuple[str, ...]:
-    """Return the precisions to try, in order: after too much loss, a finer one. `preferred` is the device's own."""
-    steps = {"int8": ("int8", preferred, "fp32"), "fp32": ("fp32",)}.get(precision, (precision, "fp32"))
-    return tuple(dict.fromkeys(steps))
-
-
 def wanted(
     backend: Backend, device: str, precision: str, options: CompileOptions
 ) -> tuple[tuple[str, ...], CompileOptions]:
-    """Return the precisions to try on a device, the wanted one first, and the options with what `auto` means.
+    """Return the precisions to try on a device, the wanted one first and after too much loss a finer one, and the
+    options with what `auto` means.
 
     Raises BackendUnavailableError, which names the device, if it is not there.
     """
@@ -377,8 +360,9 @@ def wanted(
     if device not in known:
         raise BackendUnavailableError(f"There is no device {device!r}; there is {', '.join(known)}.")
     preferred = known[device].auto_precision
-    precisions = precisions_from(preferred if precision == "auto" else precision, preferred)
-    return precisions, replace(options, automatic=precision == "auto")
+    chosen = preferred if precision == "auto" else precision
+    steps = ("int8", preferred, "fp32") if chosen == "int8" else (chosen, "fp32")
+    return tuple(dict.fromkeys(steps)), replace(options, automatic=precision == "auto")
 
 
 class Backend(ABC):

@@ -9,23 +9,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from backends.contract.backend import Backend, Device
+from backends.contract.backend import Backend, Device, Probe
 from backends.contract.errors import BackendUnavailableError
 from backends.simulated import simulates
 from backends.vendors.table import Facts
 
 
 @dataclass(frozen=True)
-class FoundBackend(Backend):
-    """Backend that another process has found, as data."""
+class AbsentBackend(Backend):
+    """Backend that this process cannot use: another process has found it, or it cannot be made."""
 
     name: str
     facts: Facts
+    reason: str = "The device is another process's."
+
+    def probe(self) -> Probe:
+        return Probe(False, self.reason)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise BackendUnavailableError("The device is another process's.")
+        raise BackendUnavailableError(self.reason)
 
-    probe = devices = load = memory = release_cache = telemetry = _refuse
+    devices = load = memory = release_cache = telemetry = _refuse
 
 
 @dataclass(frozen=True)
@@ -58,4 +62,4 @@ class Choice:
 
     def as_data(self) -> Choice:
         """Return the choice for another process, which need not have the backend."""
-        return replace(self, backend=FoundBackend(self.backend.name, self.backend.facts))
+        return replace(self, backend=AbsentBackend(self.backend.name, self.backend.facts))

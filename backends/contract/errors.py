@@ -6,7 +6,7 @@ are in its row (backends.vendors.table). Must not know engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from backends.vendors import table as vendors
@@ -46,10 +46,12 @@ _LINE = 200
 
 
 @contextmanager
-def translated_errors(device: str) -> Iterator[None]:
+def translated_errors(device: str, silence: Callable[[], str] = str) -> Iterator[None]:
     """Translate a runtime's errors into the contract's. `device`: PyTorch's name of it, such as `npu:0`.
 
-    Raises OutOfDeviceMemoryError, DeviceLostError, BackendError; errors other than MemoryError and RuntimeError pass.
+    `silence`: asked after an unknown error, returns why nothing computes there any more, "" if it does. Vendors word
+    their faults as they like; the test that a device still answers is the same everywhere. Raises
+    OutOfDeviceMemoryError, DeviceLostError, BackendError; errors other than MemoryError and RuntimeError pass.
     """
     try:
         yield
@@ -64,7 +66,10 @@ def translated_errors(device: str) -> Iterator[None]:
             raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}{remedy}") from error
         if any(phrase in said for row in rows for phrase in row.lost):
             raise DeviceLostError(f"{device} is lost: {reason}{remedy}") from error
-        raise BackendError(f"{device} failed: {reason}{remedy}") from error
+        failed = f"{device} failed: {reason}{remedy}"
+        if silent := silence():
+            raise DeviceLostError(f"{device} is lost: {failed} ({silent})") from error
+        raise BackendError(failed) from error
 
 
 def not_converted(what: str, *errors: Exception) -> EngineRefusedError:

@@ -9,8 +9,7 @@ an engine (anychip_ascend.om).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from backends.contract.backend import Array, Executable, FinishedNetwork, Network, Pixels, Started, form_of
-from backends.contract.errors import BackendError, DeviceLostError, OutOfDeviceMemoryError, translated_errors
+from backends.contract.errors import translated_errors
 from backends.engines.engine import is_batched, unpacking
 
 BYTES = np.dtype(np.uint8)
@@ -81,20 +80,19 @@ class ProgramExecutable(Executable):
     def start(self, pixels: Pixels) -> Started:
         """Begin, and return before the device has finished."""
         self._check(pixels)
-        with self._translated():
-            return self._begin(pixels)
+        return self._begin(pixels)
 
     def _execute(self, pixels: Pixels) -> tuple[Array, ...]:
-        with self._translated():
-            return self._begin(pixels).outputs()
+        return self._begin(pixels).outputs()
 
     def _begin(self, pixels: Pixels) -> Started:
-        given = self._given(pixels)
-        wait = self._program.start(len(pixels), given)
+        with translated_errors(self.device, self._program.silence):
+            given = self._given(pixels)
+            wait = self._program.start(len(pixels), given)
 
         def outputs() -> tuple[Array, ...]:
             nonlocal given
-            with self._translated():
+            with translated_errors(self.device, self._program.silence):
                 found = wait()
             given = []  # The device has read them.
             return self._answers(found)
@@ -117,19 +115,6 @@ class ProgramExecutable(Executable):
             return tuple(whole if self._batched else (array[None] for array in whole))
         with torch.inference_mode():
             return tuple(each.numpy() for each in self._finished.finish([torch.from_numpy(array) for array in whole]))
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Translate errors; an unknown one means a lost device if nothing computes any more."""
-        try:
-            with translated_errors(self.device):
-                yield
-        except (OutOfDeviceMemoryError, DeviceLostError):
-            raise
-        except BackendError as error:
-            if silence := self._program.silence():
-                raise DeviceLostError(f"{self.device} is lost: {error} ({silence})") from error
-            raise
 
     def _release(self) -> None:
         self._program.close()

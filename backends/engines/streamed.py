@@ -27,13 +27,7 @@ import torch
 from torch import Tensor
 
 from backends.contract.backend import Array, Executable, Pixels, Started
-from backends.contract.errors import (
-    BackendError,
-    DeviceLostError,
-    OutOfDeviceMemoryError,
-    first_line,
-    translated_errors,
-)
+from backends.contract.errors import DeviceLostError, first_line, translated_errors
 from backends.engines.compiled import Call
 from backends.vendors import table as vendors
 from backends.vendors.table import PageLocks
@@ -193,23 +187,12 @@ class StreamedExecutable(Executable):
 
     @contextmanager
     def _translated(self, hosts: list[Tensor]) -> Iterator[None]:
-        """Translate errors; an unknown one means a lost device if nothing computes any more.
-
-        Vendors word their faults as they like; the test that a device still answers is the same everywhere. `hosts`:
-        the memory of the batch's outputs.
-        """
+        """Translate errors; what a lost device's copies used is never freed. `hosts`: memory of the batch's outputs."""
         try:
-            with translated_errors(self.device):
+            with translated_errors(self.device, self._silence):
                 yield
-        except OutOfDeviceMemoryError:
-            raise
         except DeviceLostError:
             _never_freed([hosts, self._pinned])
-            raise
-        except BackendError as error:
-            if silence := self._silence():
-                _never_freed([hosts, self._pinned])
-                raise DeviceLostError(f"{self.device} is lost: {error} ({silence})") from error
             raise
 
     def _silence(self) -> str:

@@ -62,8 +62,8 @@ class TensorRTEngine(Engine):
             if in_int8:
                 exporting = _quantise(module, device, options)
 
-            versions = f"{torch.__version__} {getattr(torch_tensorrt, '__version__', '')} {_tensorrt_version()}"
-            machine = f"{versions} {device_kind(device)}"
+            packages = (torch, torch_tensorrt, sys.modules.get("tensorrt"))  # torch_tensorrt has imported the last.
+            machine = " ".join([*(str(getattr(each, "__version__", "")) for each in packages), device_kind(device)])
 
             def build(own: Path | None) -> dict[int, Any]:
                 settings = {} if own is None else _cache_settings(own, machine)
@@ -146,7 +146,3 @@ def _cache_settings(own: Path, machine: str) -> dict[str, Any]:
         "engine_cache_size": _ENGINE_CACHE_BYTES,
         "timing_cache_path": str(timing),
     }
-
-
-def _tensorrt_version() -> str:
-    return str(getattr(sys.modules.get("tensorrt"), "__version__", ""))  # torch_tensorrt has imported it.

@@ -69,12 +69,6 @@ def test_the_name_of_another_vendor_is_refused_and_ours_stays(found: Any, ours: 
     assert ours in vendors.known()
 
 
-def test_of_two_packages_for_one_vendor_the_second_is_refused(found: Any) -> None:
-    backends = found(NPU, NPU)
-    assert type(backends["npu"]).__name__ == "Theirs"
-    assert "another backend called npu" in backends["entry1"].probe().reason
-
-
 def test_a_backend_brings_engines_of_its_own() -> None:
     facts = row("fp32", name="acme", title="Acme")
     facts = replace(facts, engines=("brought", "eager"))
