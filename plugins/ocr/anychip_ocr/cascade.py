@@ -21,7 +21,7 @@ import numpy as np
 
 from anychip_ocr.detection import STEP, fitted
 from anychip_ocr.paddle_export import sidecar_beside
-from anychip_ocr.quadrilaterals import Crop, bucket_of, crop_of, resized_width
+from anychip_ocr.quadrilaterals import bucket_of, cut_of, resized_width
 from models.contract.cascade import Cascade, CascadeRequest, Region
 from models.contract.errors import ModelError
 from models.contract.model import Options
@@ -81,15 +81,15 @@ class Ppocr(Cascade):
         by_size = _grouped([self._size_for(*size) for size in sizes])
         await asyncio.gather(*(detect(self.detectors[size], numbers) for size, numbers in by_size.items()))
         lines = [(number, line) for number, found in enumerate(answers) for line in found["lines"]]
-        crops = [crop_of(np.array(line["corners"], np.float32)) for _, line in lines]
-        parts = [(number, _region(crop)) for (number, _), crop in zip(lines, crops, strict=True)]
+        parts = [(number, cut_of(np.array(line["corners"], np.float32))) for number, line in lines]
         if self.director and parts:
             directions = await request.parts(self.director, parts)
             for place, direction in enumerate(directions):
                 if direction["turned"]:
                     number, region = parts[place]
                     parts[place] = number, region._replace(quarters=(region.quarters + 2) % 4)
-        wide = [bucket_of(resized_width(crop.ratio, _LINE_HEIGHT, 1 << 20), self.widths) for crop in crops]
+        ratios = [width / height for _, region in parts for width, height in [region.size]]
+        wide = [bucket_of(resized_width(ratio, _LINE_HEIGHT, 1 << 20), self.widths) for ratio in ratios]
 
         async def read(width: int, places: Sequence[int]) -> None:
             said = await request.parts(self.readers[width], [parts[place] for place in places])
@@ -117,10 +117,6 @@ def _grouped(keys: Sequence[Key]) -> Mapping[Key, list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     return places
-
-
-def _region(crop: Crop) -> Region:
-    return Region(0, 0, crop.width, crop.height, crop.quarters, crop.corners)
 
 
 def _sizes(text: str) -> list[tuple[int, int]]:

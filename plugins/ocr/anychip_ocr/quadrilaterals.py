@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
+from models.contract.cascade import Region
 from models.contract.model import Array
 
 _LEAST_SIDE = 3.0  # For a box in the map; two more after its expansion.
@@ -91,27 +92,12 @@ def reading_order(quads: Array) -> Array:
     return found
 
 
-@dataclass(frozen=True)
-class Crop:
-    """Cut of a line: straightened to `width` by `height`, then turned by quarters, counterclockwise."""
-
-    corners: tuple[float, ...]
-    width: int
-    height: int
-    quarters: int = 0
-
-    @property
-    def ratio(self) -> float:
-        """Width for a height of 1, after turning."""
-        return self.height / self.width if self.quarters % 2 else self.width / self.height
-
-
-def crop_of(quad: Array) -> Crop:
-    """Return the crop of a quadrilateral; one that is much higher than wide is a line that runs downwards."""
+def cut_of(quad: Array) -> Region:
+    """Return the cut of a quadrilateral; one that is much higher than wide is a line that runs downwards."""
     above, right, below, left = (float(np.linalg.norm(quad[(end + 1) % 4] - quad[end])) for end in range(4))
     width, height = max(1, int(max(above, below))), max(1, int(max(left, right)))
     corners = tuple(float(number) for number in quad.ravel())
-    return Crop(corners, width, height, int(height / width >= _UPRIGHT_RATIO))
+    return Region(0, 0, width, height, int(height / width >= _UPRIGHT_RATIO), corners)
 
 
 def resized_width(ratio: float, height: int, most: int) -> int:

@@ -9,38 +9,33 @@ other work runs, the processor time of a page tells more than pages a second.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import io
 import itertools
 import json
-import socket
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE.parents[2]), str(HERE.parent / "tests")]
+
+import pages as of_tests  # noqa: E402
+
+from benchmarks import servers  # noqa: E402
+
 MODEL = "ocr"
 
 
 def pages() -> list[bytes]:
     """Encode the tests' pages as JPEG."""
-    spec = importlib.util.spec_from_file_location("pages_of_tests", HERE.parent / "tests" / "pages.py")
-    assert spec
-    assert spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     found = []
-    for page in module.pages():
+    for page in of_tests.pages():
         stream = io.BytesIO()
         page.image.save(stream, "JPEG", quality=92)
         found.append(stream.getvalue())
@@ -49,71 +44,38 @@ def pages() -> list[bytes]:
 
 def networks() -> Path:
     """Find PP-OCR's networks in RapidOCR's wheel."""
-    spec = importlib.util.find_spec("rapidocr")
+    spec = find_spec("rapidocr")
     assert spec
     assert spec.origin
     return Path(spec.origin).parent / "models"
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def served(command: list[str], url: str, ready: str) -> Iterator[psutil.Process]:
-    """Run a server until the context ends; yield its process once it answers."""
-    process = subprocess.Popen(command, cwd=ROOT)
-    try:
-        for _ in range(1800):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(url + ready).status_code in (200, 405):
-                    break
-            if process.poll() is not None:
-                sys.exit("a server did not start: see above")
-            time.sleep(0.5)
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 def drive(url: str, bodies: list[bytes], connections: int, seconds: float, most: int = 1 << 60) -> tuple[int, float]:
     """Send pages; return the number answered and the seconds. Each connection sends its next page after the answer."""
-    turn, lock, done = itertools.count(), threading.Lock(), [0]
-    started_s = time.monotonic()
+    turns, started_s = itertools.count(), time.monotonic()
 
-    def ask() -> None:
+    def ask(_: int) -> int:
+        answered = 0
         with httpx.Client(timeout=300) as client:
-            while time.monotonic() - started_s < seconds:
-                with lock:
-                    number = next(turn)
-                if number >= most:
-                    return
+            while time.monotonic() - started_s < seconds and (number := next(turns)) < most:
                 body = bodies[number % len(bodies)]
                 client.post(url, content=body, headers={"Content-Type": "image/jpeg"}).raise_for_status()
-                with lock:
-                    done[0] += 1
+                answered += 1
+        return answered
 
-    threads = [threading.Thread(target=ask) for _ in range(connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return done[0], time.monotonic() - started_s
+    with ThreadPoolExecutor(connections) as threads:
+        return sum(threads.map(ask, range(connections))), time.monotonic() - started_s
 
 
-def memory_bytes(process: psutil.Process) -> int:
+def memory_bytes(server: servers.Server) -> int:
     """Return the memory of a service with its children; shared memory counts once (proportional set size)."""
-    return sum(each.memory_full_info().pss for each in (process, *process.children(recursive=True)))
+    processes = (server.process, *server.process.children(recursive=True))
+    return sum(each.memory_full_info().pss for each in processes)
 
 
-def used_s(process: psutil.Process) -> float:
+def used_s(server: servers.Server) -> float:
     """Return the processor time of a service with its children."""
-    times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
+    return sum(server.cpu_by_role().values())
 
 
 def main() -> None:
@@ -127,24 +89,23 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="more for anychip serve, after --")
     given = parser.parse_args()
     bodies = pages()
-    ours, theirs = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
-    serve = [sys.executable, "-m", "app", "serve", "--models", given.models, "--port", ours.rpartition(":")[2]]
-    handler = [sys.executable, str(HERE / "rapidocr_server.py"), theirs.rpartition(":")[2]]
+    handler = [sys.executable, str(HERE / "rapidocr_server.py")]
     report: dict[str, Any] = {"rounds": []}
     with (
-        served([*serve, "--admin", "off", *given.options], ours, "/v2/health/ready") as service,
-        served(handler, theirs, "/ocr") as other,
+        servers.service(given.models, "--admin", "off", *given.options) as service,
+        servers.other(handler, "/openapi.json") as other,
     ):
-        routes = {"anychip": f"{ours}/v1/models/{MODEL}:predict", "rapidocr": f"{theirs}/ocr"}
+        here = "http://127.0.0.1"
+        routes = {"anychip": f"{here}:{service.port}/v1/models/{MODEL}:predict", "rapidocr": f"{here}:{other.port}/ocr"}
         for route in routes.values():  # Slow first requests come before the rounds.
             drive(route, bodies, 2, 300, most=len(bodies))
         for _ in range(given.rounds):
             row = {}
-            for (name, route), process in zip(routes.items(), (service, other), strict=True):
-                before_s = used_s(process)
+            for (name, route), server in zip(routes.items(), (service, other), strict=True):
+                before_s = used_s(server)
                 count, taken_s = drive(route, bodies, given.connections, given.seconds)
                 row[name] = round(count / taken_s, 3)
-                row[f"{name}_processor_s"] = round((used_s(process) - before_s) / count, 3)  # For a page.
+                row[f"{name}_processor_s"] = round((used_s(server) - before_s) / count, 3)  # For a page.
             report["rounds"].append(row)
             print(row, flush=True)
         for name, above, below in (
