@@ -180,15 +180,12 @@ def open_model(
     """
     store = cache_directory / "opened"
     spec = fetched(spec, cache_directory, allow_download)
-    if f".{spec.architecture}" in exported.SUFFIXES:
-        return _exported(spec, store, trust_exported)
     folder = Path(spec.weights).expanduser()
     named = spec.architecture
     if not named and folder.is_dir() and (found := _of_library(folder) or _onnx_in(folder)):
-        architecture, file = found
-        spec = replace(spec, architecture=architecture, weights=str(file))
-        if f".{architecture}" in exported.SUFFIXES:
-            return _exported(spec, store, trust_exported)
+        spec = replace(spec, architecture=found[0], weights=str(found[1]))
+    if f".{spec.architecture}" in exported.SUFFIXES:
+        return _exported(spec, store, trust_exported)
     if library_of(spec.architecture):
         files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec, is_graph=True)
         files = copied(files, store)

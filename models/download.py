@@ -7,6 +7,7 @@ why it is wanted. No message holds a query, a password or a header: these may be
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -190,7 +191,8 @@ def _told(file: RemoteFile, start: int, total: int | None) -> Iterator[Callable[
     """Log the size, and how far the download is, also where nothing arrives. Yields what counts bytes."""
     came, began_s, ended = start, time.monotonic(), threading.Event()
     whole = "" if total is None else f" of {megabytes(total)}"
-    log.info("%s: %s%s are here, the rest is being downloaded from %s", file.name, megabytes(start), whole, place(file))
+    place = without_secrets(file.url).rpartition("/")[0]
+    log.info("%s: %s%s are here, the rest is being downloaded from %s", file.name, megabytes(start), whole, place)
 
     def tell() -> None:
         while not ended.wait(PERIOD_S):
@@ -209,11 +211,6 @@ def _told(file: RemoteFile, start: int, total: int | None) -> Iterator[Callable[
     finally:
         ended.set()
         teller.join()
-
-
-def place(file: RemoteFile) -> str:
-    """Return the server of a file, without secrets."""
-    return without_secrets(file.url).rpartition("/")[0]
 
 
 def _git_sha1(path: Path) -> str:
@@ -238,14 +235,11 @@ def _etag_file(partial: Path) -> Path:
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Hold a lock for one process at a time; the system releases it when the process ends in any way."""
     with path.open("ab") as file:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("%s: another process downloads it and is waited for", path.stem)
-                fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("%s: another process downloads it and is waited for", path.stem)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield file
 
 

@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,22 +36,8 @@ _ALONE = ".safetensors", ".bin", ".onnx", ".pt", ".pth"
 _PARTS_OF_ONNX = "{}.data", "{}_data"
 _MAIN = "main"
 
-
-@dataclass(frozen=True)
-class ListedFile:
-    """File of a repository: its size, and its digest (SHA-256 of large files, Git's SHA-1 of others)."""
-
-    size_bytes: int
-    sha256: str = ""
-    git_sha1: str = ""
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Files of a repository at one commit."""
-
-    commit: str
-    files: Mapping[str, ListedFile]
+Facts = Mapping[str, Any]
+"""Size and digest of a file of a repository, as `_file` takes them."""
 
 
 def fetched(address: ModelAddress, store: Path, allow_download: bool, *, again: bool) -> Path:
@@ -68,28 +54,27 @@ def fetched(address: ModelAddress, store: Path, allow_download: bool, *, again: 
             f"{address.shown}`."
         )
     library = _library()
-    listing = _listing(library, address)
-    chosen = needed(listing.files, address)
-    main, folder = next(iter(chosen)), store / listing.commit / _quoted(next(iter(chosen.values())))
-    entries = {name: listing.files[source] for name, source in chosen.items()}
-    files = {name: _file(name, entry) for name, entry in entries.items()}
+    commit, listed = _listing(library, address)
+    chosen = needed(listed, address)
+    main, folder = next(iter(chosen)), store / commit / _quoted(next(iter(chosen.values())))
+    facts = {name: listed[source] for name, source in chosen.items()}
+    files = {name: _file(name, **each) for name, each in facts.items()}
     missing = {name: source for name, source in chosen.items() if not _is_here(folder / name, files[name])}
     for name, source in list(missing.items()):
-        found = library.try_to_load_from_cache(address.place, source, revision=listing.commit)
+        found = library.try_to_load_from_cache(address.place, source, revision=commit)
         if isinstance(found, str) and _taken(found, folder / name, files[name]):
             del missing[name]
     if missing:
-        size_bytes = sum(entries[name].size_bytes for name in missing)
+        size_bytes = sum(facts[name]["size_bytes"] for name in missing)
         log.info(
             "%s is commit %s: %d files are downloaded to %s, %s (%s)",
-            *(address.shown, listing.commit, len(missing), folder, megabytes(size_bytes), ", ".join(missing)),
+            *(address.shown, commit, len(missing), folder, megabytes(size_bytes), ", ".join(missing)),
         )
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder, size_bytes, address.shown)
     for name in sorted(missing, key=lambda each: each == main):  # The weights last: what is wrong is known early.
-        downloaded(_remote(library, address, listing.commit, missing[name], files[name]), folder)
-    content = {"commit": listing.commit, "files": {name: vars(entry) for name, entry in entries.items()}}
-    content["folder"], content["main"] = str(folder.relative_to(store)), main
+        downloaded(_remote(library, address, commit, missing[name], files[name]), folder)
+    content = {"commit": commit, "files": facts, "folder": str(folder.relative_to(store)), "main": main}
     partial = note.with_name(f"{note.name}.{os.getpid()}.part")
     partial.write_text(json.dumps(content))
     partial.replace(note)
@@ -147,13 +132,13 @@ def _kept(note: Path, store: Path, address: ModelAddress) -> Path | None:
     try:
         content = json.loads(note.read_text())
         folder, main = store / str(content["folder"]), str(content["main"])
-        entries = {name: ListedFile(**entry) for name, entry in content["files"].items()}
-    except (OSError, ValueError, LookupError, TypeError):
+        files = [_file(name, **each) for name, each in content["files"].items()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    for name, entry in entries.items():
-        if not (folder / name).is_file():
+    for file in files:
+        if not (folder / file.name).is_file():
             return None
-        _file(name, entry).check(folder / name)  # Other users who may write to the cache may have changed it.
+        file.check(folder / file.name)  # Other users who may write to the cache may have changed it.
     return folder / main if address.file else folder
 
 
@@ -165,8 +150,11 @@ def _library() -> Any:
     return huggingface_hub
 
 
-def _listing(library: Any, address: ModelAddress) -> Listing:
-    """Ask the Hub; without a network, or offline, read what its own cache has. Raises ModelError."""
+def _listing(library: Any, address: ModelAddress) -> tuple[str, Mapping[str, Facts]]:
+    """Ask the Hub; without a network, or offline, read what its own cache has. Raises ModelError.
+
+    Return the commit of the revision, and its files.
+    """
     from huggingface_hub import errors
 
     repository, endpoint = address.place, without_secrets(library.constants.ENDPOINT)
@@ -193,13 +181,12 @@ def _listing(library: Any, address: ModelAddress) -> Listing:
             f"{library.constants.HF_HUB_CACHE} does not have it: run `hf download {repository}` where there is a "
             "network, or name a mirror in HF_ENDPOINT."
         ) from None
-    return Listing(info.sha, {each.rfilename: _entry(each) for each in info.siblings})
-
-
-def _entry(sibling: Any) -> ListedFile:
-    if sibling.lfs is not None:
-        return ListedFile(sibling.lfs.size, sha256=sibling.lfs.sha256)
-    return ListedFile(sibling.size or 0, git_sha1=sibling.blob_id or "")
+    return info.sha, {
+        each.rfilename: {"size_bytes": each.lfs.size, "sha256": each.lfs.sha256}
+        if each.lfs is not None
+        else {"size_bytes": each.size or 0, "git_sha1": each.blob_id or ""}
+        for each in info.siblings
+    }
 
 
 def _why(error: Exception) -> str:
@@ -227,13 +214,15 @@ def _remote(library: Any, address: ModelAddress, commit: str, source: str, file:
     )
 
 
-def _file(name: str, entry: ListedFile) -> RemoteFile:
-    """Return what is known of a file. Raises WeightsError if what comes could not be checked, or is too large."""
-    if not (entry.sha256 or entry.git_sha1):
+def _file(name: str, size_bytes: int, sha256: str = "", git_sha1: str = "") -> RemoteFile:
+    """Return what is known of a file: the SHA-256 of a large one, Git's SHA-1 of others. Raises WeightsError if what
+    comes could not be checked, or is too large.
+    """
+    if not (sha256 or git_sha1):
         raise WeightsError(f"the Hub says no digest of {name}, so that what comes cannot be checked.")
-    if entry.size_bytes > most_bytes(name):
+    if size_bytes > most_bytes(name):
         raise WeightsError(f"{name} is larger than {most_bytes(name)} bytes.")
-    return RemoteFile(name, "", entry.sha256, "as the Hub says", entry.git_sha1, size_bytes=entry.size_bytes)
+    return RemoteFile(name, "", sha256, "as the Hub says", git_sha1, size_bytes=size_bytes)
 
 
 def _is_here(path: Path, file: RemoteFile) -> bool:
@@ -263,8 +252,8 @@ def _taken(found: str, target: Path, file: RemoteFile) -> bool:
     return _is_here(target, file)
 
 
-def _cached(library: Any, address: ModelAddress) -> Listing | None:
-    """List what the Hub's own cache has of a repository at this revision; the names of its blobs are their digests."""
+def _cached(library: Any, address: ModelAddress) -> tuple[str, Mapping[str, Facts]] | None:
+    """Return as `_listing` does what the Hub's own cache has; the names of its blobs are their digests."""
     base = Path(library.constants.HF_HUB_CACHE, f"models--{address.place.replace('/', '--')}")
     revision = address.revision or _MAIN
     with contextlib.suppress(OSError):
@@ -275,5 +264,5 @@ def _cached(library: Any, address: ModelAddress) -> Listing | None:
             digest = Path(os.readlink(path)).name
             kind = {64: "sha256", 40: "git_sha1"}.get(len(digest))
             if kind is not None:
-                files[path.relative_to(snapshot).as_posix()] = ListedFile(path.stat().st_size, **{kind: digest})
-    return Listing(snapshot.name, files) if files else None
+                files[path.relative_to(snapshot).as_posix()] = {"size_bytes": path.stat().st_size, kind: digest}
+    return (snapshot.name, files) if files else None

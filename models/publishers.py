@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,42 +41,28 @@ PUBLISHED = (*classifiers.ARCHITECTURES, *_YOLOV8_FILES)
 """Architectures whose weights can be downloaded."""
 
 
-@dataclass(frozen=True)
-class WeightsSource:
-    """A published file. `sha256` is the whole checksum or its beginning; `size_bytes` is None if unknown."""
-
-    architecture: str
-    url: str
-    sha256: str
-    size_bytes: int | None = None
-
-    @property
-    def file_name(self) -> str:
-        """The publisher's name of the file; the cache keeps it."""
-        return self.url.rpartition("/")[2]
-
-
-def official_source(architecture: str, mirror: str | None = None) -> WeightsSource:
-    """Return the source of an architecture's published weights; `mirror` is a URL that serves the same file names.
+def official_source(architecture: str, mirror: str | None = None) -> RemoteFile:
+    """Return an architecture's published file, whose name the cache keeps; `mirror` is a URL that serves the same file
+    names.
 
     Raises UnknownModelError.
     """
+    size_bytes = None
     if architecture in _YOLOV8_FILES:
         size_bytes, sha256 = _YOLOV8_FILES[architecture]
-        source = WeightsSource(architecture, f"{YOLOV8_RELEASE}/{architecture}.pt", sha256, size_bytes)
+        url = f"{YOLOV8_RELEASE}/{architecture}.pt"
     elif architecture in classifiers.ARCHITECTURES:
         url = torchvision.models.get_model_weights(architecture).DEFAULT.url
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
-        source = WeightsSource(architecture, url, sha256=Path(url).stem.rpartition("-")[2])
+        sha256 = Path(url).stem.rpartition("-")[2]
     else:
         raise UnknownModelError(
             f"No published weights of {architecture} are known here: give a file, {architecture}:best.pt."
         )
+    name = url.rpartition("/")[2]
     if mirror is not None:
-        source = WeightsSource(
-            architecture, f"{mirror.rstrip('/')}/{source.file_name}", source.sha256, source.size_bytes
-        )
-    return source
+        url = f"{mirror.rstrip('/')}/{name}"
+    return RemoteFile(name, url, sha256, size_bytes=size_bytes)
 
 
 def sample_file(architecture: str) -> Path:
@@ -106,13 +92,17 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
     source = official_source(architecture, mirror)
-    path = cache_directory / source.file_name
+    path = cache_directory / source.name
     if path.is_file():
-        _file(source, cache_directory).check(path)  # Other users who may write to the cache may have changed it since.
+        source.check(path)  # Other users who may write to the cache may have changed it since.
         return path
+    remedy = (
+        f"run `anychip weights fetch {architecture}` where there is a network and copy {source.name} to "
+        f"{cache_directory}, or use `--weights sample` or a path."
+    )
     if not allow_download:
-        raise WeightsNotFoundError(f"{path} is not there and downloads are off; {_remedy(source, cache_directory)}")
-    return download(source, cache_directory)
+        raise WeightsNotFoundError(f"{path} is not there and downloads are off; {remedy}")
+    return downloaded(replace(source, remedy=remedy), cache_directory)
 
 
 def verify(architecture: str, cache_directory: Path) -> Path:
@@ -121,10 +111,10 @@ def verify(architecture: str, cache_directory: Path) -> Path:
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.
     """
     source = official_source(architecture)
-    path = cache_directory / source.file_name
+    path = cache_directory / source.name
     if not path.is_file():
         raise WeightsNotFoundError(f"{path} is not there; `anychip weights fetch {architecture}` downloads it.")
-    _file(source, cache_directory).check(path)
+    source.check(path)
     return path
 
 
@@ -139,7 +129,7 @@ class CachedFile:
 
 def cached_files(cache_directory: Path) -> list[CachedFile]:
     """List the published weights in the cache, in the order of `PUBLISHED`."""
-    paths = ((name, cache_directory / official_source(name).file_name) for name in PUBLISHED)
+    paths = ((name, cache_directory / official_source(name).name) for name in PUBLISHED)
     return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
 
 
@@ -171,20 +161,3 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
         partial.replace(target)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{target} cannot be written: {error}.") from error
-
-
-def download(source: WeightsSource, directory: Path) -> Path:
-    """Download into `directory`, resuming an earlier attempt. Raises WeightsNotFoundError, WeightsError."""
-    return downloaded(_file(source, directory), directory)
-
-
-def _file(source: WeightsSource, directory: Path) -> RemoteFile:
-    size_bytes, remedy = source.size_bytes, _remedy(source, directory)
-    return RemoteFile(source.file_name, source.url, source.sha256, size_bytes=size_bytes, remedy=remedy)
-
-
-def _remedy(source: WeightsSource, directory: Path) -> str:
-    return (
-        f"run `anychip weights fetch {source.architecture}` where there is a network and copy {source.file_name} to "
-        f"{directory}, or use `--weights sample` or a path."
-    )

@@ -220,7 +220,8 @@ def _loaded(load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend) -
     software = [driver_version(backend.facts.machine.driver), *toolkits]
     about = (*kind, software, load.plugins)
     options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick, device=about)
-    model.check_weights()
+    if model.files is not None:
+        model.files.check()
     sizes = model.batch_sizes(plan.batch_sizes)
 
     def made(sizes: tuple[int, ...], engine: str = plan.engine, precision: str = plan.precision) -> LoadedNetwork:

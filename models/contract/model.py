@@ -121,11 +121,6 @@ class Model(ABC):
             return True
         return self.weights_file is not None and Path(self.weights_file).suffix in DESCRIPTIONS
 
-    def check_weights(self) -> None:
-        """Compare its files with those that were opened. Raises WeightsError."""
-        if self.files is not None:
-            self.files.check()
-
     @property
     @abstractmethod
     def task(self) -> str:

@@ -43,6 +43,9 @@ def classifier_file(path: Path, classes: int, labels: list[str] | None = None) -
         ("dogs=resnet50:dogs.safetensors", ModelSpec("dogs", "resnet50", "dogs.safetensors")),
         ("dogs=resnet50", ModelSpec("dogs", "resnet50", "official")),
         ("dogs=resnet50:", ModelSpec("dogs", "resnet50", "official")),
+        ("dogs=resnet50:dogs.ts", ModelSpec("dogs", "resnet50", "dogs.ts")),
+        ("/models/bert-base.onnx", ModelSpec("bert-base", "onnx", "/models/bert-base.onnx")),
+        ("qa=/models/a=b:c/bert.v2.pt2", ModelSpec("qa", "pt2", "/models/a=b:c/bert.v2.pt2")),
         ("dogs.v2-b_1=vit_b_16:/a=b/c:d.pt", ModelSpec("dogs.v2-b_1", "vit_b_16", "/a=b/c:d.pt")),
     ],
 )
@@ -139,7 +142,7 @@ def test_published_weights_come_from_the_cache_and_are_checked_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = weights_module.official_source("mobilenet_v3_small")
-    name = source.file_name
+    name = source.name
     torch.save(torchvision_models.mobilenet_v3_small(weights=None).state_dict(), tmp_path / name)
     with pytest.raises(WeightsError, match="not 047dcff4 as published"):
         open_model(parse_spec("mobilenet_v3_small"), tmp_path, allow_download=False)
@@ -203,12 +206,13 @@ def test_a_file_whose_digest_is_named_is_that_file_and_no_other(tmp_path: Path) 
     assert model.weights_sha256 == digest
     assert str(tmp_path) not in model.weights, "clients read that, and the folder is none of their business"
     classifier_file(path, 2, ["a", "c"])
-    model.check_weights()  # It has a copy of what was opened.
+    assert model.files is not None
     assert model.weights_file is not None
+    model.files.check()  # It has a copy of what was opened.
     Path(model.weights_file).chmod(0o600)
     shutil.copy(path, model.weights_file)
     with pytest.raises(WeightsError, match=f"not {digest} as when dogs.safetensors was opened"):
-        model.check_weights()
+        model.files.check()
     with pytest.raises(WeightsError, match=digest):
         open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}@sha256:{digest}"), tmp_path)
     assert open_model(parse_spec(f"dogs=mobilenet_v3_small:{path}"), tmp_path).weights_sha256 == sha256_of(path)

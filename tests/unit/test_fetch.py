@@ -198,12 +198,6 @@ def test_without_the_library_the_error_says_how_to_install_it(
         got(tmp_path, f"s3://b/a.onnx#sha256={'0' * 64}")
 
 
-def test_where_downloads_are_off_nobody_is_asked(double: Hub, tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFoundError, match=f"nothing is downloaded now: run `anychip weights fetch {NAME}`"):
-        got(tmp_path, allow_download=False)
-    assert double.asked == []
-
-
 def test_a_library_that_builds_networks_downloads_nothing_though_the_hub_was_asked(
     double: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,23 +213,27 @@ def network() -> bytes:
     return save(torchvision_models.mobilenet_v3_small(weights=None, num_classes=2).state_dict())
 
 
-def test_a_file_of_a_bucket_is_signed_for_and_served(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def bucket(double: Hub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     pytest.importorskip("obstore")
-    caplog.set_level(logging.INFO)
-    weights = network()
-    digest = hashlib.sha256(weights).hexdigest()
-    double.others["/bucket/a+b/dogs.safetensors"] = weights
     monkeypatch.setenv("AWS_ENDPOINT_URL", double.url)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    return double
+
+
+def test_a_file_of_a_bucket_is_signed_for_and_served(
+    bucket: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    weights = network()
+    digest = hashlib.sha256(weights).hexdigest()
+    bucket.others["/bucket/a+b/dogs.safetensors"] = weights
     spec = parse_spec(f"dogs=mobilenet_v3_small:s3://bucket/a+b/dogs.safetensors#sha256={digest}")
     model = open_model(spec, tmp_path)
     assert (model.name, model.weights, model.weights_sha256) == ("dogs", "dogs.safetensors", digest)
-    assert double.asked == ["/bucket/a+b/dogs.safetensors"]
     assert open_model(spec, tmp_path, allow_download=False) == model
-    assert len(double.asked) == 1
+    assert bucket.asked == ["/bucket/a+b/dogs.safetensors"]
     assert "s3://bucket/a+b/dogs.safetensors is downloaded" in caplog.text
     assert "Signature" not in caplog.text
 
@@ -243,14 +241,8 @@ def test_a_file_of_a_bucket_is_signed_for_and_served(
 @pytest.mark.parametrize(
     ("status", "said"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "check the address s3"), (301, "set AWS_REGION")]
 )
-def test_what_a_bucket_refuses_is_a_sentence(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str
-) -> None:
-    pytest.importorskip("obstore")
-    double.status = status
-    monkeypatch.setenv("AWS_ENDPOINT_URL", double.url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+def test_what_a_bucket_refuses_is_a_sentence(bucket: Hub, tmp_path: Path, status: int, said: str) -> None:
+    bucket.status = status
     with pytest.raises(WeightsNotFoundError, match=rf"could not be downloaded \(HTTP {status}\); {said}") as raised:
         got(tmp_path, f"s3://bucket/a.onnx#sha256={'0' * 64}")
     assert "Signature" not in str(raised.value)
@@ -260,8 +252,9 @@ def test_a_service_fetches_when_it_starts_and_never_again(double: Hub, tmp_path:
     double.files = {"dogs.safetensors": network()}
     given: dict[str, Any] = {"models": f"dogs=mobilenet_v3_small:{NAME}", "cache_dir": tmp_path}
     settings = Settings(**given)
-    with pytest.raises(WeightsNotFoundError, match="nothing is downloaded now"):
+    with pytest.raises(WeightsNotFoundError, match=f"nothing is downloaded now: run `anychip weights fetch {NAME}`"):
         opening.Opening().models(settings, "dogs")
+    assert double.asked == []
     said: list[str] = []
     [model] = opening.Opening().models(settings, said=said.append)
     assert (model.name, model.weights) == ("dogs", "dogs.safetensors")

@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from app.cli import main
 from models import publishers as weights
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
-from models.download import ATTEMPTS
-from models.publishers import WeightsSource, download
+from models.download import ATTEMPTS, RemoteFile, downloaded
 from models.weights.checkpoint import read
 from tests.support.hub import Hub, refuse, serving
 
 CONTENT = bytes(number * 7 % 251 for number in range(300_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
+NAME = f"resnet50-{SHA256[:8]}.pth"
 
 
 @dataclass
@@ -38,10 +38,9 @@ class Server(Hub):
     etag: str = '"one"'
     says_length: bool = True
 
-    def source(self, **changes: Any) -> WeightsSource:
-        return replace(
-            WeightsSource("resnet50", f"{self.url}/resnet50-{SHA256[:8]}.pth", SHA256, len(CONTENT)), **changes
-        )
+    def source(self, **changes: Any) -> RemoteFile:
+        source = RemoteFile(NAME, f"{self.url}/{NAME}", SHA256, size_bytes=len(CONTENT), remedy="do this instead.")
+        return replace(source, **changes)
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         asked = request.headers["Range"]
@@ -77,75 +76,70 @@ def assert_whole(path: Path) -> None:
 
 
 def test_a_file_is_downloaded_checked_and_named(server: Server, tmp_path: Path) -> None:
-    path = download(server.source(), tmp_path / "new" / "directory")
-    assert path.name == f"resnet50-{SHA256[:8]}.pth"
+    path = downloaded(server.source(), tmp_path / "new" / "directory")
+    assert path.name == NAME
     assert_whole(path)
 
 
 def test_the_beginning_of_a_checksum_is_enough_as_torchvision_names_it(server: Server, tmp_path: Path) -> None:
-    assert_whole(download(server.source(sha256=SHA256[:8], size_bytes=None), tmp_path))
+    assert_whole(downloaded(server.source(sha256=SHA256[:8], size_bytes=None), tmp_path))
 
 
 def test_a_broken_connection_is_taken_up_where_it_ended(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000, 50_000]
-    assert_whole(download(server.source(), tmp_path))
+    assert_whole(downloaded(server.source(), tmp_path))
     assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
 def test_a_connection_that_always_breaks_ends_with_advice_and_keeps_what_came(server: Server, tmp_path: Path) -> None:
     server.cuts = [1000] * ATTEMPTS
-    with pytest.raises(WeightsNotFoundError, match="anychip weights fetch resnet50"):
-        download(server.source(), tmp_path)
+    with pytest.raises(WeightsNotFoundError, match=r"; do this instead\.$"):
+        downloaded(server.source(), tmp_path)
     (partial,) = tmp_path.glob("*.part")
     assert partial.read_bytes() == CONTENT[: 1000 * ATTEMPTS]
-    assert_whole(download(server.source(), tmp_path))
+    assert_whole(downloaded(server.source(), tmp_path))
     assert server.ranges[-1] == f"bytes={1000 * ATTEMPTS}-"
 
 
-def partial_file(server: Server, directory: Path, content: bytes, etag: str | None) -> Path:
-    partial = directory / f"{server.source().file_name}.part"
-    partial.write_bytes(content)
+WHOLE, MORE = len(CONTENT), len(CONTENT) + 5
+
+
+@pytest.mark.parametrize(
+    ("part", "etag", "ranges"),
+    [
+        (CONTENT[:250_000], "", [250_000]),
+        (CONTENT[:250_000], '"one"', [250_000]),
+        (b"x" * 250_000, '"zero"', [250_000]),
+        (b"x" * 250_000, "", [250_000, None]),
+        (CONTENT, "", [WHOLE]),
+        (CONTENT.ljust(MORE, b"x"), "", [MORE, None]),
+        (bytes(WHOLE), "", [WHOLE, None]),
+        (bytes(MORE), "", [MORE, None]),
+    ],
+    ids=["", "the same", "changed since", "another file's", "all", "more", "another as long", "another, longer"],
+)
+def test_an_earlier_attempt_is_taken_up_or_thrown_away(
+    server: Server, tmp_path: Path, part: bytes, etag: str, ranges: list[int | None]
+) -> None:
+    partial = tmp_path / f"{NAME}.part"
+    partial.write_bytes(part)
     if etag:
-        partial.with_name(partial.name + ".etag").write_text(etag)
-    return partial
-
-
-@pytest.mark.parametrize("etag", [None, '"one"'], ids=["without ETag", "with ETag"])
-def test_an_earlier_attempt_is_taken_up(server: Server, tmp_path: Path, etag: str | None) -> None:
-    partial_file(server, tmp_path, CONTENT[:250_000], etag)
-    assert_whole(download(server.source(), tmp_path))
-    assert server.ranges == ["bytes=250000-"]
-
-
-def test_a_file_that_changed_meanwhile_is_downloaded_anew(server: Server, tmp_path: Path) -> None:
-    partial_file(server, tmp_path, b"x" * 250_000, '"zero"')
-    assert_whole(download(server.source(), tmp_path))
-
-
-def test_a_rest_of_another_file_is_thrown_away(server: Server, tmp_path: Path) -> None:
-    partial_file(server, tmp_path, b"x" * 250_000, None)
-    assert_whole(download(server.source(), tmp_path))
-    assert server.ranges == ["bytes=250000-", None]
-
-
-@pytest.mark.parametrize("length", [len(CONTENT), len(CONTENT) + 5])
-@pytest.mark.parametrize("right", [True, False])
-def test_a_rest_as_long_as_the_file_or_longer(server: Server, tmp_path: Path, length: int, right: bool) -> None:
-    partial_file(server, tmp_path, (CONTENT if right else bytes(len(CONTENT))).ljust(length, b"x"), None)
-    assert_whole(download(server.source(), tmp_path))
+        partial.with_name(f"{partial.name}.etag").write_text(etag)
+    assert_whole(downloaded(server.source(), tmp_path))
+    assert server.ranges == [start and f"bytes={start}-" for start in ranges]
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_stays(server: Server, tmp_path: Path) -> None:
     server.content = CONTENT[:-1] + b"x"
     with pytest.raises(WeightsError, match="SHA-256"):
-        download(server.source(), tmp_path)
+        downloaded(server.source(), tmp_path)
     assert {file.suffix for file in tmp_path.iterdir()} == {".lock"}
 
 
 def test_a_wrong_size_is_refused_before_the_download(server: Server, tmp_path: Path) -> None:
     server.content = CONTENT + b"x"
     with pytest.raises(WeightsError, match=r"300001 bytes, not the 300000"):
-        download(server.source(), tmp_path)
+        downloaded(server.source(), tmp_path)
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -153,23 +147,23 @@ def test_a_file_cut_short_without_a_length_is_noticed(server: Server, tmp_path: 
     server.says_length = False
     server.cuts = [200_000]
     with pytest.raises(WeightsError, match="200000 bytes"):
-        download(server.source(), tmp_path)
+        downloaded(server.source(), tmp_path)
 
 
 @pytest.mark.parametrize("status", [403, 404, 500, 503])
 def test_a_refusal_of_the_server_is_one_sentence_with_alternatives(server: Server, tmp_path: Path, status: int) -> None:
     server.status = status
-    with pytest.raises(WeightsNotFoundError, match=rf"HTTP {status}\).*weights fetch.*--weights sample") as raised:
-        download(server.source(), tmp_path)
+    with pytest.raises(WeightsNotFoundError, match=rf"HTTP {status}\); do this instead") as raised:
+        downloaded(server.source(), tmp_path)
     assert "\n" not in str(raised.value)
 
 
 def test_no_server_is_one_sentence_with_alternatives(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/resnet50-{SHA256[:8]}.pth"
-        with pytest.raises(WeightsNotFoundError, match=r"could not be downloaded \(.+\); run `anychip weights fetch"):
-            download(WeightsSource("resnet50", url, SHA256), tmp_path)
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/{NAME}"
+        with pytest.raises(WeightsNotFoundError, match=r"could not be downloaded \(.+\); do this instead"):
+            downloaded(RemoteFile(NAME, url, SHA256, remedy="do this instead"), tmp_path)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/x", "http://[/x", "http://127.0.0.1:99999999/x"])
@@ -181,7 +175,7 @@ def test_a_mirror_that_is_no_address_is_one_sentence(tmp_path: Path, url: str) -
 def test_a_directory_that_cannot_be_made_is_one_sentence(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WeightsNotFoundError, match="could not be written"):
-        download(server.source(), tmp_path / "file" / "cache")
+        downloaded(server.source(), tmp_path / "file" / "cache")
 
 
 def test_whoever_wants_the_same_file_meanwhile_waits_for_it(server: Server, tmp_path: Path) -> None:
@@ -190,12 +184,12 @@ def test_whoever_wants_the_same_file_meanwhile_waits_for_it(server: Server, tmp_
 
     def wanted(_: int) -> Path:
         start.wait(30)
-        return download(server.source(), tmp_path)
+        return downloaded(server.source(), tmp_path)
 
     with ThreadPoolExecutor(3) as pool:
         paths = list(pool.map(wanted, range(3)))
     assert len(server.ranges) == 1
-    assert set(paths) == {tmp_path / server.source().file_name}
+    assert set(paths) == {tmp_path / NAME}
     assert_whole(paths[0])
 
 
@@ -208,7 +202,7 @@ def test_every_architecture_has_a_published_file_with_a_checksum() -> None:
         assert source.url.startswith("https://")
         assert re.fullmatch(r"[0-9a-f]{8,64}", source.sha256), source
     assert weights.official_source("yolov8n").size_bytes == 6_549_796
-    assert weights.official_source("resnet50").file_name == "resnet50-11ad3fa6.pth"
+    assert weights.official_source("resnet50").name == "resnet50-11ad3fa6.pth"
     with pytest.raises(UnknownModelError):
         weights.official_source("resnet51")
 
@@ -218,7 +212,7 @@ def test_a_mirror_serves_the_same_names(server: Server, tmp_path: Path) -> None:
     assert source.url == f"{server.url}/yolov8s.pt"
     assert source.sha256 == weights.official_source("yolov8s").sha256
     server.status = 404
-    with pytest.raises(WeightsNotFoundError, match=re.escape(f"{server.url}/yolov8s.pt")):
+    with pytest.raises(WeightsNotFoundError, match=re.escape(f"{server.url}/yolov8s.pt") + ".*fetch yolov8s"):
         weights.official_file("yolov8s", tmp_path, allow_download=True, mirror=server.url)
 
 
