@@ -11,17 +11,14 @@ import hashlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from app.processes.packing import packed, unpacked
-from models import Model, PixelModel, TensorModel, WeightsError
+from models import Model, PixelModel, TensorModel
 from models.contract.digest import digest_of_sources
 from models.contract.model import Array
-from models.exports.files import files_of
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,23 +90,19 @@ def described(model: Model) -> Described:
 def weights_key(model: Model) -> str:
     """Return a cache key that identifies a network: by the content of all its files and its declared properties.
 
-    "" if there is no file, or if the files that hold its weights are unknown.
+    "" if there is no file.
     """
     if isinstance(model, Described):
         return model.key
-    if model.weights_file is None:
+    if model.files is None:
         return ""
-    try:
-        files = files_of(Path(model.weights_file))
-    except WeightsError:  # Loading it says so.
-        return ""
-    digests = [_digest(str(file), status.st_size, status.st_mtime_ns) for file in files for status in [file.stat()]]
+    digests = [digest for _, digest in model.files.digests]
     stated: list[object] = [digest_of_sources("models")]
     if isinstance(model, TensorModel):  # The sidecar may declare other shapes for the same file.
         stated += [model.inputs, model.results, model.batched]
     # Size, mean, deviation and layout become part of an exported network, and its task.
     if isinstance(model, PixelModel) and hasattr(model, "export"):
-        stated += [model.export, model.normalisation, model.input_shape, _source(type(model.adapter))]
+        stated += [model.export, model.mean, model.std, model.input_shape, _source(type(model.adapter))]
     digest = hashlib.sha256(repr((digests, stated)).encode()).hexdigest()
     return f"{model.architecture}-{len(model.labels)}-{digest}"
 
@@ -118,12 +111,3 @@ def weights_key(model: Model) -> str:
 def _source(task: type) -> str:
     """Return the source of a task, which may compute something on the device."""
     return Path(inspect.getfile(task)).read_text(encoding="utf-8")
-
-
-@lru_cache(maxsize=256)
-def _digest(path: str, size_bytes: int, mtime_ns: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -34,9 +34,8 @@ def is_offered(settings: Settings, served: ServedModel) -> bool:
     model = served.model
     if "ultralytics" not in split(settings.compat) or served.floats is None or not isinstance(model, PixelModel):
         return False
-    mean, std = model.normalisation
-    # The client sends pixels in 0..1.
-    return model.finds != "other" and not _shape(model, "masks") and set(mean) == {0.0} and set(std) == {1.0}
+    of_shares = set(model.mean) == {0.0} and set(model.std) == {1.0}  # The client sends pixels in 0..1.
+    return model.finds != "other" and not _shape(model, "masks") and of_shares
 
 
 def tensors_of(model: PixelModel) -> tuple[OutputSpec, OutputSpec]:

@@ -87,11 +87,6 @@ class PixelModel(Model):
         """The image model that postprocesses these outputs."""
         return self
 
-    @property
-    def normalisation(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Mean and standard deviation of each RGB channel, for pixels in 0..1."""
-        return self.mean, self.std
-
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Return the smallest (width, height) for a decode at reduced scale of an image of this displayed size."""
         return self.file.resize.decode_size(width, height)

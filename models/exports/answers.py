@@ -18,28 +18,36 @@ from models.exports.layouts import Interpretation
 
 
 @dataclass(frozen=True)
+class Export:
+    """Facts on calling a network of images. `batch`: the sizes it takes, (1, 1) one at a time; `freed`: whether an ONNX
+    file that states batches of 1 is run with others; `entry`: the form of its input.
+    """
+
+    how: Interpretation
+    batch: tuple[int, int]
+    freed: bool = False
+    entry: Entry = USUAL
+
+
+@dataclass(frozen=True)
 class TriedImages:
-    """A network of images. `shapes`: of its outputs, for a batch of one; `batch`, `freed`: as in Export; `entry`: the
-    form of its input; `notes`: findings of the trial that nobody has stated; `metadata`: texts of the file, if its task
-    takes its outputs unchanged; `implied`: statements of the library that builds the network, in the keys of a sidecar;
-    `witness`: the runtime whose numbers were compared, or why there is none.
+    """A network of images. `shapes`: of its outputs, for a batch of one; `notes`: findings of the trial that nobody has
+    stated; `metadata`: texts of the file, if its task takes its outputs unchanged; `implied`: statements of the library
+    that builds the network, in the keys of a sidecar; `witness`: the runtime whose numbers were compared, or why there
+    is none.
     """
 
     task: str
-    how: Interpretation
+    export: Export
     size: tuple[int, int]
-    batch: tuple[int, int]
-    freed: bool
     resize: ResizeHow
     mean: tuple[float, ...]
     std: tuple[float, ...]
     keypoints: tuple[int, int] | None
     exporter: str
-    licence: str
     labels: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...] = ()
-    entry: Entry = USUAL
     metadata: Mapping[str, str] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     witness: str = ""

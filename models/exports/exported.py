@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -33,13 +33,12 @@ from models.exports import library_files
 from models.exports.answers import Tried, TriedImages, decode_tried
 from models.exports.files import names_beside, names_within
 from models.exports.finished import FINISHED, read_finished
+from models.exports.images import ExportedImages
 from models.exports.kept import kept
 from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
+from models.exports.networks import FORMS, GraphNetwork, load_graph
 from models.weights.checkpoint import labels_beside
 from models.weights.opened import looked_at
-
-if TYPE_CHECKING:
-    from models.exports.networks import Form, GraphNetwork
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +98,8 @@ class ExportedModel(TensorModel):
 
     def network(self) -> GraphNetwork:
         """Load the file's graph on the CPU, as it was saved. Raises WeightsError."""
-        from models.exports.networks import GraphNetwork, load_graph
-
         assert self.weights_file is not None
-        form = _form(self.weights_file)
+        form = FORMS[Path(self.weights_file).suffix]
         network = GraphNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
         return network.requires_grad_(False)
 
@@ -182,9 +179,7 @@ def open_exported(
 
 
 def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | None, architecture: str = "") -> Model:
-    from models.exports.images import Export, ExportedImages
-
-    stated = sidecar or sidecar_of(found.implied, file.name)
+    stated, how = sidecar or sidecar_of(found.implied, file.name), found.export.how
     if stated.resize_by is None and found.resize == "centre" and found.exporter.startswith("ultralytics"):
         stated = stated.model_copy(update={"resize_by": "pillow"})
         if found.size[0] != found.size[1] and not (stated.resize or stated.resize_to or stated.crop):
@@ -197,10 +192,10 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     if found.keypoints is not None:
         options["keypoints"] = found.keypoints
     if found.task == "classify":
-        options["scores"] = "sigmoid" if found.how.each else "softmax"
-    elif sidecar is not None and sidecar.scores is not None and found.how.takes == "outputs":
+        options["scores"] = "sigmoid" if how.each else "softmax"
+    elif sidecar is not None and sidecar.scores is not None and how.takes == "outputs":
         options["scores"] = sidecar.scores
-    elif found.how.probabilities and found.task == "segment_semantic":
+    elif how.probabilities and found.task == "segment_semantic":
         options["scores"] = "probabilities"
     known = AdaptedFile(
         resize,
@@ -208,9 +203,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         found.shapes,
         json.dumps(options),
         json.dumps(found.metadata),
-        suppressed=found.how.suppressed,
-        strides=() if found.how.layout == "yolov5" else found.how.strides,  # YOLOv5 has three anchors in a place.
-        grey=found.entry.channels == 1,  # As in libraries: before resizing, which rounds.
+        suppressed=how.suppressed,
+        strides=() if how.layout == "yolov5" else how.strides,  # YOLOv5 has three anchors in a place.
+        grey=found.export.entry.channels == 1,  # As in libraries: before resizing, which rounds.
     )
     for note in found.notes:
         log.warning("%s: %s: %s.", name, file.name, note)
@@ -228,7 +223,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         known,
         found.mean,
         found.std,
-        export=Export(found.how, found.batch, found.freed, found.exporter, found.licence, found.entry),
+        export=found.export,
         witness=found.witness,
     )
 
@@ -252,12 +247,6 @@ def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     if len({len(array) for array in arrays.values()}) > 1:
         raise WeightsError(f"the arrays in {file.name} are of different lengths.")
     return arrays
-
-
-def _form(file: str) -> Form:
-    from models.exports.networks import FORMS
-
-    return FORMS[Path(file).suffix]
 
 
 def _declared(file: Path) -> _Declared | None:
@@ -287,7 +276,7 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
         environment = bare_environment(folder)
         answer = Path(folder) / "answer.json"
         kinds = {".xml": "openvino", **dict.fromkeys(FINISHED, "finished")}
-        form = architecture or kinds.get(file.suffix) or _form(str(file))
+        form = architecture or kinds.get(file.suffix) or FORMS[file.suffix]
         given = Path(folder) / "declared.json"
         given.write_text(json.dumps(declared))
         command = python_command(str(_CHILD), str(file.absolute()), form, str(given), str(answer))

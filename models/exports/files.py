@@ -45,31 +45,11 @@ def names_beside(file: Path, *, is_graph: bool) -> list[str]:
 
 
 def names_within(file: Path) -> list[str]:
-    """Return the names of the files in which an ONNX file keeps weights, as it states them. Raises WeightsError."""
-    return _locations(file) if file.suffix == ".onnx" else []
-
-
-def files_of(file: Path) -> tuple[Path, ...]:
-    """Return the file, and all others that hold its weights. Raises WeightsError for an ONNX file that cannot be read,
-    or whose weights are not in its folder.
+    """Return the names of the files in which an ONNX file keeps weights, as it states them, each once. Raises
+    WeightsError.
     """
-    if file.suffix == ".xml":
-        weights = file.with_suffix(".bin")
-        return (file, weights) if weights.is_file() else (file,)
-    if file.suffix == ".safetensors":  # Its configuration determines the library's network.
-        return (file, *(each for each in [file.with_name("config.json")] if each.is_file()))
-    folder = file.parent.resolve()
-    found = [file]
-    for name in names_within(file):
-        beside = (folder / name).resolve()
-        if not beside.is_file() or folder not in beside.parents:
-            raise WeightsError(f"{file.name} keeps its weights in {name!r}, which is not beside it.")
-        found.append(beside)
-    return tuple(found)
-
-
-def _locations(file: Path) -> list[str]:
-    """Return the names of files with weights, as the ONNX file states them, each once. Raises WeightsError."""
+    if file.suffix != ".onnx":
+        return []
     names: set[str] = set()
     try:
         data = memoryview(file.read_bytes())

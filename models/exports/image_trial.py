@@ -22,7 +22,7 @@ from torch import Tensor
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
 from models.exports import library_files, witness
-from models.exports.answers import TriedImages
+from models.exports.answers import Export, TriedImages
 from models.exports.entry import USUAL, Entry, entered, entry_of
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
@@ -170,7 +170,7 @@ def _tried(
     if entry.levels and about.input == "floats":
         raise ValueError('its input is of uint8, and "input": "floats" is stated for it')
     entry = replace(entry, levels=entry.levels or about.input == "levels")
-    if isinstance(core, Graph) and core.signature.datatypes == (None,) and _takes_bytes(core, size):
+    if isinstance(core, Graph) and list(core.signature.datatypes) == [None] and _takes_bytes(core, size):
         if about.input is None and about.mean is None and not about.exporter:
             raise ValueError(
                 "it takes levels of 0 to 255 (uint8) as it takes floats, and does not say which of them it was trained "
@@ -201,14 +201,11 @@ def _tried(
         how = replace(how, class_map=True)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
-        if onnx is not None and not is_open:
-            assert isinstance(core, OnnxPart)
-            assert isinstance(tail, OnnxPart)
-            core.free_batch = tail.free_batch = freed = True
+        freed = onnx is not None and not is_open
+        _free(freed, core, tail)
         batched = _takes_batches(run, pixels)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
-        if isinstance(core, OnnxPart) and isinstance(tail, OnnxPart):
-            core.free_batch = tail.free_batch = freed  # In its served form.
+        _free(freed, core, tail)  # In its served form.
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
@@ -242,7 +239,13 @@ def _tried(
     notes = tuple(filter(None, (entry.said, _PADDED if padded else "", *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
-    return replace(_as_tried(about, how, size, batch, freed, shapes), notes=notes, entry=entry, witness=said)
+    return replace(_as_tried(about, Export(how, batch, freed, entry), size, shapes), notes=notes, witness=said)
+
+
+def _free(free: bool, *parts: object) -> None:
+    for part in parts:
+        if isinstance(part, OnnxPart):
+            part.free_batch = free
 
 
 def _halves(pictures: Tensor) -> list[Tensor]:
@@ -267,31 +270,23 @@ def _of_finished(
     """Interpret a finished file by the shapes that the runtime states. Raises ValueError."""
     height, width = size
     how = interpret(about, [list(shape) for shape in shapes], (height, width))
-    return _as_tried(about, how, (height, width), (min(batch_sizes), max(batch_sizes)), False, shapes)
+    return _as_tried(about, Export(how, (min(batch_sizes), max(batch_sizes))), (height, width), shapes)
 
 
-def _as_tried(  # noqa: PLR0917 - What TriedImages holds.
-    about: Description,
-    how: Interpretation,
-    size: tuple[int, int],
-    batch: tuple[int, int],
-    freed: bool,
-    shapes: Sequence[Sequence[int]],
+def _as_tried(
+    about: Description, export: Export, size: tuple[int, int], shapes: Sequence[Sequence[int]]
 ) -> TriedImages:
     mean, std = _normalisation(about)
     return TriedImages(
         about.task,
-        how,
+        export,
         size,
-        batch,
-        freed,
-        resize_of(about, how),
+        resize_of(about, export.how),
         mean,
         std,
         about.keypoints,
         about.exporter,
-        about.licence,
-        about.labels or tuple(f"class {number}" for number in range(how.classes)),
+        about.labels or tuple(f"class {number}" for number in range(export.how.classes)),
         tuple(map(tuple, shapes)),
     )
 

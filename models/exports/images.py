@@ -20,24 +20,11 @@ from models.contract.grey import grey
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import Form, PixelModel
 from models.exports import library_files
-from models.exports.entry import USUAL, Entry, entered
-from models.exports.layouts import SIZES, Interpretation, decoded
+from models.exports.answers import Export
+from models.exports.entry import entered
+from models.exports.layouts import SIZES, decoded
+from models.exports.networks import FORMS, load_graph
 from models.onnx.torchvision_detectors import only_float32, untraced
-
-
-@dataclass(frozen=True)
-class Export:
-    """Facts about a file's network after its trial. `batch`: the sizes it takes, (1, 1) one at a time.
-
-    `freed`: whether an ONNX file that states batches of 1 is run with others; `entry`: the form of its input.
-    """
-
-    how: Interpretation
-    batch: tuple[int, int]
-    freed: bool
-    exporter: str
-    licence: str
-    entry: Entry = USUAL
 
 
 class ExportedNetwork(PixelNetwork):
@@ -95,12 +82,10 @@ def load_parts(file: str, architecture: str, freed: bool) -> tuple[nn.Module, nn
         from models.onnx.graph import load_onnx
 
         graph, _ = load_onnx(Path(file), SIZES)
-        graph.free_batch = freed
+        graph.core.free_batch = graph.tail.free_batch = freed
         return graph.core, graph.tail
     if library_files.library_of(architecture):
         return library_files.builder().built(Path(file), architecture), None
-    from models.exports.networks import FORMS, load_graph
-
     loaded = load_graph(file, FORMS[f".{architecture}"])
     loaded.cast(torch.float32)  # float16 becomes float32, as for ONNX: the engine chooses the precision.
     return loaded, None

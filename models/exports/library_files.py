@@ -126,12 +126,11 @@ def _stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str]) ->
         multiple = {"scores": "sigmoid"} if task == "classify" and _is_multi_label(config) else {}
         return {"task": task, **_timm_labels(config), **multiple, **timm_preprocessing(config["pretrained_cfg"])}
     labels = config.get("id2label")
-    known = {"labels": {int(key): str(name) for key, name in labels.items()}} if isinstance(labels, Mapping) else {}
+    names = {int(key): str(name) for key, name in labels.items()} if isinstance(labels, Mapping) else None
     task = task_of(config)
-    if task in ("embed", "depth"):
-        known = {}
-    if task == "classify":
-        known |= scores_of(config)
+    known: dict[str, Any] = {} if names is None or task in ("embed", "depth") else {"labels": names}
+    if task == "classify" and _is_multi_label(config):
+        known["scores"] = "sigmoid"  # As in its own pipeline; else softmax of logits.
     layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
     return {"task": task, **known, **layout, **preprocessor_of(folder, own)}
 
@@ -207,11 +206,6 @@ def task_of(config: Mapping[str, Any]) -> str:
             "for its own answers export it as .onnx, which is served as tensors."
         )
     return "regress" if found == "classify" and config.get("problem_type") == "regression" else found
-
-
-def scores_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `scores` of a classifier of transformers, as in its own pipeline: empty for softmax of logits."""
-    return {"scores": "sigmoid"} if _is_multi_label(config) else {}
 
 
 def queries_of(config: Mapping[str, Any]) -> str:

@@ -66,8 +66,8 @@ _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
 """Keys that have an effect only on some networks, with the forms of outputs that their tasks take."""
 
 
-class Preprocessing(BaseModel):
-    """Preprocessing of images for a network's input; docs/which-file.md explains the keys."""
+class Sidecar(BaseModel):
+    """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,6 +83,12 @@ class Preprocessing(BaseModel):
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
     channels: Channels | None = None
     input: Levels | None = None
+    task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
+    layout: Layout | None = None
+    labels: Literal["coco"] | list[str] | dict[int, str] | None = None
+    scores: Scores | None = None
+    keypoints: tuple[int, int] | None = None
+    options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
     @field_validator("mean", "std", mode="before")
     @classmethod
@@ -140,17 +146,6 @@ class Preprocessing(BaseModel):
         return Centre(size, 0, *kernel, shape, keep, pad, rounds)
 
 
-class Sidecar(Preprocessing):
-    """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
-
-    task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
-    layout: Layout | None = None
-    labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    scores: Scores | None = None
-    keypoints: tuple[int, int] | None = None
-    options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
-
-
 class Description(BaseModel):
     """Facts about a network of images before its trial. `takes`: the form of outputs for its task; `size`: height and
     width.
@@ -173,7 +168,6 @@ class Description(BaseModel):
     end_to_end: bool = False
     boxes_second: bool = False
     exporter: str = ""
-    licence: str = ""
 
 
 def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
@@ -304,7 +298,6 @@ def description(
         layout=_layout(values, takes, yolov5),
         end_to_end=_is_end_to_end(values),
         exporter=_exporter(values, yolov5),
-        licence=str(values.get("license", ""))[:200],
         scores=None if takes != "classes" else "logits" if yolov5 else "probabilities" if "task" in values else None,
     )
     if sidecar is None:

@@ -16,9 +16,10 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import TensorModel
+from models.onnx.session import unoptimised
 
 Form = Literal["onnx", "program", "script", "openvino"]
 FORMS: dict[str, Form] = {
@@ -65,21 +67,17 @@ Length = int | str | None
 """An axis in a file's terms: its length, the name of an open one, None for an open one without a name."""
 
 
+@dataclass(frozen=True)
 class GraphSignature:
-    """Inputs and outputs as a file states them; None for missing facts."""
+    """Inputs and outputs as a file states them; None for missing facts. `ranges`: least and greatest length of open
+    axes, by name.
+    """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        datatypes: Sequence[str | None],
-        shapes: Sequence[Sequence[Length] | None],
-        outputs: Sequence[str] | None,
-        ranges: Mapping[str, tuple[int, int]] | None = None,
-    ) -> None:
-        """Store the signature. `ranges`: least and greatest length of open axes, by name."""
-        self.names, self.datatypes, self.shapes = tuple(names), tuple(datatypes), tuple(shapes)
-        self.outputs = None if outputs is None else tuple(outputs)
-        self.ranges = dict(ranges or {})
+    names: Sequence[str]
+    datatypes: Sequence[str | None]
+    shapes: Sequence[Sequence[Length] | None]
+    outputs: Sequence[str] | None = None
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class Graph(nn.Module):
@@ -92,21 +90,32 @@ class Graph(nn.Module):
         raise NotImplementedError
 
 
-class OnnxSessionGraph(Graph):
+class RuntimeGraph(Graph):
+    """A file that another runtime computes, and that never changes. `types`: why it is cast to float32 alone."""
+
+    types: ClassVar[str]
+
+    def __deepcopy__(self, _: Any) -> RuntimeGraph:
+        return self
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Accept only float32, with which a file keeps its own types."""
+        if dtype != torch.float32:
+            raise RuntimeError(self.types)
+
+
+class OnnxSessionGraph(RuntimeGraph):
     """An ONNX file, run by ONNX Runtime on the CPU without optimisations, as it may be the reference."""
+
+    types = "an ONNX file keeps its own types"
 
     def __init__(self, file: str) -> None:
         super().__init__()
         try:
-            import onnxruntime
+            # Threads are stated, as ONNX Runtime otherwise ties each to a processor, which a confined process may not.
+            self._session = unoptimised(file, threads=torch.get_num_threads())
         except ImportError as error:
             raise WeightsError(f"ONNX files need ONNX Runtime: {how_to_install('onnx')}.") from error
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        # Stated, as ONNX Runtime otherwise ties each thread to a processor, which a confined process may not.
-        options.intra_op_num_threads = torch.get_num_threads()
-        self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         inputs = self._session.get_inputs()
         self.signature = GraphSignature(
             [each.name for each in inputs],
@@ -115,14 +124,6 @@ class OnnxSessionGraph(Graph):
             [each.name for each in self._session.get_outputs()],
         )
 
-    def __deepcopy__(self, _: Any) -> OnnxSessionGraph:
-        return self  # It never changes.
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Accept only float32, with which a file keeps its own types."""
-        if dtype != torch.float32:
-            raise RuntimeError("an ONNX file keeps its own types")
-
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the file's graph on tensors of the CPU."""
         arrays = (tensor.numpy() for tensor in tensors)
@@ -130,11 +131,13 @@ class OnnxSessionGraph(Graph):
         return tuple(torch.from_numpy(np.ascontiguousarray(output)) for output in outputs)
 
 
-class OpenVinoGraph(Graph):
+class OpenVinoGraph(RuntimeGraph):
     """A network of OpenVINO, run by OpenVINO on the CPU in float32, as it is the reference.
 
     `openvino_file`: the file, for OpenVINO's engine, which compiles it with the computation before and after it.
     """
+
+    types = "the reference of OpenVINO's files computes in float32"
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -159,7 +162,6 @@ class OpenVinoGraph(Graph):
                 else None
                 for port in self._model.inputs
             ],
-            None,
         )
 
     @cached_property
@@ -171,14 +173,6 @@ class OpenVinoGraph(Graph):
             "ENABLE_CPU_PINNING": False,
         }
         return self._core.compile_model(self._model, "CPU", options)
-
-    def __deepcopy__(self, _: Any) -> OpenVinoGraph:
-        return self  # It never changes.
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Accept only float32: the engine chooses the precision."""
-        if dtype != torch.float32:
-            raise RuntimeError("the reference of OpenVINO's files computes in float32")
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the file's network on tensors of the CPU."""
@@ -253,7 +247,7 @@ class ScriptGraph(Graph):
         if strange:
             raise WeightsError(f"{Path(file).name} takes {', '.join(strange)}, which is not a tensor.")
         names = [each.name for each in wanted]
-        self.signature = GraphSignature(names, [None] * len(names), [None] * len(names), None)
+        self.signature = GraphSignature(names, [None] * len(names), [None] * len(names))
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast weights; tensors that the graph creates itself keep their type."""
@@ -325,25 +319,19 @@ def _torch_of(file: str) -> str:
 
 def load_graph(file: str, form: Form) -> Graph:
     """Load the graph in a file, on the CPU. Raises WeightsError."""
-    kinds: dict[Form, Any] = {
-        "onnx": OnnxSessionGraph,
-        "program": ProgramGraph,
-        "script": ScriptGraph,
-        "openvino": OpenVinoGraph,
+    kinds: dict[Form, tuple[Callable[[str], Graph], str]] = {
+        "onnx": (OnnxSessionGraph, "an ONNX file"),
+        "program": (ProgramGraph, "what torch.export saves"),
+        "script": (ScriptGraph, "TorchScript"),
+        "openvino": (OpenVinoGraph, "a network of OpenVINO"),
     }
+    kind, what = kinds[form]
     try:
-        graph: Graph = kinds[form](file)
+        return kind(file)
     except WeightsError:
         raise
     except Exception as error:  # A broken file can make the three libraries raise anything.
-        what = {
-            "onnx": "an ONNX file",
-            "program": "what torch.export saves",
-            "script": "TorchScript",
-            "openvino": "a network of OpenVINO",
-        }[form]
         raise WeightsError(f"{Path(file).name} cannot be read as {what}: {reason_of(error)}.") from error
-    return graph
 
 
 class GraphNetwork(nn.Module):

@@ -20,6 +20,7 @@ from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.contract.tensors import DATATYPES, TensorSpec, random_arrays
 from models.exports.answers import TriedTensors
+from models.exports.exported import read_probes
 from models.exports.networks import (
     Form,
     Graph,
@@ -150,7 +151,8 @@ def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
     """Find the facts for ExportedModel by running a file. Raises WeightsError."""
     trial = _Trial(file, load_graph(file, form), declared)
     inputs, batched, (low, high) = trial.inputs()
-    probes = _probes(declared["probes"], inputs) or random_arrays(inputs, 3)
+    file_of_probes = declared["probes"]
+    probes = random_arrays(inputs, 3) if file_of_probes is None else read_probes(Path(file_of_probes), inputs)
     whole = {name: np.resize(array, (3, *array.shape[1:])) for name, array in probes.items()}
     if not batched:
         outputs = trial.run(whole, batched=False)
@@ -175,12 +177,6 @@ def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
             "characters are the most."
         )
     return TriedTensors(inputs, tuple(results), batched, sizes)
-
-
-def _probes(file: str | None, inputs: Sequence[TensorSpec]) -> dict[str, Array] | None:
-    from models.exports.exported import read_probes
-
-    return None if file is None else read_probes(Path(file), inputs)
 
 
 def _first(arrays: Mapping[str, Array], count: int) -> dict[str, Array]:

@@ -6,94 +6,33 @@
 Witness: ONNX Runtime without optimisations for .onnx. For the networks of a library it is that
 library's own reading of the same files, for a program (.pt2, .ts) PyTorch's own loading of it.
 
-Owns: these runtimes, and the comparison of whole networks. Must not know how a file becomes a network, nor the meaning
-of its outputs. In a process of its own (models.exports.child): must not be imported by the server.
+Owns: which runtime is asked, and the comparison of whole networks. Must not know how a file becomes a network, nor the
+meaning of its outputs. In a process of its own (models.exports.child): must not be imported by the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.exports import library_files
 from models.exports.layouts import SIZES
 from models.exports.networks import as_saved
-from models.onnx.compared import Witness, computes_halves, first_different
-from models.onnx.file import OnnxFile, read_onnx
+from models.onnx.compared import first_different
+from models.onnx.file import OnnxFile
+from models.onnx.session import UnavailableError, Witness
 
 PICTURES = 2
 _WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
 """Limit for a network's outputs, as a share of the largest number of their like; beyond, operators are compared."""
 _LEAST_LIKE = 64  # Fewest numbers of a row or column with a scale of its own, e.g. of a detector's class.
 _FLOOR = 1e-6
-_GRAPH, _VALUE, _NAME = 7, 12, 1  # onnx.proto3: ModelProto.graph, GraphProto.output, ValueInfoProto.name
-_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
-_MOST_BYTES = 1 << 31  # Limit of a protobuf.
-
-
-class UnavailableError(Exception):
-    """Lack of a result from the witness; the message says why."""
-
-
-class OnnxRuntimeWitness:
-    """An .onnx in ONNX Runtime on the CPU, without optimisations. Raises UnavailableError."""
-
-    def __init__(self, file: Path, onnx: OnnxFile) -> None:
-        self.in_halves = computes_halves(onnx)
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UnavailableError(f"ONNX Runtime is not installed ({how_to_install('onnx')})") from error
-        self._runtime, self._file = onnxruntime, file
-        self.name = f"ONNX Runtime {onnxruntime.__version__} without optimisations"
-        self._session = self._opened(str(file))
-        self.inputs = [each.name for each in self._session.get_inputs()]
-        self._outputs = {each.name for each in self._session.get_outputs()}
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """Names of all values of the file's own nodes; subgraphs keep theirs."""
-        return frozenset(name for node in read_onnx(self._file).nodes for name in node.outputs if name)
-
-    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Compute outputs, or other values."""
-        session = self._session
-        if not self._outputs.issuperset(names):
-            session = self._with(names)
-        try:
-            return dict(zip(names, session.run(list(names), dict(given)), strict=True))
-        except Exception as error:
-            raise UnavailableError(f"ONNX Runtime cannot run it: {reason_of(error)}") from error
-
-    def _with(self, names: Sequence[str]) -> Any:
-        """Open a session of the same file with these values as outputs: appended bytes extend a protobuf message.
-
-        Only these are added: memory of an output is not reused while the graph is computed.
-        """
-        added = b"".join(_field(_VALUE, _field(_NAME, each.encode())) for each in names if each not in self._outputs)
-        if self._file.stat().st_size + len(added) >= _MOST_BYTES:
-            raise UnavailableError("the file is too large")
-        return self._opened(self._file.read_bytes() + _field(_GRAPH, added))
-
-    def _opened(self, source: str | bytes) -> Any:
-        options = self._runtime.SessionOptions()
-        options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        if isinstance(source, bytes):  # The folder of external weights.
-            options.add_session_config_entry(_FOLDER_OF_WEIGHTS, str(self._file.parent))
-        try:
-            return self._runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise UnavailableError(f"ONNX Runtime cannot load it: {reason_of(error)}") from error
 
 
 def compared(
@@ -109,7 +48,7 @@ def compared(
     """
     try:
         if onnx is not None:
-            return of_graph(file, onnx, OnnxRuntimeWitness(file, onnx), given, ours)
+            return of_graph(file, onnx, Witness(file, onnx), given, ours)
         if library := library_files.library_of(architecture):
             try:
                 theirs = library_files.builder().built(file, architecture, by_itself=True)
@@ -207,12 +146,3 @@ def _largest(wanted: Sequence[Array], ours: Sequence[Tensor]) -> float:
         scale = np.maximum(scale, _FLOOR / _WHOLE * size.max()) + np.finfo(np.float32).tiny
         found = max(found, float((np.abs(one - other) / scale).max()))
     return found
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Encode a field of a protobuf that holds bytes."""
-    size, length = len(content), bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([number << 3 | 2, *length, size]) + content

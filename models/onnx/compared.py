@@ -3,15 +3,14 @@
     file ─► our graph, one call after another ─┐
     file ─► witness: its values by name ───────┴─► every call on the witness's inputs ─► the first that differs
 
-Owns: that comparison, and the tolerance of numbers. Must not know which runtimes there are (models.exports.witness). If
-no operator differs by itself, the graph computes what the witness does: the remaining difference is rounding, which a
-network may enlarge.
+Owns: that comparison, and the tolerance of numbers. If no operator differs by itself, the graph computes what the
+witness does: the remaining difference is rounding, which a network may enlarge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,9 @@ from torch import Tensor
 
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile
-from models.onnx.graph import OnnxGraph, OnnxPart
-from models.onnx.operators import OPERATORS, as_tensor, is_host
+from models.onnx.graph import Call, OnnxGraph, computed
+from models.onnx.operators import as_tensor, is_host
+from models.onnx.session import Witness
 
 _ALONE = 2e-5
 """Limit for one operator, as a share of its largest number: float32 errs by 1e-6, in sums of thousands."""
@@ -32,25 +32,7 @@ _AT_ONCE, _MOST_AT_ONCE = 8, 256
 _BYTES_AT_ONCE = 256 << 20  # Rough limit for their values; those of all operators may be gigabytes.
 _NUMBERS = 1 << 20  # Numbers compared in float64 at once.
 _GREATEST_HALF = 65504.0
-_FLOAT16 = 10  # onnx.proto3: TensorProto.DataType
 _EDGE = 0.01  # Share of boxes whose suppression rounding alone may decide.
-
-
-class Witness(Protocol):
-    """A runtime that is not ours, with a file loaded. `inputs`: their names; `names`: of the values that it gives;
-    `in_halves`: whether it computes in float16, as the file states, so that its numbers are coarser than ours.
-    """
-
-    name: str
-    inputs: list[str]
-    in_halves: bool
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the nodes' values."""
-
-    def values(self, given: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-        """Compute values by name, from inputs by name."""
 
 
 class DifferentError(ValueError):
@@ -80,43 +62,6 @@ class _Values:
         return self._held[name]
 
 
-class _ComparedPart(OnnxPart):
-    """An OnnxPart whose calls continue with the witness's values, and are compared with them."""
-
-    witnessed: _Values
-    nodes_of: Mapping[str, Node]
-    in_halves: bool
-
-    def _computed(self, call: Any, inputs: list[Any]) -> Any:
-        found = super()._computed(call, inputs)
-        results = list(found) if isinstance(found, tuple) else [found]
-        for place, (name, ours) in enumerate(zip(call.outputs, results, strict=False)):
-            wanted = self.witnessed.get(name)
-            if wanted is None:
-                continue
-            reason = self._difference(call, inputs, place, ours, wanted)
-            if reason:
-                raise DifferentError(f"{_called(self.nodes_of[name])} {reason}")
-            results[place] = _as(ours, wanted)
-        return tuple(results)
-
-    def _difference(self, call: Any, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
-        if call.operator == "NonMaxSuppression":
-            return _of_boxes(as_tensor(ours), wanted)
-        share = max(_alone(self.in_halves), _of_sums(call.operator, inputs, ours))
-        reason = difference(ours, wanted, share)
-        if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:
-            return reason
-        exact = OPERATORS[call.operator]([_doubled(each) for each in inputs], call.attributes)
-        exact = exact[place] if isinstance(exact, tuple) else exact
-        rounding = float((exact - ours).abs().nan_to_num().max())
-        return difference(exact, wanted, share, _ROUNDINGS * rounding)
-
-
-def _alone(in_halves: bool) -> float:
-    return _ALONE_IN_HALVES if in_halves else _ALONE
-
-
 def _of_sums(operator: str, inputs: Sequence[Any], ours: Any) -> float:
     """Return the error, as a share of the result, of a witness that sums in sequence, where we sum in a tree."""
     if not operator.startswith(("Reduce", "GlobalAverage")) or not isinstance(ours, Tensor) or not ours.numel():
@@ -125,23 +70,47 @@ def _of_sums(operator: str, inputs: Sequence[Any], ours: Any) -> float:
 
 
 class _ComparedGraph(OnnxGraph):
-    """An OnnxGraph whose constants are compared while they are computed."""
+    """An OnnxGraph whose calls continue with the witness's values, and are compared with them; its constants are
+    compared while they are computed.
+    """
 
     def __init__(self, file: OnnxFile, name: str, values: _Values, *, in_halves: bool) -> None:
-        self._values, self._in_halves = values, in_halves
+        self._values, self._alone = values, _ALONE_IN_HALVES if in_halves else _ALONE
+        self._nodes_of = {name: node for node in file.nodes for name in node.outputs}
         super().__init__(file, name)
-        nodes_of = {name: node for node in file.nodes for name in node.outputs}
-        for part in (self.core, self.tail):
-            part.__class__ = _ComparedPart
-            compared = cast(_ComparedPart, part)
-            compared.witnessed, compared.nodes_of, compared.in_halves = values, nodes_of, in_halves
+        self.core.instead = self.tail.instead = self._compared
+
+    def _compared(self, call: Call, inputs: list[Any]) -> Any:
+        found = computed(call, inputs)
+        results = list(found) if isinstance(found, tuple) else [found]
+        for place, (name, ours) in enumerate(zip(call.outputs, results, strict=False)):
+            wanted = self._values.get(name)
+            if wanted is None:
+                continue
+            reason = self._difference(call, inputs, place, ours, wanted)
+            if reason:
+                raise DifferentError(f"{_called(self._nodes_of[name])} {reason}")
+            results[place] = _as(ours, wanted)
+        return tuple(results)
+
+    def _difference(self, call: Call, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
+        if call.operator == "NonMaxSuppression":
+            return _of_boxes(as_tensor(ours), wanted)
+        share = max(self._alone, _of_sums(call.operator, inputs, ours))
+        reason = difference(ours, wanted, share)
+        if not reason or not isinstance(ours, Tensor) or not ours.is_floating_point() or ours.shape != wanted.shape:
+            return reason
+        exact = computed(call, [_doubled(each) for each in inputs])
+        exact = exact[place] if isinstance(exact, tuple) else exact
+        rounding = float((exact - ours).abs().nan_to_num().max())
+        return difference(exact, wanted, share, _ROUNDINGS * rounding)
 
     def _folded(self, node: Node, known: dict[str, Any]) -> bool:
         if not super()._folded(node, known):
             return False
         for name in node.outputs if node.operator != "Constant" else ():
             wanted = self._values.get(name)
-            reason = "" if wanted is None else difference(known[name], wanted, _alone(self._in_halves))
+            reason = "" if wanted is None else difference(known[name], wanted, self._alone)
             if reason:
                 raise DifferentError(f"{_called(node)} {reason}")
         return True
@@ -161,16 +130,6 @@ def first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witne
     except DifferentError as error:
         return str(error)
     return ""
-
-
-def computes_halves(file: OnnxFile) -> bool:
-    """Return True if a file computes in float16, and does not only keep its weights so."""
-    constants = {node.outputs[0]: node.attributes.get("value") for node in file.nodes if node.operator == "Constant"}
-    halves = {name for name, each in {**file.constants, **constants}.items() if getattr(each, "dtype", None) == "<f2"}
-    return any(
-        node.attributes.get("to") == _FLOAT16 if node.operator == "Cast" else not halves.isdisjoint(node.inputs)
-        for node in file.nodes
-    )
 
 
 def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) -> str:

@@ -94,10 +94,6 @@ class _InvalidError(ValueError):
     """Part of a file that is not read; the message continues a sentence that begins with the file's name."""
 
 
-class _DamagedError(ValueError):
-    """Bytes that are no ONNX."""
-
-
 def read_onnx(path: Path) -> OnnxFile:
     """Read the whole file. Raises WeightsError; DamagedError if no reader could read it."""
     try:
@@ -130,7 +126,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         else:
             size = {1: 8, 5: 4}.get(kind, -1)
         if size < 0 or at + size > end:
-            raise _DamagedError
+            raise ValueError
         yield number, data[at : at + size]
         at += size
 
@@ -144,7 +140,7 @@ def _whole_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         for field_of_file in fields(data):
             seen = True
             yield field_of_file
-    except (_DamagedError, IndexError):
+    except (ValueError, IndexError):
         if not seen or data[0] != _IR_VERSION:
             raise
         raise _CutError("one of its fields") from None
@@ -158,7 +154,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, at
-    raise _DamagedError
+    raise ValueError
 
 
 def _signed(value: int) -> int:
@@ -168,13 +164,13 @@ def _signed(value: int) -> int:
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
-        raise _DamagedError
+        raise ValueError
     return value
 
 
 def _int(value: int | memoryview) -> int:
     if not isinstance(value, int):
-        raise _DamagedError
+        raise ValueError
     return _signed(value)
 
 
@@ -216,7 +212,7 @@ class _Reader:
                 key, text = self._pair(_bytes(value))
                 found.metadata[key] = text
         if graph is None or not found.opset:
-            raise _DamagedError
+            raise ValueError
         self._graph(graph, found)
         return found
 

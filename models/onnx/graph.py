@@ -10,11 +10,12 @@ Operators that are not known are all named in one error before anything is compu
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes 
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """Call of an operator."""
+
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -65,6 +68,7 @@ class OnnxPart(nn.Module):
         self.file_name = name
         self.input_names, self.output_names = tuple(inputs), tuple(outputs)
         self.free_batch = False
+        self.instead: Callable[[Call, list[Any]], Any] | None = None  # Computes an operator in place of `computed`.
         self._calls = _planned(nodes, {*known, *outputs})
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
@@ -90,12 +94,13 @@ class OnnxPart(nn.Module):
         for key, attribute in self._buffers_of.items():
             values[key] = getattr(self, attribute)
         values.update(zip(self.input_names, given, strict=True))
+        compute = self.instead or computed
         for call in self._calls:
             inputs = [values[name] for name in call.inputs]
             if self.free_batch and call.operator == "Reshape" and isinstance(inputs[0], Tensor):
                 inputs[1] = _freed(inputs[0], as_numbers(inputs[1]))
             try:
-                found = self._computed(call, inputs)
+                found = compute(call, inputs)
             except UnsupportedError as error:
                 raise WeightsError(f"{self.file_name} uses {error}, which is not computed here.") from error
             if isinstance(found, tuple):
@@ -106,34 +111,32 @@ class OnnxPart(nn.Module):
                 del values[name]
         return tuple(values[name] for name in self.output_names)
 
-    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
-        return OPERATORS[call.operator](inputs, call.attributes)
+
+def computed(call: Call, inputs: list[Any]) -> Any:
+    """Compute an operator."""
+    return OPERATORS[call.operator](inputs, call.attributes)
 
 
 class _Layer(nn.Module):
     """One node as a module, so that a tracer of the network knows the node by its name."""
 
-    def forward(self, operator: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
-        return OPERATORS[operator](inputs, attributes)
-
-
-class _LayeredPart(OnnxPart):
-    """An OnnxPart with a module for each node, named by its first output."""
-
-    def name_layers(self) -> None:
-        self.nodes = nn.ModuleDict({_module_name(call.outputs[0]): _Layer() for call in self._calls})
-
-    def _computed(self, call: _Call, inputs: list[Any]) -> Any:
-        return self.nodes[_module_name(call.outputs[0])](call.operator, inputs, call.attributes)
+    def forward(self, call: Call, inputs: list[Any]) -> Any:
+        return computed(call, inputs)
 
 
 def with_named_nodes(network: nn.Module) -> nn.Module:
-    """Make each node of an ONNX file in the network a module, in place: for tools that name layers."""
+    """Make each node of an ONNX file a module of the network, in place, named by its first output: for tools that name
+    layers.
+    """
     for module in list(network.modules()):
-        if type(module) is OnnxPart:
-            module.__class__ = _LayeredPart
-            cast(_LayeredPart, module).name_layers()
+        if isinstance(module, OnnxPart):
+            module.nodes = nn.ModuleDict({_module_name(call.outputs[0]): _Layer() for call in module._calls})
+            module.instead = partial(_by_layer, module.nodes)
     return network
+
+
+def _by_layer(nodes: nn.ModuleDict, call: Call, inputs: list[Any]) -> Any:
+    return nodes[_module_name(call.outputs[0])](call, inputs)
 
 
 def _module_name(output: str) -> str:
@@ -178,15 +181,6 @@ class OnnxGraph(nn.Module):
             if isinstance(value, Tensor) and id(value) in held:
                 known[key] = value.clone()
         self.tail = OnnxPart(name, tails, known, border, outputs)
-
-    @property
-    def free_batch(self) -> bool:
-        """True if shapes that are stated with a first axis of 1 take any batch."""
-        return self.core.free_batch
-
-    @free_batch.setter
-    def free_batch(self, free: bool) -> None:
-        self.core.free_batch = self.tail.free_batch = free
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Compute the outputs, in the file's order. Raises WeightsError for an operator's form that is not computed."""
@@ -265,13 +259,13 @@ def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return heads[::-1], tails[::-1]
 
 
-def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[_Call, ...]:
+def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[Call, ...]:
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         for name in (*node.inputs, *node.outputs):
             last[name] = place
     return tuple(
-        _Call(
+        Call(
             node.operator,
             node.inputs,
             node.outputs,

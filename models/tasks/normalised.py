@@ -81,6 +81,7 @@ class NormalisedModel(Model):
 
         from models.contract.networks import PixelNetwork
 
-        network = PixelNetwork(nn.Identity(), self.image_model.input_shape, *self.image_model.normalisation)
+        of = self.image_model
+        network = PixelNetwork(nn.Identity(), of.input_shape, of.mean, of.std)
         normalised: Any = network.normalise(torch.from_numpy(pixels)).contiguous().numpy()
         return np.asarray(normalised).reshape(len(pixels), -1).view(np.uint8)

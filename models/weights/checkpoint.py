@@ -6,6 +6,7 @@ WeightsError for every fault of a file. Must not know architectures, and never r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import re
@@ -172,7 +173,7 @@ def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
 
 
 def _read_archive(path: Path, with_data: bool) -> Checkpoint:
-    with Archive(path) as archive:
+    with contextlib.closing(Archive(path)) as archive:
         saved = _saved(archive.root)
         entries, modules = _of_module(saved) if isinstance(saved, StandIn) else (saved, {})
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}

@@ -310,12 +310,6 @@ class Archive:
         """Close the file."""
         self._zip.close()
 
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def tensor(self, record: StoredTensor) -> Tensor:
         """Return the tensor, read on first use of its storage and checked against the archive's checksum."""
         storage = record.storage

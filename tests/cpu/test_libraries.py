@@ -15,6 +15,7 @@ from PIL import Image
 from models import Options, PixelModel, WeightsError, open_model, parse_spec
 from models.exports import child, exported
 from models.exports.answers import Tried
+from models.exports.networks import FORMS
 from tests.support import library_folders as folders
 from tests.support.library_folders import SIZE, photograph
 
@@ -29,7 +30,7 @@ def tried_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     def tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
         given = json.loads(json.dumps(declared))
-        return child._tried(str(file), architecture or exported._form(str(file)), given)
+        return child._tried(str(file), architecture or FORMS[file.suffix], given)
 
     monkeypatch.setattr(exported, "_tried", tried)
 

@@ -14,8 +14,9 @@ from PIL import Image
 from models.contract.grey import grey
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile
+from models.exports.answers import Export
 from models.exports.entry import Entry, entry_of
-from models.exports.images import Export, ExportedImages
+from models.exports.images import ExportedImages
 from models.exports.layouts import Interpretation
 
 
@@ -50,7 +51,7 @@ def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) 
     pixels = np.random.default_rng(1).integers(0, 256, (600, 400, 3), dtype=np.uint8)
     known = AdaptedFile(Whole((64, 64)), ("a", "b"))
     about = ("x", "onnx", known.labels, "x.onnx", str(tmp_path / "x.onnx"), (64, 64, 3), "detect", known)
-    of_colours = ExportedImages(*about, export=Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", ""))
+    of_colours = ExportedImages(*about, export=Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8)))
     of_grey = replace(of_colours, file=replace(known, grey=True))
     seen, right = (torch.zeros(64, 64, 3, dtype=torch.uint8) for _ in range(2))
     of_grey.preprocess(torch.from_numpy(pixels), seen, 400, 600)

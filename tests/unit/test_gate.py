@@ -19,6 +19,7 @@ from backends.contract.backend import Executable
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import Engine
 from models import open_model, parse_spec
+from models.contract.digest import OpenedFiles
 from models.contract.measures import TENSOR_LIMITS
 from models.contract.task_adapter import OWN, task_class
 from tests.support.networks import Brightness
@@ -264,16 +265,14 @@ def test_an_error_that_is_no_number_is_over_every_limit(monkeypatch, classifier)
         Gate(model, images).check(right, report)
 
 
-def test_a_key_names_what_a_file_alone_does_not_say(tmp_path):
-    file = tmp_path / "weights"
-    file.write_bytes(b"numbers")
+def test_a_key_names_what_a_file_alone_does_not_say():
+    files = OpenedFiles("/models", "weights", (("weights", "digest"),), "/models/weights")
 
     def key(architecture, classes):
-        model = SimpleNamespace(architecture=architecture, labels=["x"] * classes, weights_file=str(file))
-        return weights_key(model)
+        return weights_key(SimpleNamespace(architecture=architecture, labels=["x"] * classes, files=files))
 
     assert len({key("resnet50", 10), key("resnet50", 1000), key("resnet18", 10)}) == 3
-    assert not weights_key(SimpleNamespace(architecture="resnet50", labels=(), weights_file=None))
+    assert not weights_key(SimpleNamespace(architecture="resnet50", labels=(), files=None))
 
 
 def test_an_engine_without_the_next_precision_stands_in_for_itself_in_a_finer_one():

@@ -127,7 +127,7 @@ def test_a_file_of_batch_one_takes_batches_when_its_shapes_are_freed(small: Path
     """In float64: other kernels compute a batch than one, and round otherwise."""
     graph, _ = load_onnx(small)
     x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
-    graph.free_batch = True
+    graph.core.free_batch = graph.tail.free_batch = True
     graph.double()
     [together] = graph(x)
     for row in range(3):

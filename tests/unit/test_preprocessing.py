@@ -23,7 +23,7 @@ from models.contract.resize import Centre, Resize, Whole
 from models.exports import library_files
 from models.exports.files import names_beside
 from models.exports.image_trial import example
-from models.exports.metadata import Preprocessing, Sidecar, read_sidecar
+from models.exports.metadata import Sidecar, read_sidecar
 
 onnx = pytest.importorskip("onnx")
 
@@ -53,7 +53,7 @@ def placed(resize: Resize, image: Image.Image = PHOTO) -> np.ndarray[Any, Any]:
 
 
 def made(usual: Any = "centre", size: tuple[int, int] = (64, 64), **keys: Any) -> Resize:
-    return Preprocessing.model_validate(keys).resizing(size, usual)
+    return Sidecar.model_validate(keys).resizing(size, usual)
 
 
 @pytest.mark.parametrize(

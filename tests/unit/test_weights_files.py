@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,29 @@ from app.precision.described import weights_key
 from models.contract.errors import WeightsError
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile
-from models.exports.files import files_of
-from models.exports.images import Export, ExportedImages
+from models.exports.answers import Export
+from models.exports.files import names_beside, names_within
+from models.exports.images import ExportedImages
 from models.exports.layouts import Interpretation
+from models.weights.opened import looked_at
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
 
 onnx = pytest.importorskip("onnx")
 
 F, B = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
-EXPORT = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8), False, "", "")
-
-
-def key(file: Path) -> str:
-    model = SimpleNamespace(architecture=file.suffix[1:], labels=["a", "b"], weights_file=str(file))
-    return weights_key(model)  # type: ignore[arg-type]
+EXPORT = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8))
 
 
 def exported(file: Path) -> ExportedImages:
     known = AdaptedFile(Whole((64, 64)), ("a", "b"))
     about = ("x", file.suffix[1:], known.labels, file.name, str(file), (64, 64, 3), "detect", known)
-    return ExportedImages(*about, export=EXPORT)
+    files = looked_at(file, names_beside(file, is_graph=True), names_within)
+    return ExportedImages(*about, export=EXPORT, files=files)
+
+
+def key(file: Path) -> str:
+    return weights_key(exported(file))
 
 
 def saved(path: Path, nodes: list[Any], tensors: list[Any]) -> Path:
@@ -86,24 +87,13 @@ def test_weights_in_another_file_are_part_of_it(tmp_path: Path, place: str) -> N
         file = saved(tmp_path / "best.onnx", [onnx.helper.make_node("Constant", [], ["w"], value=tensor), add], [])
     else:
         file = saved(tmp_path / "best.onnx", branches(tensor), [])
-    assert files_of(file) == (file, weights.resolve())
+    assert names_within(file) == ["w.data"]
     before = key(file)
     weights.write_bytes(np.zeros(8, np.float32).tobytes())
-    assert before
     assert key(file) != before
-
-
-@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "missing", ""])
-def test_weights_that_are_not_beside_it_identify_nothing(tmp_path: Path, location: str) -> None:
-    (tmp_path / "secret").write_bytes(bytes(16))
-    (tmp_path / "model").mkdir()
-    file = saved(tmp_path / "model" / "m.onnx", [onnx.helper.make_node("Add", ["x", "w"], ["y"])], [outside(location)])
-    with pytest.raises(WeightsError, match="not beside it"):
-        files_of(file)
-    assert not key(file)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(WeightsError, match="damaged, cut short, or not an ONNX file"):
-        files_of(file)
+        names_within(file)
 
 
 def within(tag: int, message: bytes) -> bytes:
@@ -115,19 +105,17 @@ def within(tag: int, message: bytes) -> bytes:
 
 
 def test_subgraphs_are_followed_deeper_than_functions_may_call_each_other(tmp_path: Path) -> None:
-    (tmp_path / "w.data").write_bytes(bytes(16))
     graph = onnx.GraphProto(initializer=[outside("w.data")]).SerializeToString()
     for _ in range(2000):  # A graph of a node with an attribute that is a graph.
         graph = within(0x0A, within(0x2A, within(0x32, graph)))
     file = tmp_path / "deep.onnx"
     file.write_bytes(within(0x3A, graph))
-    assert files_of(file) == (file, (tmp_path / "w.data").resolve())
+    assert names_within(file) == ["w.data"]
 
 
 def test_a_network_of_openvino_has_its_weights_beside_it(tmp_path: Path) -> None:
     file = written_openvino(tmp_path, NETWORK)
     before = key(file)
-    assert before
     written_openvino(tmp_path, NETWORK, np.array([2, -2, 0.5], np.float32).tobytes())
     assert key(file) != before
     changed = key(file)

@@ -15,7 +15,7 @@ from models.contract.errors import WeightsError
 from models.exports import witness
 from models.exports.child import _tried
 from models.exports.exported import _Declared
-from models.onnx import compared
+from models.onnx import compared, session
 from models.onnx.graph import load_onnx
 from models.onnx.operators import OPERATORS, as_tensor
 
@@ -152,7 +152,7 @@ def test_a_misreading_is_refused_though_operators_cannot_be_compared(
 ) -> None:
     file = classifier(tmp_path / "a.onnx")
     monkeypatch.setitem(OPERATORS, "Conv", changed("Conv", lambda found: found.flip(1)))
-    monkeypatch.setattr(witness, "_MOST_BYTES", 1)
+    monkeypatch.setattr(session, "_MOST_BYTES", 1)
     with pytest.raises(WeightsError, match=r"outputs differ by .*, whose operator is not known: the file is too large"):
         said_of(file)
 
