@@ -48,10 +48,19 @@ def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
             )
             resized = resized.round_().clamp_(0, 255)
         image = resized[0].to(torch.uint8)
+    paste(image.permute(1, 2, 0), geometry.left, geometry.top, geometry.pad, out)
+
+
+def paste(image: Tensor, left: int, top: int, pad: int | tuple[int, int, int], out: Tensor) -> None:
+    """Write a resized image, uint8 [h, w, 3], into `out`, uint8 [height, width, 3], with its upper left corner at
+    (`left`, `top`): parts outside are cut off, the rest has the colour `pad`.
+    """
+    import torch
+
     height, width = out.shape[:2]
-    top, left = max(0, geometry.top), max(0, geometry.left)
-    bottom, right = min(height, geometry.top + geometry.height), min(width, geometry.left + geometry.width)
-    if (top, left, bottom, right) != (0, 0, height, width):
-        out.copy_(torch.tensor(geometry.pad, dtype=torch.uint8).expand(out.shape))
-    seen = image[:, top - geometry.top : bottom - geometry.top, left - geometry.left : right - geometry.left]
-    out[top:bottom, left:right].copy_(seen.permute(1, 2, 0))
+    first_row, first_column = max(0, top), max(0, left)
+    last_row, last_column = min(height, top + image.shape[0]), min(width, left + image.shape[1])
+    if (first_row, first_column, last_row, last_column) != (0, 0, height, width):
+        out.copy_(torch.tensor(pad, dtype=torch.uint8).expand(out.shape))
+    seen = image[first_row - top : last_row - top, first_column - left : last_column - left]
+    out[first_row:last_row, first_column:last_column].copy_(seen)

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from models.contract.geometry import Geometry
+from models.contract.geometry import Geometry, paste
 from models.contract.model import Array, Placement
 
 if TYPE_CHECKING:
@@ -146,12 +146,6 @@ class Whole(Resize):
         import torch
 
         geometry = self.geometry(width, height)
-        left, top, right, bottom = (
-            geometry.left,
-            geometry.top,
-            geometry.left + geometry.width,
-            geometry.top + geometry.height,
-        )
         if image.shape[:2] != (geometry.height, geometry.width):
             size = geometry.width, geometry.height
             if self.antialias:
@@ -161,12 +155,7 @@ class Whole(Resize):
                     np.ascontiguousarray(image.numpy()), size, interpolation=_OPENCV[self.interpolation]
                 )
                 image = torch.from_numpy(pixels)
-        pad = torch.tensor(self.pad, dtype=torch.uint8)
-        out[:top] = pad
-        out[bottom:] = pad
-        out[top:bottom, :left] = pad
-        out[top:bottom, right:] = pad
-        out[top:bottom, left:right] = image
+        paste(image, geometry.left, geometry.top, self.pad, out)
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
@@ -256,7 +245,7 @@ class Centre(Resize):
         if self.by == "pillow" and exact and strip_of <= _LONGEST_STRIP_BY_PILLOW:
             # All in one call: Pillow chooses which pass comes first, and chose otherwise before version 13.
             whole = Image.fromarray(image.numpy()).resize((target_width, target_height), kernel)
-            self._cut(torch.from_numpy(np.array(whole)), left, top, out)
+            paste(torch.from_numpy(np.array(whole)), -left, -top, self.pad, out)
             return self.placement(width, height)
         if strip_of > _LONGEST_STRIP:
             x_step, y_step = covered_width / target_width, covered_height / target_height
@@ -267,7 +256,7 @@ class Centre(Resize):
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))
         resized = _by_torch(image, target, self.interpolation, self.antialias, None if exact else factors)
-        self._cut(resized, left, top, out)
+        paste(resized, -left, -top, self.pad, out)
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
@@ -296,16 +285,6 @@ class Centre(Resize):
             return self.shorter / min(width, height)
         sides = self.shape[0] / height, self.shape[1] / width
         return min(sides) if self.keep == "within" else max(sides)
-
-    def _cut(self, resized: Tensor, left: int, top: int, out: Tensor) -> None:
-        """Write a resized image into the input, which it may cover only in part."""
-        import torch
-
-        height, width = self.size
-        if left < 0 or top < 0:
-            out[:] = torch.tensor(self.pad, dtype=torch.uint8)
-        seen = resized[max(0, top) : top + height, max(0, left) : left + width]
-        out[max(0, -top) :, max(0, -left) :][: seen.shape[0], : seen.shape[1]] = seen
 
     def _resized_size(self, width: int, height: int) -> tuple[int, int]:
         """Return (height, width), rounded as torchvision's functional.resize does, and as timm does for `keep`."""

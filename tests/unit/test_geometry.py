@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,17 +51,6 @@ def test_a_device_places_an_image_as_a_decoder_does(name, size):
 def test_so_it_does_for_exported_detectors(resize, size):
     host, device = both(Whole((320, 416), resize), *size)
     assert (host - device).abs().max() <= 1
-
-
-def test_a_shift_of_one_pixel_is_seen():
-    """Else these tests would compare nothing."""
-    model = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
-    image = photograph(500, 375)
-    outs = [torch.zeros(model.input_shape, dtype=torch.uint8) for _ in range(2)]
-    geometry = model.geometry(500, 375)
-    for out, each in zip(outs, (geometry, replace(geometry, left=geometry.left + 1)), strict=True):
-        place(image.permute(2, 0, 1).contiguous(), each, out)
-    assert (outs[0].to(torch.int16) - outs[1].to(torch.int16)).abs().max() > 10
 
 
 def test_long_strips_are_left_to_decoders():
