@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from models.contract.measures import TENSOR_LIMITS, Limits, of_tensors
+from models.contract.measures import TENSOR_LIMITS, of_tensors
 from models.contract.model import Array, Finds, Model
 
 # Names of the Open Inference Protocol. Not BYTES: strings are no tensors of a device; nor BF16: NumPy has no such type.
@@ -93,26 +93,14 @@ class TensorModel(Model):
     """
 
     may_be_infinite: ClassVar[bool] = True  # Networks may mask with -inf.
+    task = "infer"
+    finds: ClassVar[Finds] = "tensors"
+    limits = TENSOR_LIMITS
 
     inputs: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
     batched: bool
     batch_range: tuple[int, int]
-
-    @property
-    def task(self) -> str:
-        """Always `infer`."""
-        return "infer"
-
-    @property
-    def finds(self) -> Finds:
-        """Always `tensors`."""
-        return "tensors"
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of any tensors."""
-        return TENSOR_LIMITS
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -47,25 +47,18 @@ class Classify(TaskAdapter):
     limits = _LIMITS
     accuracy: Accuracy | None = Top1()
     known_options = ("scores",)
+    outputs = ("logits",)
+    """`logits`, [n, classes]."""
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError for another option."""
         super().__init__(file)
         self.each = file.option("scores") == "sigmoid" or len(file.labels) == 1
+        self.scored_by: Literal["softmax", "sigmoid"] = "sigmoid" if self.each else "softmax"
         self.scores = sigmoid if self.each else softmax
         if self.each:
             self.limits = _LIMITS_EACH
             self.accuracy = None  # The first class is no measure of independent scores.
-
-    @property
-    def scored_by(self) -> Literal["softmax", "sigmoid"]:
-        """`sigmoid` or `softmax`."""
-        return "sigmoid" if self.each else "softmax"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """`logits`, [n, classes]."""
-        return ("logits",)
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
         """Return logits, float32 [classes]."""

@@ -27,6 +27,8 @@ class DepthEstimation(TaskAdapter):
 
     resize = "stretch"
     known_options = ()
+    outputs = ("depth",)
+    """`depth`, [n, h, w]."""
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError if the first output is no map."""
@@ -35,11 +37,6 @@ class DepthEstimation(TaskAdapter):
         if len(shape) not in (3, 4) or shape[1:-2] not in ((), (1,)):
             raise ValueError(f"a network of depth has an output [n, h, w] or [n, 1, h, w], not {list(shape)}")
         self.height, self.width = shape[-2:]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """`depth`, [n, h, w]."""
-        return ("depth",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the map, float32 [n, h, w]."""

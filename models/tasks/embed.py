@@ -31,6 +31,8 @@ class Embed(TaskAdapter):
 
     resize = "centre"
     known_options = ("output", "pooling")
+    outputs = ("embedding",)
+    """`embedding`, [n, d]."""
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError if the output or its pooling does not fit."""
@@ -47,11 +49,6 @@ class Embed(TaskAdapter):
             wanted = f'"options": {{"pooling": …}} must be {" or ".join(allowed) or "left out"}'
             raise ValueError(f"its output {self.number} is {list(shape)}: {wanted}")
         self.dimensions = shape[2] if len(shape) == 3 and self.pooling else shape[1]
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """`embedding`, [n, d]."""
-        return ("embedding",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the vector, float32 [n, d]."""

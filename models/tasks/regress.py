@@ -32,6 +32,8 @@ class Regress(TaskAdapter):
     resize = "stretch"
     known_options = ()
     limits = _LIMITS
+    outputs = ("values",)
+    """`values`, [n, k]."""
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError if the labels are of another number."""
@@ -40,11 +42,6 @@ class Regress(TaskAdapter):
         self.names = file.labels or (("value",) if count == 1 else tuple(f"value {n}" for n in range(count)))
         if len(self.names) != count:
             raise ValueError(f"it answers with {count} numbers, and there are {len(self.names)} labels for them")
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """`values`, [n, k]."""
-        return ("values",)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the numbers, float32 [n, k]."""

@@ -41,6 +41,8 @@ class SegmentSemantic(TaskAdapter):
     known_options = ("scores",)
     offloaded = True  # The map is brought to the image's size.
     limits = _LIMITS
+    outputs = ("classes", "scores")
+    """`classes` and `scores`, [n, h, w] of the input's size."""
 
     def __init__(self, file: AdaptedFile) -> None:
         """Raise ValueError if the output is none of these, or of another number of classes."""
@@ -60,11 +62,6 @@ class SegmentSemantic(TaskAdapter):
         self.names = names
         self.size = file.size if self.channels else shape[1:]
         self.dtype = np.dtype(np.uint8 if self.channels and count <= _FEW else np.uint16)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """`classes` and `scores`, [n, h, w] of the input's size."""
-        return "classes", "scores"
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Compute each pixel's class, int32 [n, h, w], and its probability, for the precision gate.
