@@ -310,7 +310,7 @@ class _NullExecutable(Executable):
             self._take(self._behaviour.leak_mb << 20, self._state.leaked)
             self._take(self._behaviour.cache_mb << 20, self._state.cached)
             for fault in self._behaviour.faults:
-                rows = fault.trigger.rows(pixels, self._state.counted)
+                rows = fault.rows(pixels, self._state.counted)
                 if rows and fault.kind == "nan":
                     answers = tuple(_with_nan(answer, rows) for answer in answers)
                 elif rows:

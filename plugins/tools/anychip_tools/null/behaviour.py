@@ -26,15 +26,16 @@ _GIB_MB = 1 << 10
 
 
 @dataclass(frozen=True)
-class Trigger:
-    """Choice of batches: the `number`-th (``), every `number`-th (`*`), larger ones (`>`), or those with a `colour`."""
+class Fault:
+    """Fault of the `number`-th batch (``), of every `number`-th (`*`), of larger ones (`>`), or of a `colour` (`#`)."""
 
+    kind: FaultKind
     sign: Literal["", "*", ">", "#"]
     number: int = 0
     colour: tuple[int, int, int] = (0, 0, 0)
 
     def rows(self, pixels: Pixels, counted: int) -> list[int]:
-        """Return the rows of uint8 [n, height, width, 3] that trigger it; all rows if it chooses whole batches.
+        """Return the rows of uint8 [n, height, width, 3] that it hits; all rows if it hits whole batches.
 
         `counted`: number of batches so far, this one included.
         """
@@ -48,14 +49,6 @@ class Trigger:
         else:
             pulled = counted % self.number == 0 if self.sign == "*" else counted == self.number
         return list(range(len(pixels))) if pulled else []
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Fault and the batches that it hits."""
-
-    kind: FaultKind
-    trigger: Trigger
 
 
 @dataclass(frozen=True)
@@ -95,7 +88,7 @@ def parse(text: str) -> Behaviour:
         key, _, value = part.partition("=")
         try:
             if key in _KINDS:
-                faults.append(Fault(key, _trigger(value)))
+                faults.append(_fault(key, value))
             elif key in settings:
                 raise ValueError("it is given twice")
             elif key in known:
@@ -109,11 +102,11 @@ def parse(text: str) -> Behaviour:
     return Behaviour(**settings, faults=tuple(faults))
 
 
-def _trigger(text: str) -> Trigger:
+def _fault(kind: FaultKind, text: str) -> Fault:
     found = _TRIGGER.fullmatch(text)
     if not found:
         raise ValueError("a fault takes 3 (third batch), *7 (every seventh), >4 (larger ones) or #ff0000 (a colour)")
     if found["colour"]:
         red, green, blue = bytes.fromhex(found["colour"])
-        return Trigger("#", colour=(red, green, blue))
-    return Trigger(cast(Literal["", "*", ">"], found["sign"]), int(found["number"]))
+        return Fault(kind, "#", colour=(red, green, blue))
+    return Fault(kind, cast(Literal["", "*", ">"], found["sign"]), int(found["number"]))
