@@ -114,11 +114,11 @@ def operators_of(architecture: str) -> list[str]:
                 core, model.input_shape, model.mean, model.std
             ).eval()
             pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
-            recording = names_of(network, [pixels], as_traced=True)
+            found = names_of(network, [pixels], as_traced=True)
     else:
         pixels = torch.zeros((1, *model.input_shape), dtype=torch.uint8)
-        recording = names_of(model.network(), [pixels], as_traced=True)
-    return sorted({each.name.partition(".")[0] for each in recording.operators})
+        found = names_of(model.network(), [pixels], as_traced=True)
+    return sorted({each.name.partition(".")[0] for each in found})
 
 
 def missing(document: Mapping[str, Any], version: str, operators: Iterable[str]) -> list[str]:

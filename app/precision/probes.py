@@ -86,7 +86,7 @@ class Calibration:
         Raises CalibrationError.
         """
         self._model = model
-        files = sorted(path for path in Path(folder).rglob("*") if path.suffix.lower() in _SUFFIXES) if folder else []
+        files = images_in(Path(folder)) if folder else []
         if folder and not files:
             raise CalibrationError(f"There is no image in {folder} to calibrate on.")
         if not folder and model.weights != "sample":
@@ -94,10 +94,10 @@ class Calibration:
                 f"int8 needs images like those {model.name} will see: name a folder of them, --calibrate DIR."
             )
         # Folders are often sorted by class, so both sets are spread over the whole folder.
-        chosen = _spread(files, _CALIBRATION + _HELD_OUT)
+        chosen = spread(files, _CALIBRATION + _HELD_OUT)
         enough = len(chosen) >= 2 * _CALIBRATION
         held_out = [row % 3 != 0 if enough else row % 4 == 3 for row in range(len(chosen))]
-        self._files = _spread([path for path, held in zip(chosen, held_out, strict=True) if not held], _CALIBRATION)
+        self._files = spread([path for path, held in zip(chosen, held_out, strict=True) if not held], _CALIBRATION)
         self._held_out = [path for path, held in zip(chosen, held_out, strict=True) if held]
 
     @property
@@ -149,7 +149,12 @@ class Calibration:
             yield *placed(self._model, _tensor(rgb)), truth
 
 
-def _spread(files: Sequence[Path], count: int) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
+    """Return the image files below a folder, in order."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+
+
+def spread(files: Sequence[Path], count: int) -> list[Path]:
     """Return at most `count` of `files`, evenly spaced."""
     count = min(count, len(files))
     return [files[row * len(files) // count] for row in range(count)]

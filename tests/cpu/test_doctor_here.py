@@ -1,12 +1,60 @@
-"""The doctor on this machine: it asks a child whether torch can be imported, so this is no test of the unit room."""
+"""The doctor on this machine, with torch and without it; it starts children, so this is no test of the unit room."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from anychip_tools.doctor import CHECKS, examine
 from app.config import Settings
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_everything_passes_here_and_in_order(tmp_path):
-    checks = list(examine(Settings(weights="sample", device="cpu", port=0, cache_dir=tmp_path), skip=("limits",)))
+    given = Settings(weights="sample", device="cpu", port=0, cache_dir=tmp_path)
+    checks = list(examine(given, skip=("limits",)))
     assert [check.name for check in checks] == [name for name in CHECKS if name != "limits"]
     assert {check.name: check.status for check in checks if check.status != "PASS"} == {}
     assert not any(check.remedy for check in checks)
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+
+
+def test_the_doctor_works_where_torch_cannot_be_imported(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ImportError('libascendcl.so: cannot open shared object file')\n"
+    )
+    # What is on PYTHONPATH hides nothing that is installed, but Python runs this file of it first.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "from importlib.machinery import PathFinder\n"
+        "class Finder:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        return PathFinder.find_spec(name, [{str(tmp_path)!r}]) if name == 'torch' else None\n"
+        "sys.meta_path.insert(0, Finder)\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "plugins" / "tools"))),
+        "ASCEND_RT_VISIBLE_DEVICES": "2,0",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "doctor", "--device", "npu", "--json", "--skip", "port"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    assert "set_env.sh" in checks["torch"]["remedy"]
+    assert "ascending" in checks["variables"]["detail"]
+    assert "libascendcl.so" in checks["libraries"]["detail"]
+    assert checks["devices"]["status"] == "SKIP"
+    assert all(check["remedy"] for check in checks.values() if check["status"] in ("FAIL", "WARN"))

@@ -125,13 +125,13 @@ def cells(text: str) -> list[list[object]]:
 )
 def test_the_csv_of_the_page_is_that_of_anychip_predict(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
     found = evaluated(tmp_path / "page", SAVED, lines)
-    convert(by_predict(tmp_path, lines), tmp_path / "out.csv", "csv")
+    convert(by_predict(tmp_path, lines), tmp_path / "out.csv")
     assert cells(found["csv"]) == cells((tmp_path / "out.csv").read_text(encoding="utf-8"))
 
 
 def test_the_coco_json_of_the_page_is_that_of_anychip_predict(tmp_path: Path) -> None:
     found = evaluated(tmp_path / "page", SAVED, LINES)
-    convert(by_predict(tmp_path, LINES), tmp_path / "out.json", "coco")
+    convert(by_predict(tmp_path, LINES), tmp_path / "out.json")
     assert found["coco"] == json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert found["coco"]["annotations"][0]["bbox"] == [1.5, 2.0, 10.0, 20.0]
 

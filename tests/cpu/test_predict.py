@@ -31,10 +31,10 @@ from app.cli import main
 from app.config import Settings
 from backends import host
 from models import Options, open_model, parse_spec
+from tests.support.photographs import FILES
 
 ROOT = Path(__file__).parents[2]
 NULL = ("--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
-SAMPLE = ("--weights", "sample", "--device", "cpu", "--engine", "eager", "--precision", "fp32")
 BOX = {"x1": 1.0, "y1": 2.0, "x2": 11.0, "y2": 22.0}
 DETECTION = {"label": "cat", "class_id": 3, "score": 0.5, "box": BOX}
 
@@ -111,13 +111,13 @@ def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
         journal.write(outcome("a.jpg", DETECTION, {**DETECTION, "class_id": 5, "label": "dog"}), "w")
         journal.write(outcome("b.jpg", error="broken"), "w")
         journal.write(outcome("c.jpg"), "w")
-    convert(path, tmp_path / "out.csv", "csv")
+    convert(path, tmp_path / "out.csv")
     table = read_table(tmp_path / "out.csv")
     assert tuple(table[0]) == COLUMNS
     assert table[1] == ["a.jpg", "30", "40", "cat", "3", "0.5", "1.0", "2.0", "11.0", "22.0", ""]
     assert [row[0] for row in table[1:]] == ["a.jpg", "a.jpg", "b.jpg", "c.jpg"]
     assert table[3][-1] == "broken"
-    convert(path, tmp_path / "out.json", "coco")
+    convert(path, tmp_path / "out.json")
     coco = json.loads((tmp_path / "out.json").read_text())
     assert [(each["id"], each["file_name"]) for each in coco["images"]] == [(1, "a.jpg"), (2, "c.jpg")]
     assert coco["annotations"][0] == {
@@ -131,7 +131,7 @@ def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
     }
     assert coco["categories"] == [{"id": 3, "name": "cat"}, {"id": 5, "name": "dog"}]
     parquet = pytest.importorskip("pyarrow.parquet")
-    convert(path, tmp_path / "out.parquet", "parquet")
+    convert(path, tmp_path / "out.parquet")
     columns = parquet.read_table(tmp_path / "out.parquet").to_pydict()
     assert columns["label"] == ["cat", "dog", None, None]
     assert columns["x2"][:2] == [11.0, 11.0]
@@ -146,8 +146,8 @@ def test_memory_does_not_grow_with_the_number_of_answers(tmp_path):
         with Journal(path, "m", resume=False) as journal:
             for number in range(count):
                 journal.write(outcome(f"{number}.jpg", DETECTION), "w")
-        for kind in ("csv", "coco"):
-            convert(path, tmp_path / f"out.{kind}", kind)
+        for kind in ("csv", "json"):
+            convert(path, tmp_path / f"out.{kind}")
         return tracemalloc.get_traced_memory()[1]
 
     tracemalloc.start()
@@ -187,34 +187,27 @@ def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     assert len(lines(output)) == 4
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_answers_are_in_order_however_many_batches_a_device_takes_at_a_time(tmp_path, capsys, depth):
+@pytest.mark.parametrize(("depth", "by_processes"), [(1, False), (2, False), (2, True)])
+def test_answers_are_in_order_however_images_are_decoded_and_however_many_batches_a_device_takes_at_a_time(
+    tmp_path, monkeypatch, capsys, depth, by_processes
+):
+    if by_processes:
+        monkeypatch.setattr("anychip_tools.predict._MANY", 10)
     for number in range(18):
         image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
     (tmp_path / "in" / "05.png").write_text("no image")
     Image.new("RGB", (17, 8), "blue").save(tmp_path / "in" / "09.png")
     output = tmp_path / "out.jsonl"
     arguments = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), "--batch-size", "4", *NULL]
+    arguments += ["--decoders", "2", "--save", str(tmp_path / "drawn")]
     assert main([*arguments, "--null", f"delay_ms=2,depth={depth}"]) == 1
     assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
+    assert len(list((tmp_path / "drawn").iterdir())) == 17
     # A device that fails ends the command; what was answered before is written.
     capsys.readouterr()
     assert main([*arguments, "--overwrite", "--null", f"delay_ms=2,depth={depth},fail=#0000ff"]) == 1
     assert "told to fail" in capsys.readouterr().err
     assert [Path(line["file"]).name for line in lines(output)] == [f"{number:02}.png" for number in range(8)]
-
-
-def test_many_images_are_decoded_by_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("anychip_tools.predict._MANY", 10)
-    for number in range(18):
-        image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
-    (tmp_path / "in" / "05.png").write_text("no image")
-    output = tmp_path / "out.jsonl"
-    arguments = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), "--batch-size", "4", *NULL]
-    arguments += ["--decoders", "2", "--save", str(tmp_path / "drawn")]
-    assert main(arguments) == 1
-    assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
-    assert len(list((tmp_path / "drawn").iterdir())) == 17
     left = [each for each in psutil.Process().children() if "offline_decoding.main()" in " ".join(each.cmdline())]
     assert left == []
 
@@ -302,7 +295,7 @@ def test_drawings_keep_the_folders_of_their_images(tmp_path):
     assert len(read_table(tmp_path / "out.csv")) == 1 + 2 * 5
 
 
-def test_masks_key_points_and_turned_boxes_are_drawn(tmp_path):
+def test_masks_boxes_and_key_points_are_drawn(tmp_path):
     from anychip_tools.prediction.drawing import draw
 
     source = image(tmp_path / "in.png", (100, 100)).read_bytes()
@@ -311,6 +304,7 @@ def test_masks_key_points_and_turned_boxes_are_drawn(tmp_path):
     for extra in (
         {"segments": square},
         {"segments": [square]},
+        {"box": BOX},
         {"corners": [{"x": x, "y": y} for x, y in square]},
         {"keypoints": [[30, 30, 0.9], [50, 50, 0.1]]},
     ):
@@ -339,6 +333,30 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     assert main([*command, "--resume"]) == 0
     assert output.read_bytes().startswith(before)
     assert sorted(Path(each["file"]).name for each in lines(output)) == [f"{number:02}.png" for number in range(60)]
+
+
+RANDOM = ("--weights", "random", "--engine", "eager", "--precision", "fp32")
+PHOTO = str(FILES[0])
+
+
+def test_classes_are_printed_and_drawn(tmp_path, capsys):
+    assert main(["predict", "resnet18", PHOTO, "--top-k", "2", "--save", str(tmp_path), *RANDOM]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert lines[0].startswith(f"{PHOTO} (640 x 427)")
+    assert len(lines) == 3
+    with Image.open(tmp_path / "china.png") as drawn, Image.open(PHOTO) as original:
+        assert drawn.size == original.size
+        assert drawn.tobytes() != original.tobytes()
+    assert "china.png" in said.err
+
+
+def test_json_of_several_images_is_printed(capsys):
+    assert main(["predict", "mine=resnet18:random", PHOTO, str(FILES[1]), "--json", *RANDOM]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["weights"]) == ("mine", "random")
+    assert list(answer["predictions"]) == [PHOTO, str(FILES[1])]
+    assert len(answer["predictions"][PHOTO]["classes"]) == 5
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from anychip_tools.benchmark.endpoints import address_of, predict_request
-from anychip_tools.benchmark.service import LoadedService, Target
+from anychip_tools.benchmark.service import LoadedService
 from app.cli import main
 from models.sample import IMAGES
 from tests.support.null_service import serving
@@ -62,7 +62,7 @@ def test_the_rate_agrees_with_wrk(tmp_path):
         'wrk.headers["Content-Type"] = "image/jpeg"\n'
     )
     with serving(tmp_path, "delay_ms=40", "--batch-sizes", "4") as service:
-        ours = LoadedService(Target(service.url, "resnet18", "predict", IMAGE))
+        ours = LoadedService(service.url, "resnet18", "predict", IMAGE)
         ours.warm_up()
         address = f"{service.url}/v1/models/resnet18:predict"
         rates = []

@@ -318,7 +318,6 @@ BY_PATH = {
             "tests/service/test_tune.py",
             "tests/service/test_bench.py",
             "tests/service/test_predict_url.py",
-            "tests/service/test_doctor_without_torch.py",
         ),
     ),
     "clients": Suite(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from anychip_tools import report
 from anychip_tools.charts import Chart, draw, plot_file
 from anychip_tools.options import DEVICE_SETTINGS, numbers
-from anychip_tools.report import print_json, progress
+from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
+from app.telling import telling
 
 if TYPE_CHECKING:
     from anychip_tools.benchmark.endpoints import Protocol
@@ -102,7 +102,7 @@ def run(parsed: argparse.Namespace) -> int:
     else:
         document, columns = _of_device(parsed, settings), _DEVICE
     if parsed.output:
-        report.write_json(document, parsed.output)
+        parsed.output.write_text(report.in_json(document) + "\n", encoding="utf-8")
     if parsed.plot:
         draw(charts(document), parsed.plot)
     report.show_or_print(document, partial(show, columns=columns), as_json=parsed.json)
@@ -110,17 +110,15 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    with report.step(f"opening {parsed.model}"):
+    with telling(f"opening {parsed.model}"):
         from anychip_tools.benchmark.device_sweep import sweep
-        from anychip_tools.loading import load_options, open_device
-        from anychip_tools.subjects import open_named
+        from anychip_tools.subjects import load, open_device, open_named
         from app.precision.probes import probes
         from backends import EngineRefusedError, OutOfDeviceMemoryError
 
         model = open_named(parsed.model, settings)
         choice, device = open_device(settings)
     facts = choice.backend.facts
-    named = choice.device(device)
     engines = [*facts.engines, *facts.by_name] if parsed.engines == "all" else list(split(parsed.engines))
     precisions = list(facts.precisions) if parsed.precisions == "all" else list(split(parsed.precisions))
     sizes = model.batch_sizes(sorted(set(numbers(parsed.sizes, "--sizes", int))))
@@ -132,68 +130,43 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
         task = bars.add_task("measuring", total=len(pairs) * len(sizes))
         for number, (engine, precision) in enumerate(pairs):
             bars.update(task, description=f"{engine} {precision}", completed=number * len(sizes))
-            options = load_options(model, settings, choice, precision, items)
             try:
-                measured = sweep(
-                    choice.backend,
-                    device,
-                    model.network,
-                    items,
-                    engine=engine,
-                    precision=precision,
-                    sizes=sizes,
-                    seconds=parsed.seconds,
-                    options=options,
-                    done=partial(bars.advance, task),
-                )
+                loaded = load(model, settings, choice, engine=engine, precision=precision, sizes=sizes, items=items)
+                for row in sweep(choice.backend, device, loaded, items, parsed.seconds):
+                    results.append(row)
+                    bars.advance(task)
             except (EngineRefusedError, OutOfDeviceMemoryError) as error:
                 refusals[f"{engine} {precision}"] = str(error)
-                continue
-            results += [_in_mib(asdict(each)) for each in measured]
-    return {
-        "kind": "device",
-        "model": model.name,
-        "simulated": choice.simulated,
-        "results": results,
-        "refusals": refusals,
-        "environment": report.environment(device, named.name),
-    }
+    found = _document("device", model.name, results, device, choice.device(device).name)
+    return {**found, "simulated": choice.simulated, "refusals": refusals}
 
 
 def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
-    from anychip_tools.benchmark.service import Target, measure
+    from anychip_tools.benchmark.service import LoadedService
 
     protocol: Protocol = parsed.protocol or ("grpc" if parsed.url.startswith("grpc://") else "predict")
     connections = numbers(parsed.connections, "--connections", int) if parsed.connections else []
     rates = numbers(parsed.rates, "--rates", float) if parsed.rates else []
-    target = Target(
-        parsed.url.rstrip("/"),
-        parsed.model,
-        protocol,
-        _image(parsed),
-        batch=parsed.batch,
-        binary=not parsed.json_tensors,
-        key=parsed.key,
-    )
+    rows = []
     with progress(quiet=parsed.json) as bars:
         task = bars.add_task(f"{protocol} at {parsed.url}", total=len(connections) + len(rates))
-        rows = measure(
-            target,
-            connections,
-            rates,
-            seconds=parsed.seconds,
-            timeout_s=parsed.timeout_ms / 1e3,
-            done=partial(bars.advance, task),
+        service = LoadedService(
+            parsed.url.rstrip("/"),
+            parsed.model,
+            protocol,
+            _image(parsed),
+            batch=parsed.batch,
+            binary=not parsed.json_tensors,
+            key=parsed.key,
         )
-    return {
-        "kind": "service",
-        "model": parsed.model,
-        "url": parsed.url,
-        "simulated": False,
-        "results": rows,
-        "refusals": {},
-        "environment": report.environment(),
-    }
+        service.warm_up()
+        for count in connections:
+            rows.append(service.closed(count, parsed.seconds))
+            bars.advance(task)
+        for rate in rates:
+            rows.append(service.open(rate, parsed.seconds, parsed.timeout_ms / 1e3))
+            bars.advance(task)
+    return {**_document("service", parsed.model, rows), "url": parsed.url}
 
 
 def _of_decoding(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
@@ -206,45 +179,43 @@ def _of_decoding(parsed: argparse.Namespace, settings: Settings) -> dict[str, An
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors, so there is nothing to decode")
     threads = sorted({1, *(2**power for power in range(8) if 2**power <= host.core_count()), host.core_count()})
-    return {
-        "kind": "decoding",
-        "model": model.name,
-        "simulated": False,
-        "results": decoding(model, _image(parsed), threads, parsed.seconds),
-        "refusals": {},
-        "environment": report.environment(),
-    }
+    return _document("decoding", model.name, decoding(model, _image(parsed), threads, parsed.seconds))
+
+
+def _document(kind: str, model: str, results: list[dict[str, Any]], *device: str) -> dict[str, Any]:
+    measured = {"simulated": False, "results": results, "refusals": {}, "environment": report.environment(*device)}
+    return {"kind": kind, "model": model, **measured}
 
 
 def _image(parsed: argparse.Namespace) -> bytes:
-    from models.sample import IMAGES
+    from app.precision.probes import probe_files
 
-    file: Path = parsed.image or min(IMAGES.glob("*.jpg"))
-    return file.read_bytes()
-
-
-def _in_mib(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, **{f"{kind}_mib": row[f"{kind}_bytes"] / 2**20 for kind in ("allocated", "reserved", "resident")}}
+    return bytes(parsed.image.read_bytes()) if parsed.image else probe_files()[0]
 
 
 def _compared(parsed: argparse.Namespace) -> int:
     from anychip_tools.benchmark.comparison import compare
 
-    changes, differing = compare(*parsed.compare)
-    slower = [each for each in changes if each.better < 1 - parsed.tolerance]
-    if parsed.json:
-        rows = [{**asdict(each), "slower": each in slower} for each in changes]
-        print_json({"changes": rows, "environments_differ_in": differing})
-        return 1 if slower else 0
+    before, after = parsed.compare
+    changes, differing = compare(before, after, parsed.tolerance)
+    found = {"changes": changes, "environments_differ_in": differing}
+    report.show_or_print(found, _show_changes, as_json=parsed.json)
+    return 1 if any(each["slower"] for each in changes) else 0
+
+
+def _show_changes(found: Mapping[str, Any]) -> None:
     console = report.console()
-    for line in differing:
+    for line in found["environments_differ_in"]:
         console.print(f"not the same: {line}", soft_wrap=True)
-    rows_shown = [
-        (each.row, each.figure, each.before, each.after, f"{each.better - 1:+.1%}", "slower" if each in slower else "")
-        for each in changes
+    rows = [
+        (
+            *(each[name] for name in ("row", "figure", "before", "after")),
+            f"{each['better'] - 1:+.1%}",
+            "slower" if each["slower"] else "",
+        )
+        for each in found["changes"]
     ]
-    console.print(report.table("", ("row", "figure", "before", "after", "better by", ""), rows_shown))
-    return 1 if slower else 0
+    console.print(report.table("", ("row", "figure", "before", "after", "better by", ""), rows))
 
 
 def show(document: Mapping[str, Any], columns: Sequence[str]) -> None:
@@ -254,11 +225,8 @@ def show(document: Mapping[str, Any], columns: Sequence[str]) -> None:
     where = document.get("url") or f"{environment['device']} {environment['device_name']}".strip()
     simulated = " (simulated: the times are the CPU's)" if document["simulated"] else ""
     console.print(f"{document['model']}: {document['kind']} {where}{simulated}", soft_wrap=True)
-    rows = document["results"]
-    used = [name for name in columns if any(report.text_of(row.get(name)) for row in rows)]
-    shown = [[row.get(name) for name in used] for row in rows]
-    if rows:
-        console.print(report.table("", [name.replace("_", " ") for name in used], shown))
+    if rows := [[row.get(name) for name in columns] for row in document["results"]]:
+        console.print(report.table("", [name.replace("_", " ") for name in columns], rows))
     for name, reason in document["refusals"].items():
         console.print(f"{name}: {reason}", soft_wrap=True)
     versions = ", ".join(f"{name} {value}" for name, value in environment.items() if value and name != "device_name")

@@ -1,6 +1,6 @@
-"""Service in a child process, for commands that measure one: it starts on a free port and ends with the command.
+"""Children of commands, which end with them: a service on a free port, a compiler, another command.
 
-Owns: its start and its end. Must not know its requests.
+Owns: their start and their end. Must not know what they are asked.
 """
 
 from __future__ import annotations
@@ -82,3 +82,46 @@ def _end(process: subprocess.Popen[str], *, own_session: bool) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def run_group(command: Sequence[str], limit_s: float | None = None) -> tuple[int, str, str]:
+    """Run a command in a process group of its own; return its status, output and errors.
+
+    At the limit, and where this process is interrupted, the group is killed. Raises TimeoutExpired, with what was said,
+    and OSError.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        printed, errors = process.communicate(timeout=limit_s)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, errors = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise subprocess.TimeoutExpired(command, error.timeout, printed, errors) from None
+        raise
+    return process.returncode, printed, errors
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """End the command on SIGTERM by an exception, so that its children in sessions of their own end, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

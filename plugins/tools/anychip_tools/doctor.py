@@ -26,6 +26,7 @@ from anychip_tools.compatibility import IMPORT_REMEDIES
 from anychip_tools.doctor_vendor import Check
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
+from app.telling import telling
 
 TEXT = "Check the environment, one thing after the other; says what to do about failures."
 EXAMPLE = "anychip doctor --device auto --skip port"
@@ -81,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
             if check.remedy:
                 print(f"{'':20}-> {check.remedy}", flush=True)
     if parsed.json:
-        report.print_json([vars(check) for check in found])
+        print(report.in_json([vars(check) for check in found]))
     return 1 if any(check.status == "FAIL" for check in found) else 0
 
 
@@ -97,7 +98,7 @@ def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
         if name in _NEEDS_TORCH and not torch_works:
             yield Check(name, "SKIP", "needs torch, which is skipped or does not work")
             continue
-        with report.step(f"checking {name}"):
+        with telling(f"checking {name}"):
             found = check(settings)
         torch_works &= name != "torch" or found.status == "PASS"
         yield found
@@ -161,9 +162,9 @@ def _kernel(_: Settings) -> Check:
 def _images(_: Settings) -> Check:
     from app.images.decoding import READERS, decode, library
     from app.images.header import read_header
-    from models.sample import IMAGES
+    from app.precision.probes import probe_files
 
-    encoded = min(IMAGES.glob("*.jpg")).read_bytes()
+    encoded = probe_files()[0]
     try:
         header = read_header(encoded)
         pixels = decode(encoded, header)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from anychip_tools import report
 from anychip_tools.remedies import STEPS, of_operator
 from app.arguments import CommandError, add_settings, read_settings
+from app.telling import telling
 
 if TYPE_CHECKING:
-    from anychip_tools.record import OperatorRecord, Recording
+    from anychip_tools.record import OperatorRecord
     from anychip_tools.subjects import NamedNetwork
     from app.config import Settings
 
@@ -33,6 +34,12 @@ _WORDS = {
     "converted": "converted",
     "unconverted": "not converted",
     "missing": "missing",
+}
+# With these, vendors report their silent fallbacks or leave them to us (docs/operators.md has the sources).
+_SPOKEN_FALLBACKS = {
+    "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
+    "ENABLE_FALLBACK_TO_CPU": "0",
+    "PYTORCH_DEBUG_XPU_FALLBACK": "1",
 }
 _GOOD = ("native", "replaced", "composite", "converted")
 
@@ -63,13 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Return 0 if every operator runs on the device, 1 if one does not. Raises CommandError, BackendError."""
-    from anychip_tools.record import speak_of_fallbacks
-
     if parsed.batch_size < 1 or parsed.runs < 1:
         raise CommandError("--batch-size and --runs must be 1 or more")
-    speak_of_fallbacks(os.environ)
+    for name, value in _SPOKEN_FALLBACKS.items():  # Before any import; the environment wins.
+        os.environ.setdefault(name, value)
     settings = read_settings(parsed)
-    with report.step(f"operators of {parsed.model}"):
+    with telling(f"operators of {parsed.model}"):
         from anychip_tools.subjects import open_subject
 
         subject = open_subject(parsed.model, settings, parsed.input)
@@ -80,8 +86,8 @@ def run(parsed: argparse.Namespace) -> int:
 
 def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
     """Run the network on the device and report its operators."""
-    from anychip_tools.loading import open_device
     from anychip_tools.record import record
+    from anychip_tools.subjects import open_device
 
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:
@@ -90,24 +96,14 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
     precision = named.auto_precision if settings.precision == "auto" else settings.precision
     if precision == "int8":
         raise CommandError("operators are recorded in fp32, fp16 or bf16; int8 is the business of single engines")
-    recording = record(
+    operators, rewritten = record(
         choice.backend, subject.build(), device, precision, subject.inputs(parsed.batch_size), runs=parsed.runs
     )
-    total_s = sum(each.seconds for each in recording.operators) or 1.0
+    total_s = sum(each.seconds for each in operators) or 1.0
     device_type = choice.backend.facts.device_type
-    rows = [
-        _row(each, device_type, each.how, each.reason, share=each.seconds / total_s) for each in recording.operators
-    ]
-    return {
-        **_document(subject, rows),
-        "device": device,
-        "device_name": named.name,
-        "simulated": choice.simulated,
-        "precision": precision,
-        "rewritten": list(recording.rewritten),
-        "prediction": False,
-        "source": "",
-    }
+    rows = [_row(each, device_type, each.how, each.reason, share=each.seconds / total_s) for each in operators]
+    about = {"device_name": named.name, "simulated": choice.simulated, "precision": precision, "rewritten": rewritten}
+    return _document(subject, rows, device, **about)
 
 
 def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, Any]:
@@ -120,11 +116,9 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
         expected = table(parsed.against)
     except KeyError as error:
         raise CommandError(str(error.args[0])) from None
-    recording: Recording = names_of(
-        subject.build(), subject.inputs(parsed.batch_size), as_traced=expected.kind == "converters"
-    )
+    as_traced = expected.kind == "converters"
     rows = []
-    for each in recording.operators:
+    for each in names_of(subject.build(), subject.inputs(parsed.batch_size), as_traced=as_traced):
         how, reason = "missing", f"it is not in the list of {expected.name}"
         if expected.has(each.name):
             how, reason = ("native" if expected.kind == "kernels" else "converted"), ""
@@ -135,16 +129,7 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
         elif each.name.partition(".")[0].removesuffix("_") in REPLACEMENTS:
             how = "replaced"
         rows.append(_row(each, expected.name, how, reason))
-    return {
-        **_document(subject, rows),
-        "device": parsed.against,
-        "device_name": "",
-        "simulated": False,
-        "precision": "",
-        "rewritten": [],
-        "prediction": True,
-        "source": expected.source,
-    }
+    return _document(subject, rows, parsed.against, prediction=True, source=expected.source)
 
 
 def _row(
@@ -162,14 +147,14 @@ def _row(
         "share": share,
         "reason": reason,
         "remedies": [
-            {"step": each.step, "text": each.text}
+            each._asdict()
             for each in (of_operator(operator.name, device_type, how, base in REPLACEMENTS) if wanted else ())
         ],
         "problem": how not in _GOOD,
     }
 
 
-def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]], device: str, **about: Any) -> dict[str, Any]:
     calls = sum(row["calls"] for row in rows)
     good = [row for row in rows if not row["problem"]]
     return {
@@ -178,6 +163,14 @@ def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]]) -> dict[
         "support_by_calls": sum(row["calls"] for row in good) / max(1, calls),
         "calls": calls,
         "operators": rows,
+        "device": device,
+        "device_name": "",
+        "simulated": False,
+        "precision": "",
+        "rewritten": [],
+        "prediction": False,
+        "source": "",
+        **about,
     }
 
 
@@ -197,8 +190,7 @@ def show(found: Mapping[str, Any], *, every: bool) -> None:
         (row["operator"], _WORDS[row["how"]], row["calls"], "" if row["share"] is None else f"{row['share']:.1%}")
         for row in listed
     ]
-    columns = ("operator", "runs", "calls", "share of time")[: 3 if found["prediction"] else 4]
-    console.print(report.table("", columns, [row[: len(columns)] for row in shown]))
+    console.print(report.table("", ("operator", "runs", "calls", "share of time"), shown))
     if len(listed) < len(rows):
         console.print(f"… and {len(rows) - len(listed)} more that run on the device (--all)")
     kinds, calls = found["support_by_kind"], found["support_by_calls"]

@@ -11,11 +11,12 @@ import os
 import subprocess
 from dataclasses import is_dataclass
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from types import SimpleNamespace
+from typing import Any
 
 from anychip_base.extras import entry_points
 from anychip_base.interpreter import python_command
-from anychip_tools.facts import facts_module, rows
+from anychip_tools.facts import rows
 
 _TIME_LIMIT_S = 120.0  # For `import torch`, from a slow disk.
 
@@ -38,21 +39,9 @@ def _outside_rows() -> dict[str, Any]:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """Return rows as they were before `in_json` wrote them, by name. Raises ValueError."""
-    row = facts_module("table").Facts
-    given = [_typed(row, told) for told in json.loads(text)]
+    """Return rows as `in_json` wrote them, by name; they have the attributes of rows. Raises ValueError."""
+    given = json.loads(text, object_hook=lambda told: SimpleNamespace(**told["row"]) if "row" in told else told)
     return {each.name: each for each in given}
-
-
-def _typed(kind: Any, told: Any) -> Any:
-    """Return what JSON says of a value of this type of the table's."""
-    if isinstance(told, list):
-        return tuple(_typed(get_args(kind)[0], each) for each in told)
-    parts: list[Any] = [each for each in (kind, *get_args(kind)) if is_dataclass(each)]
-    if isinstance(told, dict) and parts:
-        types = get_type_hints(parts[0])
-        return parts[0](**{name: _typed(types[name], each) for name, each in told.items()})
-    return told
 
 
 def in_json() -> str:
@@ -65,7 +54,7 @@ def in_json() -> str:
 
 def _encoded(value: Any) -> Any:
     """Return what JSON has no form for as a dictionary: a row, a part of a row, or a mapping."""
-    return vars(value) if is_dataclass(value) else dict(value)
+    return {"row": vars(value)} if is_dataclass(value) else dict(value)
 
 
 def main() -> None:

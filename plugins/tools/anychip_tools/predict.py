@@ -20,13 +20,14 @@ from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.prediction.image_sources import ImageSource, find_images
 from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
-from anychip_tools.prediction.tables import FORMATS, Format, check_format, convert
+from anychip_tools.prediction.tables import LINES, check_format, convert
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings
 from app.config.models import absent
 from app.logs import printable
 from app.protocols.options import OPTIONS
+from app.telling import telling
 
 TEXT = "Answer for images: some in the terminal, or a hundred thousand."
 EXAMPLE = "anychip predict yolov8n images/ --output found.jsonl --save drawn/"
@@ -77,42 +78,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run the command; return 1 if an image failed or could not be drawn. Raises CommandError."""
-    kind = _output_format(parsed)
+    _check_output(parsed)
     if parsed.batch_size < 1 or parsed.parallel < 0:
         raise CommandError("--batch-size must be at least 1, and --parallel at least 0")
     count = sum(1 for _ in find_images(parsed.images)) if "@-" not in parsed.images else None
     if count == 0:
         raise CommandError(f"there are no images in {', '.join(parsed.images)}")
     with _predictor(parsed, count) as predictor:
-        if kind is None:
-            return _print_all(predictor, parsed, count)
-        return _write_all(predictor, parsed, count, kind)
+        return (_write_all if parsed.output else _print_all)(predictor, parsed, count)
 
 
-def _output_format(parsed: argparse.Namespace) -> Format | None:
-    """Check the output options before any work begins and return the format. Raises CommandError."""
+def _check_output(parsed: argparse.Namespace) -> None:
+    """Check the output options before any work begins. Raises CommandError."""
     if parsed.output is None:
         if parsed.resume or parsed.overwrite:
             raise CommandError("--resume and --overwrite need an --output")
-        return None
-    kind = FORMATS.get(parsed.output.suffix.lower())
-    if kind is None:
-        raise CommandError(f"{parsed.output} must end with {', '.join(FORMATS)}")
-    check_format(kind)
-    journal = _journal_path(parsed.output, kind)
+        return
+    check_format(parsed.output)
+    journal = _journal_path(parsed.output)
     if parsed.resume and parsed.overwrite:
         raise CommandError("--resume and --overwrite are the opposite of each other")
     for path in {parsed.output, journal}:
         if path.exists() and not (parsed.resume or parsed.overwrite):
             raise CommandError(f"{path} exists: --resume goes on with it, --overwrite replaces it")
-    if parsed.resume and kind != "jsonl" and parsed.output.exists() and not journal.exists():
+    if parsed.resume and parsed.output.exists() and not journal.exists():
         raise CommandError(f"{parsed.output} is finished; --overwrite makes it again")
-    return kind
 
 
-def _journal_path(output: Path, kind: Format) -> Path:
+def _journal_path(output: Path) -> Path:
     """Return the file to append lines to: the output itself, or a file beside it that is converted at the end."""
-    return output if kind == "jsonl" else output.with_name(output.name + ".partial.jsonl")
+    return output if output.suffix.lower() == LINES else output.with_name(output.name + ".partial.jsonl")
 
 
 @contextlib.contextmanager
@@ -128,7 +123,7 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
         raise CommandError(said)
     settings: Settings = read_settings(parsed)
     logs.say_downloads()
-    with report.step(f"opening {parsed.model}"):
+    with telling(f"opening {parsed.model}"):
         from anychip_tools.prediction.offline import LocalPredictor
         from models import Options, PixelModel, open_model, parse_spec
 
@@ -166,9 +161,9 @@ def _print_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
     return _summarise(failed + drawings.failed, count)
 
 
-def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None, kind: Format) -> int:
+def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None) -> int:
     done = failed = 0
-    path = _journal_path(parsed.output, kind)
+    path = _journal_path(parsed.output)
     with (
         Journal(path, predictor.model, resume=parsed.resume) as journal,
         report.progress() as progress,
@@ -195,8 +190,8 @@ def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
                 progress.update(task, completed=done, description=f"{predictor.model}{rate}")
         progress.update(task, completed=done)
         elapsed_s = progress.tasks[task].elapsed or 0.0
-    if kind != "jsonl":
-        convert(path, parsed.output, kind)
+    if path != parsed.output:
+        convert(path, parsed.output)
         path.unlink()
     rate = f", {done / elapsed_s:.1f} images/s" if elapsed_s > 0 and done else ""
     print(f"{parsed.output}: {done} images, {failed} failed{rate}", file=sys.stderr)

@@ -16,6 +16,7 @@ from typing import Any
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
 from app.arguments import CommandError, add_settings, read_settings
+from app.telling import telling
 
 TEXT = "A timeline of some batches, and where the time goes."
 EXAMPLE = "anychip profile resnet50 --output trace.json"
@@ -54,22 +55,19 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     """Load the network, warm it up, and run some batches under PyTorch's profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Else Kineto logs its start and stop.
     settings = read_settings(parsed)
-    with report.step(f"opening {parsed.model}"):
+    with telling(f"opening {parsed.model}"):
         import torch
 
-        from anychip_tools.loading import load_options, open_device
-        from anychip_tools.subjects import open_named
+        from anychip_tools.subjects import load, open_device, open_named
         from app.precision.probes import probes
 
         model = open_named(parsed.model, settings)
         choice, device = open_device(settings)
         named = choice.device(device)
         items = probes(model)
-        options = load_options(model, settings, choice, settings.precision, items)
         [size] = model.batch_sizes((parsed.batch_size,))
-        executable, loaded = choice.backend.load(
-            model.network(), device, settings.engine, settings.precision, (size,), options=options
-        )
+        how = {"engine": settings.engine, "precision": settings.precision}
+        executable, loaded = load(model, settings, choice, **how, sizes=(size,), items=items)
     seconds = dict.fromkeys(_STAGES, 0.0)
 
     @contextmanager
@@ -125,38 +123,29 @@ def _batches(
 
     from app.decoder.decoder import decode_into
     from app.images.header import read_header
+    from app.precision.probes import probe_files
     from models import Options, PixelModel, TensorOptions
-    from models.sample import IMAGES
 
     pixels = torch.from_numpy(np.resize(items, (size, *items.shape[1:])).copy())
-    encoded = (image or min(IMAGES.glob("*.jpg"))).read_bytes()
+    encoded = image.read_bytes() if image else probe_files()[0]
     header = read_header(encoded)
-    if not isinstance(model, PixelModel):
-        wanted = TensorOptions(tuple(range(len(model.outputs))))
+    of_images = isinstance(model, PixelModel)
+    options = Options() if of_images else TensorOptions(tuple(range(len(model.outputs))))
 
-        def tensors(executable: Any) -> None:
-            with stage("infer"):
-                outputs = executable.run(pixels.numpy())
-            with stage("reduce"):
-                for row in range(size):
-                    model.reduce(outputs, row, wanted)
-
-        return tensors
-
-    options = Options()
-
-    def images(executable: Any) -> None:
-        with stage("decode"):
-            placements = [decode_into(model, encoded, header, row) for row in pixels]
+    def batch(executable: Any) -> None:
+        if of_images:
+            with stage("decode"):
+                placements = [decode_into(model, encoded, header, row) for row in pixels]
         with stage("infer"):
             outputs = executable.run(pixels.numpy())
         with stage("reduce"):
             reduced = [model.reduce(outputs, row, options) for row in range(size)]
-        with stage("postprocess"):
-            for arrays, placement in zip(reduced, placements, strict=True):
-                model.postprocess(arrays, placement, options)
+        if of_images:
+            with stage("postprocess"):
+                for arrays, placement in zip(reduced, placements, strict=True):
+                    model.postprocess(arrays, placement, options)
 
-    return images
+    return batch
 
 
 def _operators(profiler: Any) -> list[dict[str, Any]]:

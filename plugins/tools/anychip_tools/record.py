@@ -9,11 +9,10 @@ the remedies.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -33,12 +32,6 @@ How = Literal["native", "replaced", "vendor-cpu", "cpu", "refused", "failed"]
 ORDER: tuple[How, ...] = ("native", "replaced", "vendor-cpu", "cpu", "refused", "failed")
 """Order from good to bad. `refused`: runs in float32, not in this type; `failed`: does not run on this device."""
 
-# With these, vendors report their silent fallbacks or leave them to us (docs/operators.md has the sources).
-SPOKEN_FALLBACKS = {
-    "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
-    "ENABLE_FALLBACK_TO_CPU": "0",
-    "PYTORCH_DEBUG_XPU_FALLBACK": "1",
-}
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -51,16 +44,6 @@ class OperatorRecord:
     calls: int = 0
     seconds: float = 0.0
     reason: str = ""
-    dtypes: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Result of a run. `rewritten`: modules changed before it, for fixed shapes. `seconds`: time of one run."""
-
-    operators: tuple[OperatorRecord, ...]
-    rewritten: tuple[str, ...]
-    seconds: float
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,7 +62,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = partial(func, *args, **(kwargs or {}))
         if not self.timing:
             record.calls += 1
-            record.dtypes.update(str(t.dtype).removeprefix("torch.") for t in _tensors((args, kwargs)))
             return self._classified(record, call)
         began_s = time.perf_counter()
         result = self._again(record, call)
@@ -117,11 +99,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def record(
     backend: Backend, network: Any, device: str, precision: str, inputs: Sequence[Tensor], *, runs: int = 3
-) -> Recording:
+) -> tuple[list[OperatorRecord], list[str]]:
     """Run a network on a device: once to classify each operator, then `runs` times to measure their time.
 
     `network`: a module with `cast`, which the caller gives up. `inputs`: the module's, on the CPU; they are moved.
-    Raises BackendError where even the CPU cannot compute an operator.
+    Return the operators, the slowest first, and the modules that were changed before, for fixed shapes. Raises
+    BackendError where even the CPU cannot compute an operator.
     """
     here = torch_device(backend, device)
     rewritten: list[str] = []
@@ -145,22 +128,17 @@ def record(
             for _ in range(runs):
                 with recorder:
                     network(*given)
-            began_s = time.perf_counter()
-            if all(each.how not in ("failed", "refused") for each in recorder.records.values()):
-                network(*given)
             synchronise()
-            whole_s = time.perf_counter() - began_s
     except BackendError:
         raise
     except Exception as error:  # The network is the user's and may raise anything.
         raise BackendError(f"The network does not run on {device}: {first_line(error)}") from error
     for each in recorder.records.values():
         each.seconds /= max(1, runs)
-    records = sorted(recorder.records.values(), key=lambda each: -each.seconds)
-    return Recording(tuple(records), tuple(rewritten), whole_s)
+    return sorted(recorder.records.values(), key=lambda each: -each.seconds), rewritten
 
 
-def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = False) -> Recording:
+def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = False) -> list[OperatorRecord]:
     """Record a network's operators for other devices: on the CPU, without the CPU's own shortcuts.
 
     `as_traced`: as a compiler gets them, without operators that work in place (where the network can be written so),
@@ -180,7 +158,7 @@ def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = 
             called(*inputs)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return Recording(tuple(recorder.records.values()), (), 0.0)
+    return list(recorder.records.values())
 
 
 def is_composite(operator: str) -> bool:
@@ -191,11 +169,6 @@ def is_composite(operator: str) -> bool:
         "CompositeImplicitAutograd",
     )
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key) for key in keys)
-
-
-def speak_of_fallbacks(surroundings: Mapping[str, str]) -> None:
-    """Set the vendors' switches that reveal fallbacks, before any import; `surroundings` win."""
-    os.environ.update({name: value for name, value in SPOKEN_FALLBACKS.items() if name not in surroundings})
 
 
 def _refused_or_failed(call: Any) -> tuple[How, Any]:

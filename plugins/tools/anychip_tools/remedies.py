@@ -6,14 +6,12 @@ Owns: the sentences. Must not import torch, nor find out anything itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Step = Literal["replacement", "switch", "rewrite", "custom"]
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(NamedTuple):
     """Remedy for an operator. `step`: which of the four kinds, in the order in which they are tried."""
 
     step: Step

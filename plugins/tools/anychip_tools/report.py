@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,14 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
             looking.join()
 
 
-def step(text: str) -> AbstractContextManager[object]:
-    """Say on stderr every 4 s that a step without a bar goes on, in a terminal as well."""
-    return telling(text)
-
-
 def _how_far(task: Task) -> str:
     of = f" of {task.total:.0f}" if task.total else ""
     return f"{task.description}: {task.completed:.0f}{of} done"
 
 
-def print_json(document: Any) -> None:
-    """Print JSON on stdout. NaN and infinity, which JSON does not know, become null."""
-    print(json.dumps(plain(document), indent=2))
+def in_json(document: Any) -> str:
+    """Format JSON for people. NaN and infinity, which JSON does not know, become null."""
+    return json.dumps(plain(document), indent=2)
 
 
 def plain(value: Any) -> Any:
@@ -92,7 +87,8 @@ def plain(value: Any) -> Any:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """Make a table for the terminal; columns of numbers are set to the right."""
+    """Make a table for the terminal, without its empty columns; columns of numbers are set to the right."""
+    columns, rows = used(columns, rows)
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     for number, column in enumerate(columns):
         numeric = any(isinstance(row[number], int | float) for row in rows)
@@ -100,6 +96,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     for row in rows:
         made.add_row(*map(text_of, row))
     return made
+
+
+def used(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:
+    """Leave out the columns in which no row has a text."""
+    places = [place for place in range(len(columns)) if not rows or any(text_of(row[place]) for row in rows)]
+    return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -128,12 +130,7 @@ def console() -> Console:
 
 def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], None], *, as_json: bool) -> None:
     """Print a command's findings, as JSON for a program or as tables."""
-    print_json(document) if as_json else show(document)
-
-
-def write_json(document: Any, path: Path) -> None:
-    """Write JSON to a file, as `print_json` prints it. Raises OSError."""
-    path.write_text(json.dumps(plain(document), indent=2) + "\n", encoding="utf-8")
+    print(in_json(document)) if as_json else show(document)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Network that a command is about.
+"""Network and device that a command is about, opened as `anychip serve` does.
 
     resnet50, dogs=resnet50:dogs.safetensors ─┐
     best.onnx, net.pt2, net.ts               ─┼─► NamedNetwork: a network in float32 on the CPU, and inputs for it
@@ -9,13 +9,14 @@ Owns: the names that a person may write for a network. Must not run anything on 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,11 @@ from torch import Tensor, nn
 
 from app import logs
 from app.arguments import CommandError
-from app.config import Settings
-from app.precision.probes import probes
+from app.config import Settings, split
+from app.precision.gate import compile_options
+from app.precision.probes import calibration, probes
+from app.worker.load import load_plugins
+from backends import Choice, LoadedNetwork, Unbuilt, choose, simulated
 from models import ARCHITECTURES, Model, PixelModel, fetched, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
@@ -41,14 +45,12 @@ class NamedNetwork:
     """Network with its inputs.
 
     `build`: makes a new network in float32 on the CPU, a module with `cast`. `inputs`: makes inputs on the CPU for
-    `n` items. `model`: the model, if anychip serves the network.
+    `n` items.
     """
 
     name: str
     build: Callable[[], Any]
     inputs: Callable[[int], tuple[Tensor, ...]]
-    model: Model | None = None
-    items: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
 
 
 class _Called(nn.Module):
@@ -81,7 +83,7 @@ def open_subject(text: str, settings: Settings, shapes: Sequence[str] = ()) -> N
     def inputs(count: int) -> tuple[Tensor, ...]:
         return (torch.from_numpy(np.resize(items, (count, *items.shape[1:])).copy()),)
 
-    return NamedNetwork(model.name, lambda: _in_pytorch(model), inputs, model, items)
+    return NamedNetwork(model.name, lambda: _in_pytorch(model), inputs)
 
 
 def open_named(text: str, settings: Settings) -> Model:
@@ -106,6 +108,45 @@ def sample_model(name: str) -> PixelModel:
     model = open_model(parse_spec(f"{name}:sample"), Path(), allow_download=False)
     assert isinstance(model, PixelModel)
     return model
+
+
+def open_device(settings: Settings) -> tuple[Choice, str]:
+    """Open the devices that the settings name; return them and the first one. Raises BackendError."""
+    simulated.configure(settings.simulate, settings.null, settings.cache_dir.expanduser())
+    load_plugins(split(settings.plugins))
+    choice = choose(settings.device)
+    return choice, choice.devices[0]
+
+
+def precisions_of(model: Model, settings: Settings, choice: Choice) -> tuple[str, ...]:
+    """Return the precisions of the devices, with int8 if there are images to calibrate it on."""
+    calibrated = bool(settings.calibrate) or model.weights == "sample"
+    return tuple(each for each in choice.backend.facts.precisions if each != "int8" or calibrated)
+
+
+def load(
+    model: Model,
+    settings: Settings,
+    choice: Choice,
+    *,
+    engine: str,
+    precision: str,
+    sizes: Sequence[int],
+    items: npt.NDArray[np.uint8],
+) -> LoadedNetwork:
+    """Load a model on the first device, as `anychip serve` does: gate on these items, calibrated int8.
+
+    Raises CalibrationError, EngineRefusedError, OutOfDeviceMemoryError, BackendError.
+    """
+    images = calibration(model, settings.calibrate) if precision == "int8" else None
+    given = items if choice.backend.facts.computes else None
+    options = compile_options(model, given, images, settings.cache_dir.expanduser())
+    network: Any
+    if isinstance(model, PixelModel):
+        network = Unbuilt(model.input_shape, model.network, model.form)
+    else:
+        network = model.network()
+    return choice.backend.load(network, choice.devices[0], engine, precision, sizes, options=options)
 
 
 def _in_pytorch(model: Model) -> Any:
@@ -151,11 +192,6 @@ def _of_callable(module_name: str, attribute: str, shapes: Sequence[str]) -> Nam
         raise CommandError(f"{module_name}:{attribute} returns {type(made).__name__}, and not a torch.nn.Module")
     network = made.eval().requires_grad_(False)
 
-    def build() -> Any:
-        import copy
-
-        return _Called(copy.deepcopy(network))
-
     parsed = [_parsed_shape(text) for text in shapes]
 
     def inputs(count: int) -> tuple[Tensor, ...]:
@@ -169,7 +205,7 @@ def _of_callable(module_name: str, attribute: str, shapes: Sequence[str]) -> Nam
                 made.append(torch.randint(0, 2, whole, generator=generator).to(dtype))
         return tuple(made)
 
-    return NamedNetwork(f"{module_name}:{attribute}", build, inputs)
+    return NamedNetwork(f"{module_name}:{attribute}", lambda: _Called(copy.deepcopy(network)), inputs)
 
 
 def _parsed_shape(text: str) -> tuple[tuple[int, ...], torch.dtype]:

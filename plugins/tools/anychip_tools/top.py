@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from anychip_tools.report import print_json
+from anychip_tools.report import in_json
 from app.arguments import CommandError
 from app.logs import printable
 
@@ -79,7 +79,7 @@ def run(parsed: argparse.Namespace) -> None:
     with httpx.Client(base_url=parsed.url, timeout=_TIMEOUT_S, headers=headers) as client:
         before = fetch_stats(client)
         if parsed.json:
-            print_json(before)
+            print(in_json(before))
             return
         console = Console(markup=False, emoji=False)
         if parsed.once:

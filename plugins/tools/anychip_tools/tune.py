@@ -6,27 +6,24 @@ Owns: the options, the space of trials, how both are shown. Must not import torc
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
+from anychip_tools.child_service import ended_in_order
 from anychip_tools.options import DEVICE_SETTINGS, numbers
-from anychip_tools.report import progress, step
+from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, sizes_of, split
+from app.telling import telling
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from anychip_tools.tuning.search import Candidate, Compared, Space, TuningOutcome
+    from anychip_tools.tuning.search import Axis, Candidate, Compared, TuningOutcome
     from backends import Choice
     from models import Model
 
@@ -59,14 +56,13 @@ def run(parsed: argparse.Namespace) -> int:
     """Return 1 if no trial keeps --p99-ms. Raises CommandError (also if nothing serves), ModelError, BackendError."""
     budget_s = seconds_of(parsed.budget)
     settings = read_settings(parsed)
-    with step(f"opening {parsed.model}"):
-        from anychip_tools.loading import open_device
-        from anychip_tools.subjects import open_named
+    with telling(f"opening {parsed.model}"):
+        from anychip_tools.subjects import open_device, open_named
         from anychip_tools.tuning.search import Candidate, Search
         from anychip_tools.tuning.trials import Trials
         from app.fleet import profiles
+        from app.precision.probes import probe_files
         from models import PixelModel
-        from models.sample import IMAGES
 
         model = open_named(parsed.model, settings)
         if not isinstance(model, PixelModel):
@@ -81,9 +77,9 @@ def run(parsed: argparse.Namespace) -> int:
     for name in _PASSED_ON:
         if value := getattr(parsed, f"setting_{name}"):
             options += [f"--{name.replace('_', '-')}", str(value)]
-    image: Path = parsed.image or min(IMAGES.glob("*.jpg"))
-    trials = Trials(model.name, options, image.read_bytes(), parsed.seconds, parsed.p99_ms, len(choice.devices))
-    with _ended_in_order(), progress(quiet=parsed.json) as bars:
+    image = parsed.image.read_bytes() if parsed.image else probe_files()[0]
+    trials = Trials(model.name, options, image, parsed.seconds, parsed.p99_ms, len(choice.devices))
+    with ended_in_order(), progress(quiet=parsed.json) as bars:
         task = bars.add_task("the defaults", total=budget_s)
         began_s = time.monotonic()
 
@@ -91,10 +87,8 @@ def run(parsed: argparse.Namespace) -> int:
             bars.update(task, description=_words(candidate), completed=min(budget_s, time.monotonic() - began_s))
             return trials.evaluate(candidate)
 
-        space = _space(model, choice, settings, parsed)
-        search = Search(
-            space, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms, goal=parsed.goal
-        )
+        axes = _axes(model, choice, settings, parsed)
+        search = Search(axes, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms, goal=parsed.goal)
         outcome = search.run(default, starts)
     if outcome.best.refusal:
         raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
@@ -102,23 +96,6 @@ def run(parsed: argparse.Namespace) -> int:
     document = _document(outcome, model.name, earlier is not None, path, parsed)
     report.show_or_print(document, show, as_json=parsed.json)
     return 0 if outcome.best.p99_ms <= parsed.p99_ms else 1
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """End the command on SIGTERM by an exception, so that the trial's service, in its own session, ends too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def seconds_of(text: str) -> float:
@@ -129,8 +106,8 @@ def seconds_of(text: str) -> float:
     return float(found[1]) * _UNITS.get(found[2], 1)
 
 
-def _space(model: Model, choice: Choice, settings: Settings, parsed: argparse.Namespace) -> Space:
-    from anychip_tools.tuning.search import Space
+def _axes(model: Model, choice: Choice, settings: Settings, parsed: argparse.Namespace) -> list[Axis]:
+    from anychip_tools.subjects import precisions_of
     from backends import host
 
     def counts(text: str, option: str) -> list[int]:
@@ -138,17 +115,18 @@ def _space(model: Model, choice: Choice, settings: Settings, parsed: argparse.Na
 
     facts = choice.backend.facts
     engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
-    calibrated = bool(settings.calibrate) or model.weights == "sample"
-    precisions = split(parsed.precisions) or tuple(each for each in facts.precisions if each != "int8" or calibrated)
+    precisions = split(parsed.precisions) or precisions_of(model, settings, choice)
     cores = host.core_count()
     given = [counts(text, "--ladders") for text in parsed.ladders.split(";") if text.strip()]
     ladders = [model.batch_sizes(ladder) for ladder in given or _LADDERS]
-    return Space(
-        [(engine, precision) for engine in engines for precision in precisions],
-        list(dict.fromkeys(ladders)),
-        counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)],
-        counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores}),
-    )
+    workers = counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)]
+    decoders = counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores})
+    return [
+        [{"engine": engine, "precision": precision} for engine in engines for precision in precisions],
+        [{"batch_sizes": ladder} for ladder in dict.fromkeys(ladders)],
+        [{"workers": count} for count in workers],
+        [{"decoders": count} for count in decoders],
+    ]
 
 
 def _candidate(profile: Any) -> Candidate:
@@ -186,12 +164,8 @@ def _document(
         "goal": parsed.goal,
         "p99_ms": parsed.p99_ms,
         "started_from_profile": had_profile,
-        "complete": outcome.complete,
-        "lead": outcome.lead,
+        **asdict(outcome),
         "lead_over_second": outcome.lead_over_second,
-        "best": asdict(outcome.best),
-        "default": asdict(outcome.default),
-        "trials": [asdict(each) for each in outcome.trials],
         "comparison": [_compared(each, parsed.goal) for each in outcome.comparison],
         "profile": None if path is None else str(path),
         "environment": report.environment(),
@@ -205,9 +179,8 @@ def _words(candidate: Candidate) -> str:
 
 def _compared(compared: Compared, goal: str) -> dict[str, Any]:
     """Return the medians and the figures of each round."""
-    rounds = {"images_per_s": compared.images_per_s, "p99_ms": compared.p99_ms}
-    if goal == "energy":
-        rounds["joules_per_image"] = compared.joules_per_image
+    names = ("images_per_s", "p99_ms", *(("joules_per_image",) if goal == "energy" else ()))
+    rounds = {name: [getattr(each, name) for each in compared.rounds] for name in names}
     return {**asdict(compared.median), "lead": compared.lead, "rounds": rounds}
 
 
@@ -249,7 +222,7 @@ def show(document: dict[str, Any]) -> None:
     trials = sorted(document["trials"], key=lambda trial: (bool(trial["refusal"]), -trial["images_per_s"]))
     columns = (*_SETTINGS, "images/s", "p99 ms", "J/image", "")
     title = f"{document['model']}: {len(trials)} trials"
-    console.print(_filled(title, columns, [_row(trial, note(trial)) for trial in trials]))
+    console.print(report.table(title, columns, [_row(trial, note(trial)) for trial in trials]))
     if not document["complete"]:
         console.print("the budget was over before everything was tried: a longer --budget may find more")
     if document["comparison"]:
@@ -268,7 +241,7 @@ def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], 
     rows = [_compared_row(each, note(each)) for each in compared]
     console, count = report.console(), len(compared[0]["rounds"]["images_per_s"])
     columns = (*_SETTINGS, "images/s", "of all rounds", "p99 ms", "J/image", "lead of the best", "")
-    console.print(_filled(f"turn and turn about, rounds: {count}", columns, rows))
+    console.print(report.table(f"turn and turn about, rounds: {count}", columns, rows))
     over = f"{document['lead_over_second']:.2f} times as good as the second best"
     if compared[0]["candidate"] == document["default"]["candidate"]:
         console.print(f"the defaults are best: {over}")
@@ -276,9 +249,3 @@ def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], 
         console.print(f"the best is {over}; the defaults do not serve")
     else:
         console.print(f"the best is {document['lead']:.2f} times as good as the defaults, and {over}")
-
-
-def _filled(title: str, columns: Sequence[str], rows: Sequence[Sequence[report.Cell]]) -> Table:
-    """Make a table without its empty columns."""
-    used = [place for place in range(len(columns)) if any(report.text_of(row[place]) for row in rows)]
-    return report.table(title, [columns[each] for each in used], [[row[place] for place in used] for row in rows])

@@ -18,6 +18,7 @@ from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
+from app.telling import telling
 
 if TYPE_CHECKING:
     from anychip_tools.validation.labels import Labelled
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 TEXT = "Whether a device computes what the network says, and from which layer on not."
 EXAMPLE = "anychip validate yolov8n --precisions fp32,bf16"
-_COLUMNS = ("engine", "precision", "verdict", "max", "mean", "relative", "cosine", "within", "agreement")
+_COLUMNS = ("engine", "precision", "verdict", "max", "mean", "relative", "cosine", "within", "agreement", "accuracy")
 _WORST = 5
 
 
@@ -68,22 +69,22 @@ def run(parsed: argparse.Namespace) -> int:
 
 def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, Any], list[Depth]]:
     """Compare engines, precisions and layers; return the report and the depths for the plot."""
-    with report.step(f"opening {parsed.model}"):
-        from anychip_tools.loading import open_device
-        from anychip_tools.subjects import open_all
+    with telling(f"opening {parsed.model}"):
+        from anychip_tools.subjects import open_all, open_device, precisions_of
         from anychip_tools.validation.whole import Validation
+        from app.precision.probes import calibration
 
         model, *others = open_all([each for each in (parsed.model, parsed.reference) if each], settings)
     reference = others[0] if others else None
     if reference is not None and reference.input_shape != model.input_shape:
         raise CommandError(f"{reference.name} takes other inputs than {model.name}: they cannot be compared")
-    with report.step("looking for devices"):
+    with telling("looking for devices"):
         choice, device = open_device(settings)
     facts = choice.backend.facts
     if not facts.computes:
         raise CommandError(f"{device} computes nothing, so there is nothing to compare")
     named = choice.device(device)
-    default = [each for each in facts.precisions if each != "int8" or settings.calibrate or model.weights == "sample"]
+    default = precisions_of(model, settings, choice)
     # A simulated device computes on the CPU: half precision takes minutes on a CPU without units for it.
     precisions = split(parsed.precisions) or ((named.auto_precision,) if choice.simulated else tuple(reversed(default)))
     engines = split(parsed.engines) or (("eager",) if choice.simulated else facts.engines)
@@ -101,7 +102,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
             device,
             items,
             folder=Path(folder),
-            calibration=_calibration(model, settings, precisions),
+            calibration=calibration(model, settings.calibrate) if "int8" in precisions else None,
             reference=reference,
         )
         seen: set[tuple[str, str]] = set()
@@ -130,27 +131,17 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> tuple[dict[str, 
 
 def _items(model: Model, parsed: argparse.Namespace) -> Any:
     import numpy as np
-    import torch
 
-    from anychip_tools.validation.labels import images_in
-    from app.decoder.decoder import decode_into
-    from app.images.header import read_header
-    from app.precision.probes import probes
+    from anychip_tools.validation.labels import found_in
+    from app.precision.probes import probes, seen, spread
     from models import PixelModel
 
     if not parsed.images:
         return probes(model)
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors and no images; put items into a .probes.npz beside it")
-    files = images_in(parsed.images)
-    files = (
-        [files[row * len(files) // parsed.limit] for row in range(parsed.limit)] if len(files) > parsed.limit else files
-    )
-    pixels = torch.zeros((len(files), *model.input_shape), dtype=torch.uint8)
-    for path, row in zip(files, pixels, strict=True):
-        encoded = path.read_bytes()
-        decode_into(model, encoded, read_header(encoded), row)
-    return np.ascontiguousarray(pixels.numpy())
+    files = spread(found_in(parsed.images), parsed.limit)
+    return np.stack([seen(model, path.read_bytes())[0] for path in files])
 
 
 def _accuracy(model: Model, parsed: argparse.Namespace) -> Callable[[Executable], dict[str, float]] | None:
@@ -166,14 +157,7 @@ def _accuracy(model: Model, parsed: argparse.Namespace) -> Callable[[Executable]
         found = labels.by_folder(parsed.labels, model.labels)
     else:
         found = labels.of_coco(parsed.coco, parsed.images, model.labels)
-    return lambda executable: labels.measured_accuracy(model, executable, found, lambda _: None)
-
-
-def _calibration(model: Model, settings: Settings, precisions: Sequence[str]) -> Any:
-    from app.precision.probes import Calibration
-    from models import PixelModel
-
-    return Calibration(model, settings.calibrate) if "int8" in precisions and isinstance(model, PixelModel) else None
+    return lambda executable: labels.measured_accuracy(model, executable, found)
 
 
 def _findings_of(comparisons: Sequence[Comparison], depths: Sequence[Depth]) -> dict[str, Any]:
@@ -213,19 +197,10 @@ def _rows(document: dict[str, Any]) -> list[list[report.Cell]]:
         within = whole.get("within")
         agreement = ", ".join(f"{name} {value:.3g}" for name, value in each["agreement"].items())
         cells = [each["engine"], each["precision"], each["verdict"], *numbers]
-        cells += [None if within is None else f"{within:.2%}", agreement]
-        if _has_accuracy(document):  # One column for all precisions, so that they stand side by side.
-            cells.append(", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items()))
-        rows.append(cells)
+        # One column for all precisions, so that they stand side by side.
+        accuracy = ", ".join(f"{key} {value:.4g}" for key, value in each["accuracy"].items())
+        rows.append([*cells, None if within is None else f"{within:.2%}", agreement, accuracy])
     return rows
-
-
-def _has_accuracy(document: dict[str, Any]) -> bool:
-    return any(each["accuracy"] for each in document["comparisons"])
-
-
-def _columns(document: dict[str, Any]) -> tuple[str, ...]:
-    return (*_COLUMNS, "accuracy") if _has_accuracy(document) else _COLUMNS
 
 
 def _findings(document: dict[str, Any]) -> list[str]:
@@ -263,7 +238,7 @@ def show(document: dict[str, Any]) -> None:
     console = report.console()
     simulated = " (simulated)" if document["simulated"] else ""
     console.print(f"{document['model']} on {document['device']}{simulated} against float32 on the CPU")
-    console.print(report.table("", _columns(document), _rows(document)))
+    console.print(report.table("", _COLUMNS, _rows(document)))
     for line in _findings(document):
         console.print(line, soft_wrap=True)
     if worst := _worst_rows(document):
@@ -276,7 +251,7 @@ def markdown(document: dict[str, Any]) -> str:
     environment = "".join(f"- {name}: {value}\n" for name, value in document["environment"].items() if value != "")
     findings = "".join(f"- {line}\n" for line in _findings(document))
     layers = report.markdown_table(("precision", "layer", "alone", "sum"), _worst_rows(document))
-    parts = [head + environment, report.markdown_table(_columns(document), _rows(document)), findings]
+    parts = [head + environment, report.markdown_table(*report.used(_COLUMNS, _rows(document))), findings]
     return "\n".join([*parts, "## Layers with the largest error\n", layers] if document["layers"] else parts)
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_tools.benchmark.endpoints import request_bytes
 from anychip_tools.benchmark.load import (
     Accepted,
+    HttpClient,
     OpenLoad,
-    OpenLoop,
     closed_loop,
+    open_loop,
     percentile,
     poisson_arrivals,
+    read_answer,
 )
-from anychip_tools.benchmark.wire import AnswerReader, request_bytes
 
 WAIT_S = 60
 REQUEST = request_bytes("/x", b"body", "text/plain")
@@ -80,69 +81,56 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def sent(server, loop, requests):
-    for _ in range(requests):
-        loop.send(time.perf_counter())
-    await server.until(lambda: server.requests >= requests)
+async def opened(server, due_s, *, seconds=0.0, linger_s=WAIT_S):
+    client = HttpClient(server.port, REQUEST)
+    load = await open_loop(client.call, due_s, seconds=seconds, timeout_s=WAIT_S, linger_s=linger_s)
+    client.close()
+    await server.until(lambda: server.open == 0)
+    return load
 
 
 async def test_it_never_waits_for_an_answer_and_leaves_no_connection():
     async with Server(None) as server:
-        loop = OpenLoop(server.port, REQUEST, timeout_s=1)
-        await sent(server, loop, 20)
+        load = await opened(server, [0.0] * 20, linger_s=0.5)
         assert server.connections == 20
-        await loop.close()
+        assert (load.sent, load.unanswered, load.goodput_per_s) == (20, 20, 0)
+
+
+@pytest.mark.parametrize(("headers", "connections"), [((), 1), (("Connection: close",), 5)])
+async def test_an_idle_connection_is_used_again_unless_the_server_closes_it(headers, connections):
+    async with Server(reply("200 OK", *headers)) as server:
+        client = HttpClient(server.port, REQUEST)
+        assert [await client.call() for _ in range(5)] == ["200"] * 5
+        assert server.connections == connections
+        client.close()
         await server.until(lambda: server.open == 0)
-        assert (loop.load.sent, loop.load.unanswered) == (20, 20)
-        assert loop.load.goodput_per_s == 0
-
-
-async def test_an_idle_connection_is_used_again():
-    async with Server(reply()) as server:
-        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
-        for _ in range(5):
-            loop.send(time.perf_counter())
-            await loop.settled(WAIT_S)
-        assert server.connections == 1
-        assert loop.load.in_time == 5
-        await loop.close()
 
 
 async def test_outcomes_are_told_apart():
     replies = (reply(), reply("503 Service Unavailable"), reply("429 Too Many Requests"), b"", reply())
     async with Server(*replies) as server:
-        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
-        for _ in range(4):
-            loop.send(time.perf_counter())
-            await loop.settled(WAIT_S)
-        loop.send(time.perf_counter() - 2 * WAIT_S)  # Due long ago: answered at once, and late.
-        await loop.settled(WAIT_S)
-        await loop.close()
-        load = loop.load
+        load = await opened(server, [-2 * WAIT_S] * 5)  # Due long ago: answered at once, and late.
         assert dict(load.refused) == {"503": 1, "429": 1}
-        assert (load.sent, len(load.accepted), load.in_time, load.connection_errors, load.unanswered) == (5, 2, 1, 1, 0)
-        assert max(load.lateness_s) >= 2 * WAIT_S
-
-
-async def test_a_connection_that_the_server_closes_is_not_used_again():
-    async with Server(reply("200 OK", "Connection: close")) as server:
-        loop = OpenLoop(server.port, REQUEST, timeout_s=WAIT_S)
-        for _ in range(3):
-            loop.send(time.perf_counter())
-            await loop.settled(WAIT_S)
-        assert server.connections == 3
-        assert loop.load.in_time == 3
-        await loop.close()
+        assert (load.sent, len(load.accepted), load.in_time, load.connection_errors, load.unanswered) == (5, 2, 0, 1, 0)
+        assert min(load.lateness_s) >= 2 * WAIT_S
 
 
 async def test_the_closed_loop_sends_the_next_when_the_last_is_answered():
     async with Server(reply(), reply("500 Oops"), reply()) as server:
-        load = await closed_loop(server.port, REQUEST, 2, 0.2)
+        client = HttpClient(server.port, REQUEST)
+        load = await closed_loop(client.call, 2, 0.2)
+        client.close()
         assert server.connections == 2
         assert load.errors == {"500": 1}
         assert len(load.latencies_s) == server.requests - 1
         assert load.answers_per_s > 0
         await server.until(lambda: server.open == 0)
+
+
+async def test_a_connection_that_is_cut_off_ends_its_part_of_the_closed_loop():
+    async with Server(b"") as server:
+        load = await closed_loop(HttpClient(server.port, REQUEST).call, 2, WAIT_S)
+        assert (load.errors, server.requests) == ({"closed": 2}, 2)
 
 
 def test_goodput_leaves_out_what_is_late_and_what_comes_after_the_load():
@@ -152,19 +140,26 @@ def test_goodput_leaves_out_what_is_late_and_what_comes_after_the_load():
     assert load.goodput_per_s == 0.5
 
 
-@given(st.lists(st.sampled_from(["200 OK", "503 Service Unavailable"]), min_size=1, max_size=4), st.data())
-def test_answers_are_found_however_the_bytes_are_cut(statuses, data):
-    reader, found = AnswerReader(), []
-    for status in statuses:  # One request is under way at a time: the next answer begins after the last.
-        rest = reply(status)
-        while rest:
-            size = data.draw(st.integers(1, len(rest)))
-            answer = reader.feed(rest[:size])
-            rest = rest[size:]
-            assert answer is None or not rest
-            if answer:
-                found.append(answer.status)
-    assert found == [status[:3] for status in statuses]
+CHUNKED = (
+    b"HTTP/1.1 503 Oops\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n2;x=y\r\nok\r\n0\r\nA: b\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize(("answer", "read"), [(reply(), ("200", True)), (CHUNKED, ("503", False))])
+async def test_the_end_of_an_answer_is_found_by_its_length_or_its_chunks(answer, read):
+    reader = asyncio.StreamReader()
+    reader.feed_data(answer + reply("429 Next"))
+    assert await read_answer(reader) == read
+    assert (await read_answer(reader))[0] == "429"
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\nok", reply()[:-1], CHUNKED[:-2], b""])
+async def test_an_answer_without_an_end_is_cut_off(answer):
+    reader = asyncio.StreamReader()
+    reader.feed_data(answer)
+    reader.feed_eof()
+    with pytest.raises(EOFError):
+        await read_answer(reader)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))

@@ -57,9 +57,9 @@ def test_a_compiler_converts_every_form_of_an_operator_it_knows() -> None:
 def test_a_compiler_is_asked_for_what_tracing_gives_it() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)).eval()
     traced = names_of(network, [torch.zeros(1, 3, 8, 8)], as_traced=True)
-    assert [each.name for each in traced.operators if not table("torchair").has(each.name)] == []
-    assert "aten::relu" in {each.name for each in traced.operators}
-    plain = {each.name for each in names_of(network, [torch.zeros(1, 3, 8, 8)]).operators}
+    assert [each.name for each in traced if not table("torchair").has(each.name)] == []
+    assert "aten::relu" in {each.name for each in traced}
+    plain = {each.name for each in names_of(network, [torch.zeros(1, 3, 8, 8)])}
     assert {"aten::relu_", "aten::native_batch_norm"} <= plain, "a device has these"
     assert table("torchair").has("aten::relu_")
     assert not table("mlu").has("aten::no_such_")

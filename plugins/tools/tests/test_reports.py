@@ -102,7 +102,7 @@ def test_where_no_terminal_is_lines_say_how_far_the_work_is(
         bars.advance(task)
         while "fp32: 2 of 3 done, 0 s\n" not in said:
             said += capfd.readouterr().err
-    with shown.step("opening cars"):
+    with telling.telling("opening cars"):
         while "opening cars, 0 s\n" not in said:
             said += capfd.readouterr().err
     capfd.readouterr()

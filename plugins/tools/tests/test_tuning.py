@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from anychip_tools.null.backend import NullBackend
 from anychip_tools.tune import seconds_of
 from anychip_tools.tuning import trials
-from anychip_tools.tuning.search import Candidate, Search, Space, Trial
+from anychip_tools.tuning.search import Candidate, Search, Trial
 from anychip_tools.tuning.trials import Trials
 from app.arguments import CommandError
 from app.config import Settings
@@ -25,11 +25,18 @@ from models import open_model, parse_spec
 
 LADDERS = ((1,), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16))
 ENGINES = (("a", "fp32"), ("a", "bf16"), ("b", "fp32"), ("c", "bf16"))
-SPACE = Space(ENGINES, LADDERS, (1, 2, 4), (2, 4, 8))
+ENGINE_AXIS = [{"engine": engine, "precision": precision} for engine, precision in ENGINES]
+WORKERS, DECODERS = (1, 2, 4), (2, 4, 8)
+AXES = [
+    ENGINE_AXIS,
+    [{"batch_sizes": ladder} for ladder in LADDERS],
+    [{"workers": count} for count in WORKERS],
+    [{"decoders": count} for count in DECODERS],
+]
 DEFAULT = Candidate("a", "fp32", (1, 2, 4), 1, 2)
 candidates = st.builds(
     lambda engine, ladder, workers, decoders: Candidate(engine[0], engine[1], ladder, workers, decoders),
-    *map(st.sampled_from, (ENGINES, LADDERS, SPACE.workers, SPACE.decoders)),
+    *map(st.sampled_from, (ENGINES, LADDERS, WORKERS, DECODERS)),
 )
 
 
@@ -49,7 +56,7 @@ def searched(evaluate, *, budget_s=1000.0, p99_ms=inf, goal="throughput", starts
         clock.now_s += 1
         return evaluate(candidate)
 
-    return Search(SPACE, timed, budget_s=budget_s, clock=clock, p99_ms=p99_ms, goal=goal).run(DEFAULT, starts), clock
+    return Search(AXES, timed, budget_s=budget_s, clock=clock, p99_ms=p99_ms, goal=goal).run(DEFAULT, starts), clock
 
 
 def planted(optimum):
@@ -71,7 +78,7 @@ def test_a_planted_optimum_is_found(optimum):
     assert outcome.complete
     assert outcome.lead == pytest.approx(100 / outcome.default.images_per_s)
     assert outcome.lead_over_second == 2.0
-    assert outcome.comparison[0].candidate == optimum
+    assert outcome.comparison[0].median.candidate == optimum
 
 
 @given(candidates, st.floats(0, 12))
@@ -104,7 +111,7 @@ def test_refused_settings_are_no_choice_and_default_settings_may_be_refused():
     outcome, _ = searched(evaluate)
     assert outcome.best.candidate.engine in ("b", "c")
     assert len(outcome.comparison) == 2
-    assert all(each.candidate.engine in ("b", "c") for each in outcome.comparison)
+    assert all(each.median.candidate.engine in ("b", "c") for each in outcome.comparison)
 
 
 def test_what_wins_by_chance_does_not_win_the_comparison():
@@ -132,8 +139,8 @@ def test_defaults_that_win_the_trials_are_compared_with_the_second_best_in_turn(
     outcome, _ = searched(evaluate)
     second = replace(DEFAULT, engine="a", precision="bf16")
     assert asked[-6:] == [DEFAULT, second] * 3
-    assert [each.candidate for each in outcome.comparison] == [DEFAULT, second]
-    assert outcome.comparison[0].images_per_s == (100, 100, 100)
+    assert [each.median.candidate for each in outcome.comparison] == [DEFAULT, second]
+    assert [each.images_per_s for each in outcome.comparison[0].rounds] == [100, 100, 100]
     assert outcome.lead_over_second == pytest.approx(100 / 89)
     assert outcome.best.candidate == DEFAULT
     assert outcome.lead == 1.0
@@ -169,8 +176,7 @@ def test_an_engine_that_takes_long_to_compile_leaves_time_for_others():
         compiled.add(candidate)
         return Trial(candidate, 200 if candidate.engine == "b" else 100 + candidate.workers, 1)
 
-    space = Space(ENGINES, [DEFAULT.batch_sizes], (1, 2, 4), (2,))
-    outcome = Search(space, evaluate, budget_s=60, clock=clock).run(DEFAULT)
+    outcome = Search([ENGINE_AXIS, AXES[2]], evaluate, budget_s=60, clock=clock).run(DEFAULT)
     assert outcome.best.candidate.engine == "b"
     assert {each.candidate.engine for each in outcome.trials} == {"a", "b", "c"}
     assert clock.now_s <= 60 + 20
@@ -190,8 +196,7 @@ def test_the_engine_that_auto_stands_for_is_not_tried_again():
         return Trial(candidate, next(rates) if named[0] == "b" else 1, 1, served=named)
 
     clock = Clock()
-    space = Space(ENGINES, [DEFAULT.batch_sizes], (), ())
-    outcome = Search(space, evaluate, budget_s=100, clock=clock).run(default)
+    outcome = Search([ENGINE_AXIS], evaluate, budget_s=100, clock=clock).run(default)
     assert outcome.best.candidate == default
     assert replace(DEFAULT, engine="b") not in [trial.candidate for trial in outcome.trials]
 

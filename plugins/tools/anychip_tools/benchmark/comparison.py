@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,11 @@ FIGURES: Mapping[str, bool] = {
 }
 
 
-@dataclass(frozen=True)
-class Change:
-    """Change of one figure of one row: before, after, and the factor by which it is better (1.1: a tenth)."""
+def compare(before: Path, after: Path, tolerance: float) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the change of each figure of each row, and the differences of the two environments. Raises CommandError.
 
-    row: str
-    figure: str
-    before: float
-    after: float
-    better: float
-
-
-def compare(before: Path, after: Path) -> tuple[list[Change], list[str]]:
-    """Return the changes, and the differences of the two environments. Raises CommandError."""
+    `better`: the factor by which a figure is better, 1.1 for a tenth; `slower`: it is worse by more than `tolerance`.
+    """
     one, other = _read(before), _read(after)
     rows = {_key(row): row for row in other["results"]}
     changes = []
@@ -45,8 +36,9 @@ def compare(before: Path, after: Path) -> tuple[list[Change], list[str]]:
         for figure, more_is_better in FIGURES.items():
             then_value, now_value = row.get(figure), now.get(figure)
             if then_value and now_value:
-                ratio = now_value / then_value if more_is_better else then_value / now_value
-                changes.append(Change(_key(row), figure, then_value, now_value, ratio))
+                better = now_value / then_value if more_is_better else then_value / now_value
+                change = {"row": _key(row), "figure": figure, "before": then_value, "after": now_value}
+                changes.append({**change, "better": better, "slower": better < 1 - tolerance})
     if not changes:
         raise CommandError(f"{before} and {after} have no row in common: both must be of the same sizes and engines")
     ours, theirs = one["environment"], other["environment"]

@@ -6,110 +6,79 @@ in the host's memory, so that nothing is in flight when the clock is read. Must 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 
 from anychip_tools.benchmark.load import percentile
 from app.decoder.decoder import decode_into
 from app.images.header import read_header
-from backends import Backend, CompileOptions, Executable
+from backends import Backend, Executable, LoadedNetwork
+from backends.contract.backend import Pixels
 from models import PixelModel
 
 _WARM_UP_S = 0.3
 _LEAST_RUNS = 5
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Figures of one engine, precision and batch size. `images_per_s`: with as many batches in flight as the engine
-    takes. `joules_per_image`: NaN if the device does not report energy. `allocated`, `reserved`: bytes of the device,
-    NaN where its memory is the host's; `resident`: bytes of this process.
-    """
-
-    engine: str
-    precision: str
-    batch_size: int
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    images_per_s: float
-    runs: int
-    allocated_bytes: float
-    reserved_bytes: float
-    resident_bytes: int
-    joules_per_image: float
-
-
 def sweep(
-    backend: Backend,
-    device: str,
-    build: Callable[[], Any],
-    items: npt.NDArray[np.uint8],
-    *,
-    engine: str,
-    precision: str,
-    sizes: Sequence[int],
-    seconds: float,
-    options: CompileOptions,
-    done: Callable[[], object] = lambda: None,
-) -> list[Measured]:
-    """Measure every batch size of one engine in one precision. `items`: the input, uint8 [n, *input_shape].
+    backend: Backend, device: str, loaded: LoadedNetwork, items: Pixels, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the figures of every batch size of what was loaded, and close it. `items`: uint8 [n, *input_shape].
 
-    Raises EngineRefusedError, OutOfDeviceMemoryError, BackendError.
+    `images_per_s`: with as many batches in flight as the engine takes. `joules_per_image`: NaN if the device does not
+    report energy. `allocated_bytes`, `reserved_bytes`: of the device, NaN where its memory is the host's;
+    `resident_bytes`: of this process. Raises OutOfDeviceMemoryError, BackendError.
     """
-    executable, report = backend.load(build(), device, engine, precision, sizes, options=options)
+    executable, report = loaded
     try:
-        found = []
         for size in executable.batch_sizes:
-            row = _measured(backend, device, executable, items, size=size, seconds=seconds)
-            found.append(replace(row, engine=report.engine, precision=report.precision))
-            done()
-        return found
+            measured = _measured(backend, device, executable, filled(executable, items, size), seconds)
+            yield {"engine": report.engine, "precision": report.precision, "batch_size": size, **measured}
     finally:
         executable.close()
 
 
-def _measured(
-    backend: Backend, device: str, executable: Executable, items: npt.NDArray[np.uint8], *, size: int, seconds: float
-) -> Measured:
+def filled(executable: Executable, items: Pixels, size: int) -> list[Pixels]:
+    """Return as many buffers as the executable takes batches in flight, each with `size` of the items."""
     buffers = [executable.buffer(size) for _ in range(max(1, executable.depth))]
     for buffer in buffers:
         buffer[:] = np.resize(items, buffer.shape)
+    return buffers
+
+
+def _measured(
+    backend: Backend, device: str, executable: Executable, buffers: Sequence[Pixels], seconds: float
+) -> dict[str, float]:
     repeated_s(lambda: executable.run(buffers[0]), _WARM_UP_S, least=2)
     before = backend.telemetry(device).energy_joules
     times_s = repeated_s(lambda: executable.run(buffers[0]), seconds / 2)
     rate, images = throughput(executable, buffers, seconds / 2)
     spent = backend.telemetry(device).energy_joules - before
-    memory = backend.memory(device)
-    images += size * len(times_s)
-    return Measured(
-        "",
-        "",
-        size,
-        statistics.median(times_s) * 1e3,
-        percentile(times_s, 90) * 1e3,
-        percentile(times_s, 99) * 1e3,
-        rate,
-        len(times_s),
-        nan if backend.facts.host_memory else memory.allocated,
-        nan if backend.facts.host_memory else memory.reserved,
-        int(psutil.Process().memory_info().rss),
-        nan if isnan(spent) or spent <= 0 else spent / images,
-    )
+    memory, of_host = backend.memory(device), backend.facts.host_memory
+    held_bytes = {
+        "allocated": nan if of_host else memory.allocated,
+        "reserved": nan if of_host else memory.reserved,
+        "resident": int(psutil.Process().memory_info().rss),
+    }
+    return {
+        **{f"p{percent}_ms": percentile(times_s, percent) * 1e3 for percent in (50, 90, 99)},
+        "images_per_s": rate,
+        "runs": len(times_s),
+        **{f"{kind}_bytes": value for kind, value in held_bytes.items()},
+        "joules_per_image": nan if isnan(spent) or spent <= 0 else spent / (images + len(buffers[0]) * len(times_s)),
+        **{f"{kind}_mib": value / 2**20 for kind, value in held_bytes.items()},
+    }
 
 
-def throughput(executable: Executable, buffers: Sequence[npt.NDArray[np.uint8]], seconds: float) -> tuple[float, int]:
+def throughput(executable: Executable, buffers: Sequence[Pixels], seconds: float) -> tuple[float, int]:
     """Run with as many batches in flight as the executable takes; return images a second, and their number."""
     under_way: deque[Any] = deque()
     begun = done = 0
@@ -147,7 +116,7 @@ def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: f
             {
                 "threads": count,
                 "images_per_s": len(times_s) / elapsed_s,
-                "p50_ms": statistics.median(times_s) * 1e3,
+                "p50_ms": percentile(times_s, 50) * 1e3,
                 "p99_ms": percentile(times_s, 99) * 1e3,
             }
         )

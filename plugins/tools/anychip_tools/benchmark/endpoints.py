@@ -6,6 +6,7 @@ Owns: asking the server for a model's inputs, and building a request, over HTTP 
 from __future__ import annotations
 
 import json
+import math
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,24 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
-from anychip_tools.benchmark.wire import Address, request_bytes
+from anychip_tools.benchmark.load import Address
 from app.arguments import CommandError
+from app.protocols import wire
 
 Protocol = Literal["predict", "v2", "grpc"]
-_DTYPES = {
-    "BOOL": "?",
-    "UINT8": "u1",
-    "UINT16": "u2",
-    "UINT32": "u4",
-    "UINT64": "u8",
-    "INT8": "i1",
-    "INT16": "i2",
-    "INT32": "i4",
-    "INT64": "i8",
-    "FP16": "f2",
-    "FP32": "f4",
-    "FP64": "f8",
-}
 _TIMEOUT_S = 30.0
 
 
@@ -55,6 +43,15 @@ def address_of(url: str) -> Address:
     return Address(parts.hostname, parts.port or (443 if tls else 80), tls)
 
 
+def request_bytes(
+    path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None, host: str = "localhost"
+) -> bytes:
+    """Build a whole HTTP/1.1 POST request."""
+    fields = {"Host": host, "Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}
+    lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()))
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
 def predict_request(model: str, image: bytes, host: str, key: str = "") -> bytes:
     """Build a request of anychip's own route, with an image as its body."""
     return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", _headers(key), host)
@@ -68,7 +65,7 @@ def infer_request(model: str, tensors: list[Tensor], host: str, key: str = "", *
         if binary:
             form["parameters"] = {"binary_data_size": len(each.content)}
         else:
-            form["data"] = np.frombuffer(each.content, _DTYPES[each.datatype]).tolist()
+            form["data"] = np.frombuffer(each.content, wire.DATATYPES[each.datatype]).tolist()
         inputs.append(form)
     head = json.dumps({"inputs": inputs}).encode()
     path = f"/v2/models/{model}/infer"
@@ -105,12 +102,11 @@ def tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> lis
             (batch if place == 0 else 1) if length < 0 else length for place, length in enumerate(lengths)
         ) or (batch,)
         if each["datatype"] == "BYTES":
-            element = len(image).to_bytes(4, "little") + image
-            made.append(Tensor(each["name"], "BYTES", shape, element * int(np.prod(shape))))
+            made.append(Tensor(each["name"], "BYTES", shape, wire.to_bytes([image] * math.prod(shape))))
             continue
-        if each["datatype"] not in _DTYPES:
+        if each["datatype"] not in wire.DATATYPES:
             raise CommandError(f"{each['name']} is of type {each['datatype']}, which is not sent here")
-        dtype = np.dtype(_DTYPES[each["datatype"]])
+        dtype = wire.DATATYPES[each["datatype"]]
         if dtype.kind == "f":
             numbers = source.standard_normal(shape).astype(dtype)
         else:

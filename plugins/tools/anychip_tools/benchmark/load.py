@@ -1,4 +1,4 @@
-"""HTTP load on a server, over keep-alive connections.
+"""HTTP load on a server, over keep-alive connections; the two loops are also those of gRPC (rpc_load).
 
 Closed loop (`drive`): each connection sends its next request when the last is answered; finds the capacity.
 Open loop (`drive_open`): requests are sent when they are due, even if earlier ones are unanswered; shows a server
@@ -13,49 +13,112 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import resource
+import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, cast
-
-from anychip_tools.benchmark.wire import Address, AnswerReader, Where, WireAnswer
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+Call = Callable[[], Awaitable[str]]
+"""Request and its answer: returns the status. Raises OSError or EOFError if no whole answer came."""
+GOOD = ("200", "OK")
+"""Statuses of an answer, by HTTP and by gRPC."""
 
 HOST = "127.0.0.1"
 # uvloop's timers count whole milliseconds: without this, a short sleep returns at once and spins on the server's core.
 _TIMER_STEP_S = 0.001
 # uvicorn closes a connection after 5 idle seconds; a request sent at that moment would be lost.
 _LONGEST_IDLE_S = 3.0
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._reader = AnswerReader()
+class Address(NamedTuple):
+    """Address of a server; HTTPS if `tls` is set."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
 
-    def data_received(self, data: bytes) -> None:
-        answer = self._reader.feed(data)
-        if answer:
-            self.answered(answer)
 
-    def answered(self, answer: WireAnswer) -> None:
-        raise NotImplementedError
+Where = int | Address
+"""Address of a server; a number is a port of this machine."""
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
+
+class _Connection(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since_s: float
+
+
+class HttpClient:
+    """Sender of one request, again and again, each time on an idle connection or a new one."""
+
+    def __init__(self, where: Where, request: bytes) -> None:
+        self._where = where if isinstance(where, Address) else Address(HOST, where)
+        self._request = request
+        self._idle: list[_Connection] = []  # The connection used last is at the end, and goes first.
+
+    async def connect(self, connections: int) -> None:
+        """Open so many connections. Raises OSError."""
+        for _ in range(connections):
+            self._idle.append(await self._connected())
+
+    async def call(self) -> str:
+        """Send the request and return the answer's status. Raises OSError, EOFError."""
+        connection = self._idle.pop() if self._idle else None
+        if connection is not None and time.perf_counter() - connection.idle_since_s > _LONGEST_IDLE_S:
+            self._idle.append(connection)
+            self.close()  # The rest has been idle for longer still.
+            connection = None
+        reader, writer, _ = connection or await self._connected()
+        keeps_alive = False
+        try:
+            writer.write(self._request)
+            status, keeps_alive = await read_answer(reader)
+        finally:
+            if keeps_alive:
+                self._idle.append(_Connection(reader, writer, time.perf_counter()))
+            else:
+                writer.transport.abort()
+        return status
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for connection in self._idle:
+            connection.writer.transport.abort()
+        self._idle.clear()
+
+    async def _connected(self) -> _Connection:
+        host, port, tls = self._where
+        return _Connection(*await asyncio.open_connection(host, port, ssl=tls), time.perf_counter())
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bool]:
+    """Return an answer's status, and whether its connection may carry another request.
+
+    Needs Content-Length or chunks: an answer without either cannot be told from one that was cut off. Raises EOFError
+    for both.
+    """
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if length := _LENGTH.search(head):
+        await reader.readexactly(int(length[1]))
+    elif b"\r\ntransfer-encoding: chunked" in head:
+        while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):
+            await reader.readexactly(size + 2)
+        while await reader.readuntil(b"\r\n") != b"\r\n":  # Trailers.
+            pass
+    else:
+        raise EOFError("the answer says no length")
+    return head[9:12].decode(), b"\r\nconnection: close" not in head
 
 
 @dataclass
 class ClosedLoad:
-    """Results of a closed loop. Latencies in seconds, of answers with status 200; `errors` by status or exception."""
+    """Results of a closed loop. Latencies in seconds, of good answers; `errors` by status or exception."""
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
@@ -63,7 +126,7 @@ class ClosedLoad:
 
     @property
     def answers_per_s(self) -> float:
-        """Answers with status 200 a second."""
+        """Good answers a second."""
         return len(self.latencies_s) / self.seconds if self.seconds else 0.0
 
     def percentile_ms(self, percent: float) -> float:
@@ -71,67 +134,46 @@ class ClosedLoad:
         return percentile(self.latencies_s, percent) * 1e3
 
 
-class _ClosedLoopConnection(_Connection):
-    def __init__(self, request: bytes, load: ClosedLoad, deadline_s: float) -> None:
-        super().__init__()
-        self._request = request
-        self._load = load
-        self._deadline_s = deadline_s
-        self._done = False
+async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoad:
+    """Keep so many calls in flight for `seconds`; return when each has its last answer. One that is cut off ends."""
+    load, started_s = ClosedLoad(), time.perf_counter()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._send()
+    def count(error: str) -> None:
+        load.errors[error] = load.errors.get(error, 0) + 1
 
-    def _send(self) -> None:
-        self._started_s = time.perf_counter()
-        self.transport.write(self._request)
-
-    def answered(self, answer: WireAnswer) -> None:
+    async def one() -> None:
         now_s = time.perf_counter()
-        if answer.status == "200":
-            self._load.latencies_s.append(now_s - self._started_s)
-        else:
-            self._count(answer.status)
-        if now_s >= self._deadline_s:
-            self._done = True
-            self.transport.close()
-        else:
-            self._send()
+        while now_s < started_s + seconds:
+            begun_s = now_s
+            try:
+                status = await call()
+            except (OSError, EOFError) as error:
+                count(type(error).__name__ if isinstance(error, OSError) else "closed")
+                return
+            now_s = time.perf_counter()
+            if status in GOOD:
+                load.latencies_s.append(now_s - begun_s)
+            else:
+                count(status)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._done:
-            self._count(type(error).__name__ if error else "closed")
-        super().connection_lost(error)
-
-    def _count(self, error: str) -> None:
-        self._load.errors[error] = self._load.errors.get(error, 0) + 1
-
-
-async def closed_loop(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
-    """Load a server for `seconds`; return when every connection has its last answer."""
-    load = ClosedLoad()
-    started_s = time.perf_counter()
-    opened: list[_ClosedLoopConnection] = []
-    try:
-        for _ in range(connections):
-            connection = await _connected(where, lambda: _ClosedLoopConnection(request, load, started_s + seconds))
-            opened.append(connection)
-        await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 60)
-    finally:
-        for connection in opened:
-            connection.transport.abort()
+    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(connections))), seconds + 60)
     load.seconds = time.perf_counter() - started_s
     return load
 
 
 def drive(where: Where, request: bytes, connections: int, seconds: float) -> ClosedLoad:
-    """Run `closed_loop` in its own event loop."""
-    return _run(closed_loop(where, request, connections, seconds))
+    """Load a server by a closed loop, in its own event loop. Raises OSError if it cannot be reached."""
+
+    async def main() -> ClosedLoad:
+        with contextlib.closing(HttpClient(where, request)) as client:
+            await client.connect(connections)
+            return await closed_loop(client.call, connections, seconds)
+
+    return _run(main())
 
 
 class Accepted(NamedTuple):
-    """Answer with status 200: seconds from the start of the load, and from the moment its request was due."""
+    """Good answer: seconds from the start of the load, and from the moment its request was due."""
 
     arrived_s: float
     latency_s: float
@@ -142,7 +184,7 @@ class OpenLoad:
     """Results of an open loop: `sent` = accepted + refused + connection errors + unanswered.
 
     `timeout_s` is the deadline of a request, counted from the moment it was due; `seconds` is how long requests were
-    sent; `refused` counts the answers other than 200 by status; `lateness_s` is the generator's own.
+    sent; `refused` counts the other answers by status; `lateness_s` is the generator's own.
     """
 
     timeout_s: float
@@ -156,7 +198,7 @@ class OpenLoad:
 
     @property
     def in_time(self) -> int:
-        """Number of answers with status 200 within the deadline."""
+        """Number of good answers within the deadline."""
         return sum(answer.latency_s <= self.timeout_s for answer in self.accepted)
 
     @property
@@ -170,153 +212,52 @@ class OpenLoad:
         return good / self.seconds if self.seconds else 0.0
 
 
-class _OpenLoopConnection(_Connection):
-    def __init__(self, loop: OpenLoop, due_s: float) -> None:
-        super().__init__()
-        self._loop = loop
-        self.due_s: float | None = due_s
-        self.idle_since_s = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._loop.connected(self)
-
-    def answered(self, answer: WireAnswer) -> None:
-        self._loop.answered(self, answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._loop.lost(self)
-        super().connection_lost(error)
-
-
-class OpenLoop:
-    """Sender of requests, each at the caller's call, on an idle connection or a new one; never waits for an answer."""
-
-    def __init__(self, where: Where, request: bytes, timeout_s: float) -> None:
-        self.load = OpenLoad(timeout_s)
-        self.started_s = time.perf_counter()
-        self._where = where
-        self._request = request
-        self._idle: list[_OpenLoopConnection] = []  # The connection used last is at the end, and goes first.
-        self._connections: set[_OpenLoopConnection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
-        self._under_way = 0
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._closing = False
-
-    def send(self, due_s: float) -> None:
-        """Send a request that was due at `due_s` (of `time.perf_counter`)."""
-        self.load.sent += 1
-        self._under_way += 1
-        self._settled.clear()
-        connection = self._idle.pop() if self._idle else None
-        if connection and time.perf_counter() - connection.idle_since_s > _LONGEST_IDLE_S:
-            # The rest has been idle for longer still.
-            for stale in (connection, *self._idle):
-                stale.transport.close()
-            self._idle.clear()
-            connection = None
-        if connection:
-            connection.due_s = due_s
-            self._write(connection, due_s)
-        else:
-            task = asyncio.get_running_loop().create_task(self._connect(due_s))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
-
-    async def settled(self, limit_s: float) -> None:
-        """Wait until no request is in flight, at most `limit_s`."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), limit_s)
-
-    async def close(self) -> None:
-        """Close every connection; count requests without an answer as unanswered."""
-        self._closing = True
-        for task in self._connecting:
-            task.cancel()
-        await asyncio.gather(*self._connecting, return_exceptions=True)
-        connections = tuple(self._connections)
-        for connection in connections:
-            connection.transport.abort()
-        await asyncio.gather(*(connection.closed for connection in connections))
-        self.load.unanswered += self._under_way
-        self._under_way = 0
-
-    async def _connect(self, due_s: float) -> None:
-        try:
-            await _connected(self._where, lambda: _OpenLoopConnection(self, due_s))
-        except OSError:
-            self.load.connection_errors += 1
-            self._finish()
-
-    def _write(self, connection: _OpenLoopConnection, due_s: float) -> None:
-        self.load.lateness_s.append(time.perf_counter() - due_s)
-        connection.transport.write(self._request)
-
-    def _finish(self) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._settled.set()
-
-    def connected(self, connection: _OpenLoopConnection) -> None:
-        """Send the first request of a new connection."""
-        self._connections.add(connection)
-        assert connection.due_s is not None
-        self._write(connection, connection.due_s)
-
-    def answered(self, connection: _OpenLoopConnection, answer: WireAnswer) -> None:
-        """Count an answer; its connection is idle from now on."""
-        now_s = time.perf_counter()
-        if self._closing or connection.due_s is None:
-            return
-        if answer.status == "200":
-            self.load.accepted.append(Accepted(now_s - self.started_s, now_s - connection.due_s))
-        else:
-            self.load.refused[answer.status] += 1
-        connection.due_s = None
-        if answer.keeps_alive:
-            connection.idle_since_s = now_s
-            self._idle.append(connection)
-        else:
-            connection.transport.close()
-        self._finish()
-
-    def lost(self, connection: _OpenLoopConnection) -> None:
-        """Count a lost connection as an error if its request has no answer, unless we closed it."""
-        self._connections.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-        if connection.due_s is not None and not self._closing:
-            connection.due_s = None
-            self.load.connection_errors += 1
-            self._finish()
-
-
 async def open_loop(
-    where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float
+    call: Call, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float
 ) -> OpenLoad:
-    """Send a request at each of `due_s` (ascending, from the start), then wait at most `linger_s` for answers."""
-    loop = OpenLoop(where, request, timeout_s)
-    loop.load.seconds = seconds
-    try:
-        for due in (*due_s, seconds):
-            wait_s = loop.started_s + due - time.perf_counter()
-            # Even when it is behind, the generator must go on reading answers.
-            await asyncio.sleep(wait_s + _TIMER_STEP_S if wait_s > 0 else 0)
-            if loop.load.sent < len(due_s):
-                loop.send(loop.started_s + due)
-        await loop.settled(linger_s)
-    finally:
-        await loop.close()
-    return loop.load
+    """Call at each of `due_s` (ascending, from the start), then wait at most `linger_s` for answers."""
+    load, started_s = OpenLoad(timeout_s, seconds), time.perf_counter()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def one(due: float) -> None:
+        load.lateness_s.append(time.perf_counter() - started_s - due)
+        try:
+            status = await call()
+        except (OSError, EOFError):
+            load.connection_errors += 1
+            return
+        now_s = time.perf_counter() - started_s
+        if status in GOOD:
+            load.accepted.append(Accepted(now_s, now_s - due))
+        else:
+            load.refused[status] += 1
+
+    for due in (*due_s, seconds):
+        wait_s = started_s + due - time.perf_counter()
+        # Even when it is behind, the generator must go on reading answers.
+        await asyncio.sleep(wait_s + _TIMER_STEP_S if wait_s > 0 else 0)
+        if load.sent < len(due_s):
+            load.sent += 1
+            tasks.append(asyncio.create_task(one(due)))
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=linger_s)
+        load.unanswered = len(left)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    return load
 
 
 def drive_open(
     where: Where, request: bytes, due_s: Sequence[float], *, seconds: float, timeout_s: float, linger_s: float = 3.0
 ) -> OpenLoad:
-    """Run `open_loop` in its own event loop."""
-    return _run(open_loop(where, request, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=linger_s))
+    """Load a server by an open loop, in its own event loop."""
+
+    async def main() -> OpenLoad:
+        with contextlib.closing(HttpClient(where, request)) as client:
+            return await open_loop(client.call, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=linger_s)
+
+    return _run(main())
 
 
 def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> list[float]:
@@ -342,15 +283,6 @@ def allow_many_connections() -> None:
     most = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-_C = TypeVar("_C", bound=_Connection)
-
-
-async def _connected(where: Where, factory: Callable[[], _C]) -> _C:
-    host, port, tls = where if isinstance(where, Address) else (HOST, where, None)
-    _, connection = await asyncio.get_running_loop().create_connection(factory, host, port, ssl=tls)
-    return connection
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

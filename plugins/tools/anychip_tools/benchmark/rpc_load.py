@@ -1,18 +1,14 @@
-"""Load over gRPC, by the Open Inference Protocol: closed and open loop, like benchmark.load for HTTP.
-
-Owns: the calls and their times. Needs the extra grpc.
-"""
+"""Calls over gRPC, by the Open Inference Protocol, for the loops of benchmark.load. Needs the extra grpc."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from anychip_base.extras import how_to_install
 from anychip_tools.benchmark.endpoints import Tensor
-from anychip_tools.benchmark.load import Accepted, ClosedLoad, OpenLoad
+from anychip_tools.benchmark.load import Call, ClosedLoad, OpenLoad, closed_loop, open_loop
 from app.arguments import CommandError
 
 _OPTIONS = [("grpc.max_send_message_length", 1 << 30), ("grpc.max_receive_message_length", 1 << 30)]
@@ -46,54 +42,35 @@ class RpcTarget:
         return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in answer.inputs]
 
     async def closed_loop(self, tensors: Sequence[Tensor], calls: int, seconds: float) -> ClosedLoad:
-        """Keep `calls` calls in flight; begin the next one when one is answered."""
-        load, request = ClosedLoad(), self._request(tensors)
-        async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
-            infer = self._method(channel, "ModelInfer")
-            started_s = time.perf_counter()
-
-            async def one() -> None:
-                while (begun_s := time.perf_counter()) < started_s + seconds:
-                    status = await self._status(infer, request)
-                    if status:
-                        load.errors[status] = load.errors.get(status, 0) + 1
-                    else:
-                        load.latencies_s.append(time.perf_counter() - begun_s)
-
-            await asyncio.gather(*(one() for _ in range(calls)))
-            load.seconds = time.perf_counter() - started_s
-        return load
+        """Load by a closed loop."""
+        async with self._calls(tensors) as call:
+            return await closed_loop(call, calls, seconds)
 
     async def open_loop(
         self, tensors: Sequence[Tensor], due_s: Sequence[float], *, seconds: float, timeout_s: float
     ) -> OpenLoad:
-        """Call at each of `due_s`, even if earlier calls are unanswered."""
-        load, request = OpenLoad(timeout_s, seconds), self._request(tensors)
+        """Load by an open loop; wait for the last answers as long as they are in time."""
+        async with self._calls(tensors) as call:
+            return await open_loop(call, due_s, seconds=seconds, timeout_s=timeout_s, linger_s=timeout_s)
+
+    @asynccontextmanager
+    async def _calls(self, tensors: Sequence[Tensor]) -> AsyncIterator[Call]:
+        """Open a channel; yield what sends the tensors once over it, and returns the name of the status."""
+        request = self._messages.message("ModelInferRequest")(model_name=self._model)
+        for each in tensors:
+            request.inputs.add(name=each.name, datatype=each.datatype, shape=list(each.shape))
+            request.raw_input_contents.append(each.content)
         async with self._grpc.aio.insecure_channel(self._address, options=_OPTIONS) as channel:
             infer = self._method(channel, "ModelInfer")
-            started_s = time.perf_counter()
 
-            async def one(due: float) -> None:
-                load.lateness_s.append(time.perf_counter() - started_s - due)
-                status = await self._status(infer, request)
-                now_s = time.perf_counter() - started_s
-                if status:
-                    load.refused[status] += 1
-                else:
-                    load.accepted.append(Accepted(now_s, now_s - due))
+            async def call() -> str:
+                try:
+                    await infer(request, metadata=self._metadata)
+                except self._grpc.aio.AioRpcError as error:
+                    return str(error.code().name)
+                return "OK"
 
-            tasks = []
-            for due in due_s:
-                await asyncio.sleep(max(0.0, started_s + due - time.perf_counter()))
-                load.sent += 1
-                tasks.append(asyncio.create_task(one(due)))
-            if tasks:
-                _, left = await asyncio.wait(tasks, timeout=timeout_s)
-                for task in left:
-                    task.cancel()
-                load.unanswered = len(left)
-                await asyncio.gather(*left, return_exceptions=True)
-        return load
+            yield call
 
     def _method(self, channel: Any, name: str) -> Any:
         messages = self._messages
@@ -103,18 +80,3 @@ class RpcTarget:
             request_serializer=messages.message_of(descriptor.input_type).SerializeToString,
             response_deserializer=messages.message_of(descriptor.output_type).FromString,
         )
-
-    def _request(self, tensors: Sequence[Tensor]) -> Any:
-        request = self._messages.message("ModelInferRequest")(model_name=self._model)
-        for each in tensors:
-            request.inputs.add(name=each.name, datatype=each.datatype, shape=list(each.shape))
-            request.raw_input_contents.append(each.content)
-        return request
-
-    async def _status(self, infer: Any, request: Any) -> str:
-        """Call once; return the name of the error's status, or ""."""
-        try:
-            await infer(request, metadata=self._metadata)
-        except self._grpc.aio.AioRpcError as error:
-            return str(error.code().name)
-        return ""

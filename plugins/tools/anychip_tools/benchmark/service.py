@@ -1,13 +1,11 @@
-"""Load on a running service, local or remote: closed loop over numbers of connections, open loop over rates.
+"""Load on a running service, local or remote, in closed and in open loop.
 
-Owns: the order of measurements and their rows. Must not know how they are shown.
+Owns: a measurement and its row. Must not know how it is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from anychip_tools.benchmark import endpoints
@@ -27,47 +25,44 @@ _WARM_UP_S = 1.0
 _SEED = 0
 
 
-@dataclass(frozen=True)
-class Target:
-    """Model of a service. `batch`: items in a request of tensors; `binary`: tensors as bytes, else as JSON."""
-
-    url: str
-    model: str
-    protocol: endpoints.Protocol
-    image: bytes
-    batch: int = 1
-    binary: bool = True
-    key: str = ""
-
-
 class LoadedService:
-    """Target with its request made ready. Raises CommandError if it does not answer."""
+    """Model of a service with its request made ready. Raises CommandError if it does not answer."""
 
-    def __init__(self, target: Target) -> None:
-        self._address = endpoints.address_of(target.url)
-        self._target = target
-        self.images = 1 if target.protocol == "predict" else target.batch
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        protocol: endpoints.Protocol,
+        image: bytes,
+        *,
+        batch: int = 1,
+        binary: bool = True,
+        key: str = "",
+    ) -> None:
+        """Ask for the model's inputs. `batch`: items in a request of tensors; `binary`: tensors as bytes, else JSON."""
+        self._address = endpoints.address_of(url)
+        self._url, self._protocol = url, protocol
+        self.images = 1 if protocol == "predict" else batch
         host = f"{self._address.host}:{self._address.port}"
         self._rpc: RpcTarget | None = None
         self._request = b""
-        if target.protocol == "grpc":
-            self._rpc = RpcTarget(host, target.model, target.key)
-            self._tensors = endpoints.tensors_of(self._rpc.described(), target.batch, target.image)
-        elif target.protocol == "v2":
-            inputs = endpoints.described(target.url, target.model, target.key)
-            tensors = endpoints.tensors_of(inputs, target.batch, target.image)
-            self._request = endpoints.infer_request(target.model, tensors, host, target.key, binary=target.binary)
+        if protocol == "grpc":
+            self._rpc = RpcTarget(host, model, key)
+            self._tensors = endpoints.tensors_of(self._rpc.described(), batch, image)
+        elif protocol == "v2":
+            tensors = endpoints.tensors_of(endpoints.described(url, model, key), batch, image)
+            self._request = endpoints.infer_request(model, tensors, host, key, binary=binary)
         else:
-            self._request = endpoints.predict_request(target.model, target.image, host, target.key)
+            self._request = endpoints.predict_request(model, image, host, key)
         allow_many_connections()
 
     def closed(self, connections: int, seconds: float) -> dict[str, Any]:
         """Load over so many connections (gRPC: calls); each sends its next request after the last answer."""
         load = self._closed(connections, seconds)
         if not load.latencies_s:
-            raise CommandError(f"{self._target.url} gave no good answer: {load.errors or 'none came'}")
+            raise CommandError(f"{self._url} gave no good answer: {load.errors or 'none came'}")
         return {
-            "protocol": self._target.protocol,
+            "protocol": self._protocol,
             "mode": "closed",
             "connections": connections,
             "batch": self.images,
@@ -83,7 +78,7 @@ class LoadedService:
         load = self._open(rate, seconds, timeout_s)
         latencies_s = [each.latency_s for each in load.accepted]
         return {
-            "protocol": self._target.protocol,
+            "protocol": self._protocol,
             "mode": "open",
             "rate": rate,
             "batch": self.images,
@@ -105,32 +100,10 @@ class LoadedService:
         try:
             return drive(self._address, self._request, connections, seconds)
         except OSError as error:
-            raise CommandError(f"nothing answers at {self._target.url}: {error}") from None
+            raise CommandError(f"nothing answers at {self._url}: {error}") from None
 
     def _open(self, rate: float, seconds: float, timeout_s: float) -> OpenLoad:
         due_s = poisson_arrivals(rate, seconds, _SEED)
         if self._rpc is not None:
             return asyncio.run(self._rpc.open_loop(self._tensors, due_s, seconds=seconds, timeout_s=timeout_s))
         return drive_open(self._address, self._request, due_s, seconds=seconds, timeout_s=timeout_s)
-
-
-def measure(
-    target: Target,
-    connections: Sequence[int],
-    rates: Sequence[float],
-    *,
-    seconds: float,
-    timeout_s: float,
-    done: Callable[[], object] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Measure every number of connections in closed loop, then every rate in open loop. Raises CommandError."""
-    service = LoadedService(target)
-    service.warm_up()
-    rows = []
-    for count in connections:
-        rows.append(service.closed(count, seconds))
-        done()
-    for rate in rates:
-        rows.append(service.open(rate, seconds, timeout_s))
-        done()
-    return rows

@@ -12,28 +12,26 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
 
 _FOLDER = Path(__file__).parent
 AS_WRITTEN = "aten::"
 """Namespace of the operators in the files, which leave it out."""
 _BUILT = {"cuda": ("cuda", "CUDA"), "rocm": ("hip", "CUDA"), "xpu": ("xpu", "XPU")}
 """Member of torch.version that a build for the device has, and its dispatch key."""
-_KINDS: dict[str, Literal["kernels", "converters"]] = {"kernels": "kernels", "converters": "converters"}
 
 
 @dataclass(frozen=True)
 class OperatorTable:
     """Table of operators. `names`: with their overload, as PyTorch's dispatcher has them (`aten::add.Tensor`).
 
-    `kind`: kernels of a device, or converters of a compiler, which fuses and leaves the rest to the device.
+    `kind`: `kernels` of a device, or `converters` of a compiler, which fuses and leaves the rest to the device.
     `source`: where the names come from, with version and date.
     """
 
     name: str
-    kind: Literal["kernels", "converters"]
+    kind: str
     source: str
     names: frozenset[str]
 
@@ -44,9 +42,9 @@ class OperatorTable:
         # Tracing turns `relu_` into `relu` where it can; else the result goes into a new tensor.
         return not self._bases.isdisjoint({_base(operator), _base(operator).removesuffix("_")})
 
-    @property
+    @cached_property
     def _bases(self) -> frozenset[str]:
-        return _bases(self.names)
+        return frozenset(map(_base, self.names))
 
 
 def tables() -> tuple[str, ...]:
@@ -68,7 +66,7 @@ def table(name: str) -> OperatorTable:
     lines = path.read_text(encoding="utf-8").splitlines()
     head = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     names = frozenset(name for line in lines if not line.startswith("#") for name in _unpacked(line))
-    return OperatorTable(name, _KINDS[head["kind"]], head["source"], names)
+    return OperatorTable(name, head["kind"], head["source"], names)
 
 
 def _unpacked(line: str) -> Iterator[str]:
@@ -86,11 +84,6 @@ def _table_of_torch(name: str) -> OperatorTable:
         importlib.import_module("torchvision")
     names = torch._C._dispatch_get_registrations_for_dispatch_key(_BUILT[name][1])
     return OperatorTable(name, "kernels", f"torch {torch.__version__}, its kernels in the dispatcher", frozenset(names))
-
-
-@cache
-def _bases(names: frozenset[str]) -> frozenset[str]:
-    return frozenset(map(_base, names))
 
 
 def _base(operator: str) -> str:

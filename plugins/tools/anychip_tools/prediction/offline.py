@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anychip_tools.loading import load_options, open_device
 from anychip_tools.prediction.image_sources import ImageSource
 from anychip_tools.prediction.offline_decoding import Decode, DecodedFile, DecodingProcesses, DecodingThreads
 from anychip_tools.prediction.outcomes import FileOutcome
+from anychip_tools.subjects import load, open_device
 from app.config import Settings
 from app.precision.probes import probes
-from backends import Executable, Started, Unbuilt, host
+from backends import Executable, Started, host
 from models import Options, PixelModel
 
 _BLOCKS = 4
@@ -74,7 +74,7 @@ class LocalPredictor:
         """Load the model for batches of `batch_size`. `many`: so many images that decoders may take seconds
         to start; `keeps_encoded`: outcomes hold the files' bytes. Raises ModelError, BackendError, CalibrationError.
         """
-        self._model = model
+        self._model, self.model, self.weights = model, model.name, model.weights
         self._settings = settings
         self._options = options
         self._batch_size = batch_size
@@ -98,16 +98,6 @@ class LocalPredictor:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-        return self._model.name
-
-    @property
-    def weights(self) -> str:
-        """Origin of the model's weights."""
-        return self._model.weights
 
     def close(self) -> None:
         """End the device's thread and the decoders, waiting for running work; drop what has not begun."""
@@ -144,17 +134,9 @@ class LocalPredictor:
 
     def _load(self) -> Executable:
         settings, model = self._settings, self._model
-        choice, device = open_device(settings)
-        options = load_options(model, settings, choice, settings.precision, probes(model))
-        executable, _ = choice.backend.load(
-            Unbuilt(model.input_shape, model.network, model.form),
-            device,
-            settings.engine,
-            settings.precision,
-            (self._batch_size,),
-            options=options,
-        )
-        return executable
+        choice, _ = open_device(settings)
+        how = {"engine": settings.engine, "precision": settings.precision}
+        return load(model, settings, choice, **how, sizes=(self._batch_size,), items=probes(model)).executable
 
     def _run(self, block: _Block) -> None:
         """Run a block on the device, batch after batch, in the device thread."""

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -41,15 +40,10 @@ class FileOutcome(NamedTuple):
 
 
 class Predicting(Protocol):
-    """Predictor for many images: a device here, or a service elsewhere."""
+    """Predictor for many images: a device here, or a service elsewhere. `weights`: where the model's are from."""
 
-    @property
-    def model(self) -> str:
-        """Name of the model."""
-
-    @property
-    def weights(self) -> str:
-        """Origin of the model's weights."""
+    model: str
+    weights: str
 
     def outcomes(self, sources: Iterator[ImageSource]) -> Iterator[FileOutcome]:
         """Yield one outcome a source, in any order; few are in flight at a time."""
@@ -75,9 +69,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     @property

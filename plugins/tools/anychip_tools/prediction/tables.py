@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import orjson
 
@@ -16,14 +16,8 @@ from anychip_base.extras import how_to_install
 from anychip_tools.prediction.outcomes import Line, read_lines
 from app.arguments import CommandError
 
-Format = Literal["jsonl", "csv", "parquet", "coco"]
-FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".json": "coco",
-}
-
+LINES = ".jsonl"
+"""Suffix of a file that is a journal itself."""
 COLUMNS = ("file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error")
 """Columns of a table with one row a box, class, area (its share is the score) or value. An image with none, or one
 that failed, has one row without them."""
@@ -31,14 +25,17 @@ that failed, has one row without them."""
 _ROWS_AT_A_TIME = 20_000
 
 
-def convert(journal: Path, target: Path, kind: Format) -> None:
-    """Write `target` from a journal. Raises CommandError if pyarrow is needed and missing, OSError."""
-    _WRITERS[kind](journal, target)
+def convert(journal: Path, target: Path) -> None:
+    """Write `target` from a journal, in the form of its suffix. Raises CommandError, OSError."""
+    _WRITERS[target.suffix.lower()](journal, target)
 
 
-def check_format(kind: Format) -> None:
-    """Check before the work that a format can be written here. Raises CommandError."""
-    if kind == "parquet":
+def check_format(output: Path) -> None:
+    """Check before the work that this file can be written here. Raises CommandError."""
+    suffix = output.suffix.lower()
+    if suffix not in (LINES, *_WRITERS):
+        raise CommandError(f"{output} must end with {', '.join((LINES, *_WRITERS))}")
+    if suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
@@ -136,8 +133,8 @@ def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
         file.write((b",\n" if number else b"\n") + orjson.dumps(document))
 
 
-_WRITERS: dict[Format, Callable[[Path, Path], None]] = {
-    "csv": _write_csv,
-    "parquet": _write_parquet,
-    "coco": _write_coco,
+_WRITERS: dict[str, Callable[[Path, Path], None]] = {
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+    ".json": _write_coco,
 }

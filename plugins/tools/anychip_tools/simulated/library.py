@@ -5,18 +5,15 @@ Owns: the compiler's command line and the cache. It is one call without setuptoo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-import threading
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
+from anychip_tools.child_service import ended_in_order, run_group
 from backends.contract.errors import BackendUnavailableError
 
 _SOURCE = Path(__file__).with_name("csrc") / "device.cpp"
@@ -45,56 +42,18 @@ def build(folder: Path) -> Path:
         )
     log.warning("compiling the simulated device for torch %s", torch.__version__)
     home = Path(torch.__file__).parent
-    own = folder / f"{library.name}.{os.getpid()}"
     options = ["-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     paths = [f"-I{home / 'include'}", str(_SOURCE), f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"]
-    with _signals_end_it_first() as running:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            process = subprocess.Popen(
-                [*compiler, *options, *paths, "-o", str(own)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # A group of its own, so that its children end with it.
-            )
-            running.append(process.pid)
-            errors = process.communicate()[1]
-            if process.returncode:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ended_in_order(), tempfile.TemporaryDirectory(dir=folder) as own:
+            code, _, errors = run_group([*compiler, *options, *paths, "-o", f"{own}/{library.name}"])
+            if code:
                 log.error("%s", errors.strip())
                 raise BackendUnavailableError(
                     f"The simulated device cannot be compiled for torch {torch.__version__}: the log says why."
                 )
-            own.rename(library)  # Whole or not at all: several processes may build at once.
-        except OSError as error:
-            raise BackendUnavailableError(f"The simulated device cannot be compiled: {error}.") from error
-        finally:
-            with contextlib.suppress(OSError):
-                own.unlink()
+            Path(own, library.name).rename(library)  # Whole or not at all: several processes may build at once.
+    except OSError as error:
+        raise BackendUnavailableError(f"The simulated device cannot be compiled: {error}.") from error
     return library
-
-
-@contextlib.contextmanager
-def _signals_end_it_first() -> Iterator[list[int]]:
-    """End the process groups in the list on SIGTERM or SIGINT, and this process afterwards."""
-    running: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield running
-        return
-    heard: list[int] = []
-
-    def end(number: int, _: object) -> None:
-        heard.append(number)
-        for group in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGTERM)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield running
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for each in heard[:1]:
-            signal.raise_signal(each)

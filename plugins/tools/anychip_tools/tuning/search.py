@@ -9,10 +9,10 @@ Owns: the order, the budget, the choice. Must not know services or devices.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, nan
-from typing import Literal
+from typing import Any, Literal
 
 Goal = Literal["throughput", "energy"]
 _ROUNDS = 2  # Rounds over all axes: the best for one engine may not be the best for the next.
@@ -44,36 +44,27 @@ class Trial:
     served: tuple[str, str] = ("", "")
 
 
-@dataclass(frozen=True)
-class Space:
-    """Values to try. `engines`: pairs of engine and precision."""
-
-    engines: Sequence[tuple[str, str]]
-    ladders: Sequence[tuple[int, ...]]
-    workers: Sequence[int]
-    decoders: Sequence[int]
+Axis = Sequence[Mapping[str, Any]]
+"""Values of one or more of a candidate's settings, by name, to try one after the other."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Candidate of the last comparison: its figures of each round, in order. 0 and infinity: it failed.
+    """Candidate of the last comparison: its trial of each round, in order. `lead`: how many times as good the best is.
 
-    `lead`: how many times as good the best is.
+    A trial that failed has 0 images a second, and an infinite latency.
     """
 
-    candidate: Candidate
-    images_per_s: tuple[float, ...]
-    p99_ms: tuple[float, ...]
-    joules_per_image: tuple[float, ...]
-    served: tuple[str, str]
+    rounds: tuple[Trial, ...]
     lead: float = 1.0
 
     @property
     def median(self) -> Trial:
         """Trial with the median of each figure."""
-        median = statistics.median
-        figures = median(self.images_per_s), median(self.p99_ms), median(self.joules_per_image)
-        return Trial(self.candidate, *figures, served=self.served)
+        rate = statistics.median(each.images_per_s for each in self.rounds)
+        p99_ms = statistics.median(each.p99_ms for each in self.rounds)
+        joules = statistics.median(each.joules_per_image for each in self.rounds)
+        return Trial(self.rounds[0].candidate, rate, p99_ms, joules, served=self.rounds[-1].served)
 
 
 @dataclass
@@ -81,9 +72,8 @@ class TuningOutcome:
     """Outcome of a search: the `best` of the `trials`, and the trial of the `default` settings.
 
     `comparison`: the best, the second best and the defaults (two, where the defaults are one of the others), measured
-    in turn, the best first; empty if only one setting serves, or was tried. `lead` and `lead_over_second`:
-    how many times as good as the defaults, and as the next one, the best is there; 1 without a comparison.
-    `complete`: the budget sufficed for every trial.
+    in turn, the best first; empty if only one setting serves, or was tried. `lead`: how many times as good as the
+    defaults the best is there; 1 without a comparison. `complete`: the budget sufficed for every trial.
     """
 
     best: Trial
@@ -91,8 +81,12 @@ class TuningOutcome:
     trials: list[Trial] = field(default_factory=list)
     comparison: list[Compared] = field(default_factory=list)
     lead: float = 1.0
-    lead_over_second: float = 1.0
     complete: bool = True
+
+    @property
+    def lead_over_second(self) -> float:
+        """Lead of the best over the next one; 1 without a comparison."""
+        return self.comparison[1].lead if self.comparison else 1.0
 
 
 class Search:
@@ -100,7 +94,7 @@ class Search:
 
     def __init__(
         self,
-        space: Space,
+        axes: Sequence[Axis],
         evaluate: Callable[[Candidate], Trial],
         *,
         budget_s: float,
@@ -108,7 +102,7 @@ class Search:
         p99_ms: float = inf,
         goal: Goal = "throughput",
     ) -> None:
-        self._space, self._evaluate, self._clock = space, evaluate, clock
+        self._axes, self._evaluate, self._clock = axes, evaluate, clock
         self._ends_s = clock() + budget_s
         self._p99_ms, self._goal = p99_ms, goal
         self._trials: dict[Candidate, Trial] = {}
@@ -124,9 +118,10 @@ class Search:
             self._tried(candidate)
         for _ in range(_ROUNDS):
             before = self.best()
-            for axis in (self._engines, self._ladders, self._workers, self._decoders):
-                for candidate in axis(self.best().candidate):
-                    self._try_within_budget(candidate, self._kept_s(first))
+            for axis in self._axes:
+                around = self.best().candidate
+                for values in axis:
+                    self._try_within_budget(replace(around, **values), self._kept_s(first))
             if self.best() is before:
                 break
         outcome = TuningOutcome(self.best(), first, list(self._trials.values()), complete=self._complete)
@@ -203,11 +198,10 @@ class Search:
             if rounds and self._clock() + sum(self._took_s[each] for each in candidates) > self._ends_s:
                 break
             rounds.append([self._timed(candidate) for candidate in candidates])
-        compared = {each.candidate: each for each in map(_compared, zip(*rounds, strict=True))}
+        compared = {tried[0].candidate: Compared(tried) for tried in zip(*rounds, strict=True)}
         ranked = self._ranked([each.median for each in compared.values()])
         outcome.best = ranked[0]
         outcome.comparison = [replace(compared[each.candidate], lead=self._lead(ranked[0], each)) for each in ranked]
-        outcome.lead_over_second = outcome.comparison[1].lead
         if outcome.default.candidate in compared:
             outcome.default = compared[outcome.default.candidate].median
             outcome.lead = self._lead(ranked[0], outcome.default)
@@ -216,30 +210,3 @@ class Search:
         if self.worth(best) == self.worth(other):
             return 1.0
         return self.worth(best) / self.worth(other) if self.worth(other) else inf
-
-    def _engines(self, best: Candidate) -> Iterator[Candidate]:
-        for engine, precision in self._space.engines:
-            yield replace(best, engine=engine, precision=precision)
-
-    def _ladders(self, best: Candidate) -> Iterator[Candidate]:
-        for ladder in self._space.ladders:
-            yield replace(best, batch_sizes=ladder)
-
-    def _workers(self, best: Candidate) -> Iterator[Candidate]:
-        for count in self._space.workers:
-            yield replace(best, workers=count)
-
-    def _decoders(self, best: Candidate) -> Iterator[Candidate]:
-        for count in self._space.decoders:
-            yield replace(best, decoders=count)
-
-
-def _compared(trials: Sequence[Trial]) -> Compared:
-    """Collect one candidate's figures of each round."""
-    return Compared(
-        trials[0].candidate,
-        tuple(trial.images_per_s for trial in trials),
-        tuple(trial.p99_ms for trial in trials),
-        tuple(trial.joules_per_image for trial in trials),
-        trials[-1].served,
-    )

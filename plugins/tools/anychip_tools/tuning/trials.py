@@ -16,8 +16,8 @@ from math import nan
 import httpx
 import psutil
 
+from anychip_tools.benchmark.endpoints import request_bytes
 from anychip_tools.benchmark.load import drive
-from anychip_tools.benchmark.wire import request_bytes
 from anychip_tools.child_service import ServiceStartError, serving
 from anychip_tools.tuning.search import Candidate, Trial
 

@@ -44,29 +44,22 @@ def difference(expected: Sequence[Array], given: Sequence[Array], tolerance: flo
     """Compare several outputs together; leave whole numbers to the measures that know their meaning."""
     if [each.shape for each in expected] != [each.shape for each in given]:
         return NOWHERE
-    total, error_sum, error_squares, truth_squares = 0, 0.0, 0.0, 0.0
-    given_squares, product, worst, good = 0.0, 0.0, 0.0, 0
+    parts = []
     for one, other in zip(expected, given, strict=True):
-        if one.dtype.kind != "f" or not one.size:
+        if one.dtype.kind != "f":
             continue
         wanted, have = one.astype(np.float64).reshape(-1), other.astype(np.float64).reshape(-1)
         finite = np.isfinite(wanted) & np.isfinite(have)
         if not np.array_equal(wanted[~finite], have[~finite], equal_nan=True):
             return NOWHERE
         wanted, have = wanted[finite], have[finite]
-        errors = np.abs(wanted - have)
         spread = max(float(wanted.std()), 1e-12) if wanted.size else 1.0
-        total += errors.size
-        worst = max(worst, float(errors.max(initial=0.0)))
-        error_sum += float(errors.sum())
-        error_squares += float((errors**2).sum())
-        truth_squares += float((wanted**2).sum())
-        given_squares += float((have**2).sum())
-        product += float((wanted * have).sum())
-        good += int((errors <= tolerance * spread).sum())
-    if not total:
+        parts.append((wanted, have, np.abs(wanted - have) <= tolerance * spread))
+    if not any(wanted.size for wanted, _, _ in parts):
         return EQUAL
-    norms = (truth_squares * given_squares) ** 0.5
-    relative = (error_squares / truth_squares) ** 0.5 if truth_squares else (float("inf") if error_squares else 0.0)
-    cosine = product / norms if norms else float(error_squares == 0)
-    return Difference(worst, error_sum / total, relative, cosine, good / total)
+    wanted, have, good = (np.concatenate(each) for each in zip(*parts, strict=True))
+    errors = np.abs(wanted - have)
+    error, truth, norm = (float(np.linalg.norm(each)) for each in (errors, wanted, have))
+    relative = error / truth if truth else (float("inf") if error else 0.0)
+    cosine = float(wanted @ have) / (truth * norm) if truth and norm else float(error == 0)
+    return Difference(float(errors.max()), float(errors.mean()), relative, cosine, float(good.mean()))

@@ -6,23 +6,22 @@ Owns: reading labels, and the way of labelled images through an executable. Must
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from app.arguments import CommandError
-from app.decoder.decoder import decode_into
-from app.images.header import ImageError, read_header
+from app.images.header import ImageError
+from app.precision.gate import outputs_of
+from app.precision.probes import images_in, seen
 from backends import Executable
+from backends.contract.backend import Pixels
 from models import PixelModel, Placement
 from models.tasks.accuracy import Boxes
-
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
 @dataclass(frozen=True)
@@ -33,19 +32,18 @@ class Labelled:
     truth: Any
 
 
-def images_in(folder: Path) -> list[Path]:
+def found_in(folder: Path) -> list[Path]:
     """Return the image files below a folder, in order. Raises CommandError if there is none."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise CommandError(f"there is no image in {folder}")
-    return files
+    if files := images_in(folder):
+        return files
+    raise CommandError(f"there is no image in {folder}")
 
 
 def by_folder(folder: Path, labels: Sequence[str]) -> list[Labelled]:
     """Read images from folders that are named by a class's label or number. Raises CommandError."""
     numbers = {label.lower(): number for number, label in enumerate(labels)}
     found = []
-    for path in images_in(folder):
+    for path in found_in(folder):
         name = path.relative_to(folder).parts[0]
         number = numbers.get(name.lower(), int(name) if name.isdigit() and int(name) < len(labels) else None)
         if number is None or path.parent == folder:
@@ -80,10 +78,8 @@ def of_coco(file: Path, folder: Path, labels: Sequence[str]) -> list[Labelled]:
     return found
 
 
-def measured_accuracy(
-    model: PixelModel, executable: Executable, images: Sequence[Labelled], advance: Callable[[int], object]
-) -> dict[str, float]:
-    """Measure top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 like COCO. `advance`: takes the images done.
+def measured_accuracy(model: PixelModel, executable: Executable, images: Sequence[Labelled]) -> dict[str, float]:
+    """Measure top-1, or mAP at IoU 0.5 and over 0.5 to 0.95 like COCO.
 
     Leave out images that cannot be read. Raises BackendError, and CommandError if no image can be read.
     """
@@ -91,33 +87,21 @@ def measured_accuracy(
     assert accuracy is not None
     truth: list[Any] = []
     answers: list[dict[str, Any]] = []
-    for labelled, pixels, placements in _batches(model, images, executable.batch_sizes[-1]):
-        outputs = executable.run(pixels)
-        for row, (each, placement) in enumerate(zip(labelled, placements, strict=True)):
-            truth.append(each.truth)
+    size = executable.batch_sizes[-1]
+    for first in range(0, len(images), size):
+        read = list(_read(model, images[first : first + size]))
+        if not read:
+            continue
+        outputs = outputs_of(executable.run, np.stack([pixels for _, pixels, _ in read]), size)
+        for row, (known, _, placement) in enumerate(read):
+            truth.append(known)
             answers.append(model.postprocess(model.reduce(outputs, row, accuracy.options), placement, accuracy.options))
-        advance(len(labelled))
     if not truth:
         raise CommandError("none of the labelled images can be read")
     return {**accuracy.report(truth, answers), "images": float(len(truth))}
 
 
-def _batches(
-    model: PixelModel, images: Sequence[Labelled], size: int
-) -> Iterator[tuple[list[Labelled], npt.NDArray[np.uint8], list[Placement]]]:
-    pixels = torch.zeros((size, *model.input_shape), dtype=torch.uint8)
-    labelled: list[Labelled] = []
-    placements: list[Placement] = []
+def _read(model: PixelModel, images: Sequence[Labelled]) -> Iterator[tuple[Any, Pixels, Placement]]:
     for each in images:
-        try:
-            encoded = each.file.read_bytes()
-            placement = decode_into(model, encoded, read_header(encoded), pixels[len(labelled)])
-        except (ImageError, OSError):
-            continue
-        labelled.append(each)
-        placements.append(placement)
-        if len(labelled) == size:
-            yield labelled, pixels.numpy(), placements
-            labelled, placements = [], []
-    if labelled:
-        yield labelled, pixels.numpy(), placements
+        with suppress(ImageError, OSError):
+            yield each.truth, *seen(model, each.file.read_bytes())

@@ -19,15 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from anychip_tools.validation.difference import (
-    LAYER_LIMITS,
-    PREFIX_LIMITS,
-    TOLERANCES,
-    Difference,
-    difference,
-)
-from anychip_tools.validation.files import OnnxLayers, file_errors
+from anychip_tools.validation.difference import LAYER_LIMITS, PREFIX_LIMITS, TOLERANCES, Difference, difference
+from anychip_tools.validation.files import OnnxLayers
 from anychip_tools.validation.traced import Layer, LayerError, LayerTracingError, TracedNetwork
+from app.precision.gate import outputs_of
 from backends import Backend, BackendError, CompileOptions, EngineRefusedError, Executable, OutOfDeviceMemoryError
 from backends.engines.engine import DTYPES
 from backends.vendors.torch_device import torch_device
@@ -91,7 +86,7 @@ class Validation:
         self._backend, self._device, self._items, self._folder = backend, device, items, folder
         self._calibration = calibration
         self._batch = 1 if isinstance(model, TensorModel) and not model.batched else 2
-        self._expected = run_in_batches(_in_float32(self.reference), items, self._batch)
+        self._expected = outputs_of(_in_float32(self.reference), items, self._batch)
         self._layers: TracedNetwork | OnnxLayers | None = None
         self._truth: TracedNetwork | OnnxLayers | None = None
         self.untraceable = ""
@@ -110,7 +105,7 @@ class Validation:
         except EngineRefusedError as error:
             return Comparison(engine, precision, "refused", str(error))
         try:
-            outputs = run_in_batches(executable.run, self._items, self._batch)
+            outputs = outputs_of(executable.run, self._items, self._batch)
             found = self._judged(used, precision, outputs)
             if accuracy is not None:
                 found.accuracy = accuracy(executable)
@@ -148,8 +143,12 @@ class Validation:
         if self.reference is self.model:
             return Depth("fp32", [], None, limit, "the file is its own reference; engines are compared by cutting it")
         assert isinstance(self._truth, OnnxLayers)
-        pairs = file_errors(self._truth, layers, self._items[: self._batch], TOLERANCES["fp32"])
-        errors = [LayerError(layer, found, found) for layer, found in pairs]
+        expected, given = (each.values(self._items[: self._batch]) for each in (self._truth, layers))
+        errors = []
+        for layer in self._truth.layers:
+            if layer.name in given:
+                found = difference([expected[layer.name]], [given[layer.name]], TOLERANCES["fp32"])
+                errors.append(LayerError(layer, found, found))
         first = next((each for each in errors if not each.sum.relative <= limit), None)
         return Depth("fp32", errors, first, limit)
 
@@ -162,24 +161,23 @@ class Validation:
             np.isfinite(each).all() for each in outputs if each.dtype.kind == "f"
         )
         over = [name for name, limit in limits.items() if not errors[name] <= limit]
-        reason = "" if finite else "its answers are not all finite numbers"
+        reasons = [] if finite else ["its answers are not all finite numbers"]
         if over:
             said = ", ".join(f"{name} is {errors[name]:.3g} and {limits[name]:g} is allowed" for name in over)
-            reason = f"the error {said}" if not reason else f"{reason}; the error {said}"
-        verdict = "differs" if reason else "agrees"
+            reasons.append(f"the error {said}")
+        verdict = "differs" if reasons else "agrees"
         agreement = agreement_of(self.model, self._expected, outputs)
-        return Comparison(engine, precision, verdict, reason, whole, dict(errors), dict(limits), agreement)
+        return Comparison(engine, precision, verdict, "; ".join(reasons), whole, dict(errors), dict(limits), agreement)
 
     def _cut(self, found: Comparison) -> None:
         """Find the first layer at which a network that ends there is wrong on this engine."""
+        items = self._items[: self._batch]
         try:
             layers = self._traced()
+            values: dict[str, Any] = dict((self._truth or layers).values(items))
         except LayerTracingError as error:
             found.cut_note = f"it cannot be cut: {error}"
             return
-        truth = layers if self._truth is None else self._truth
-        items = self._items[: self._batch]
-        values: dict[str, Any] = dict(truth.values(items))
         limit, refused = PREFIX_LIMITS[found.precision], [0]
 
         ends = [layer for layer in layers.layers if layer.ends_batch]
@@ -240,16 +238,6 @@ def layers_of(model: Model, batch: int, folder: Path) -> TracedNetwork | OnnxLay
     if getattr(network, "form", "pixels") == "script":
         raise LayerTracingError("TorchScript cannot be traced: export a .pt2 or .onnx to see its layers")
     return TracedNetwork(model.network, model.input_shape, batch)
-
-
-def run_in_batches(run: Callable[[Array], Sequence[Array]], items: Array, size: int) -> tuple[Array, ...]:
-    """Compute outputs for all items, in batches of one size; fill the last batch up with the first items."""
-    parts = []
-    for first in range(0, len(items), size):
-        rows = np.arange(first, first + size) % len(items)
-        outputs = run(np.ascontiguousarray(items[rows]))
-        parts.append([output[: len(items) - first].copy() for output in outputs])
-    return tuple(np.concatenate(each) for each in zip(*parts, strict=True))
 
 
 def agreement_of(model: Model, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:

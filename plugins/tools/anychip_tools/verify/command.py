@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import signal
 import subprocess
@@ -19,16 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anychip_base.interpreter import python_command
-from anychip_tools.report import step, versions
+from anychip_tools.child_service import run_group
+from anychip_tools.options import numbers
+from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import split
+from app.telling import telling
 
 if TYPE_CHECKING:
-    from anychip_tools.verify.engines import Sweep
+    from backends import Device
 
 TEXT = "Check and measure a device in ten minutes; writes a report to publish."
 EXAMPLE = "anychip verify --device npu --out report/"
@@ -64,7 +66,9 @@ def run(parsed: argparse.Namespace) -> int:
 
     simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     if parsed.part:
-        return _part(parsed)
+        for finding in _findings(parsed, *parsed.part):
+            print(_MARK + json.dumps(asdict(finding)), flush=True)
+        return 0
     if parsed.seconds <= 0 or parsed.budget_s <= 0:
         raise CommandError("--seconds and --budget-s must be more than 0")
     parts = split(parsed.parts)
@@ -74,17 +78,20 @@ def run(parsed: argparse.Namespace) -> int:
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
         raise CommandError(f"there is no part {unknown[0]!r}; there is {', '.join(PARTS)}")
+    from backends import BackendUnavailableError, choose
+
     try:
-        report = _about(settings.device, parsed.seconds)
-    except _NoDeviceError as error:
+        choice = choose(settings.device)
+    except BackendUnavailableError as error:
         print(f"anychip: there is nothing to verify: {error}", file=sys.stderr)
         return NOTHING_TO_VERIFY
+    report = _about(choice.device(choice.devices[0]), parsed.seconds)
     end_s = time.monotonic() + parsed.budget_s
     for name in parts:
         part = Part(name)
         report.parts.append(part)
         began_s = time.monotonic()
-        with step(f"checking {name}"):
+        with telling(f"checking {name}"):
             for finding in PARTS[name](parsed, report.device, end_s):
                 part.findings.append(finding)
                 part.seconds = round(time.monotonic() - began_s, 1)
@@ -95,19 +102,8 @@ def run(parsed: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-class _NoDeviceError(Exception):
-    """Absence of the device; the message says why."""
-
-
-def _about(wanted: str, seconds: float) -> VerifyReport:
-    """Make a report without parts, on the first of the chosen devices."""
-    from backends import BackendUnavailableError, choose
-
-    try:
-        choice = choose(wanted)
-    except BackendUnavailableError as error:
-        raise _NoDeviceError(str(error)) from error
-    device = next(each for each in choice.backend.devices() if each.id == choice.devices[0])
+def _about(device: Device, seconds: float) -> VerifyReport:
+    """Make a report without parts."""
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions("anychip", "numpy")}
     about |= {name: device.details[name] for name in _DETAILS if name in device.details}
     about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
@@ -139,7 +135,7 @@ def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
 
     backend = choose(device).backend
     engines = split(parsed.engines)
-    for case in cases(backend, _sweep(parsed, device, Path()), engines):
+    for case in cases(backend, split(parsed.models), engines):
         if engines and case.engine not in engines:
             continue
         if parsed.precisions and case.engine != AUTO and case.precision not in split(parsed.precisions):
@@ -185,14 +181,6 @@ PARTS: dict[str, Callable[[argparse.Namespace, str, float], Iterator[Finding]]] 
 _MARK = "anychip-finding "
 
 
-def _part(parsed: argparse.Namespace) -> int:
-    """Run a part in the child: print findings as they come."""
-    device, what = parsed.part
-    for finding in _findings(parsed, device, what):
-        print(_MARK + json.dumps(asdict(finding)), flush=True)
-    return 0
-
-
 def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Finding]:
     from backends import choose
 
@@ -215,15 +203,9 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
 
         # Compiled anew: the cache of an earlier run is not under test.
         with tempfile.TemporaryDirectory() as folder:
-            everything = cases(choice.backend, _sweep(parsed, device, Path(folder)), choice.backend.facts.by_name)
-            yield run_case(next(case for case in everything if case.name == what))
-
-
-def _sweep(parsed: argparse.Namespace, device: str, cache_dir: Path) -> Sweep:
-    from anychip_tools.verify.engines import Sweep
-
-    sizes = tuple(int(size) for size in parsed.sizes.split(","))
-    return Sweep(device, split(parsed.models), sizes, parsed.seconds, cache_dir)
+            every = cases(choice.backend, models, choice.backend.facts.by_name)
+            case = next(each for each in every if each.name == what)
+            yield run_case(case, device, numbers(parsed.sizes, "--sizes", int), parsed.seconds, Path(folder))
 
 
 def _shared(parsed: argparse.Namespace) -> list[str]:
@@ -236,23 +218,11 @@ def _simulation(parsed: argparse.Namespace) -> list[str]:
 
 def _run(words: Sequence[str], end_s: float) -> tuple[int, str, str]:
     """Run an `anychip` command; return status, output and errors. At `end_s` kill it, and its children, too."""
-    process = subprocess.Popen(
-        python_command("-m", "app", *map(str, words)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # A group of its own, which ends with its children.
-    )
+    limit_s = max(end_s - time.monotonic(), _LEAST_S)
     try:
-        printed, errors = process.communicate(timeout=max(end_s - time.monotonic(), _LEAST_S))
-        return process.returncode, printed, errors
-    except BaseException as error:  # Also when interrupted or terminated: leave no process behind.
-        os.killpg(process.pid, signal.SIGKILL)
-        printed, errors = process.communicate()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        return _TOOK_TOO_LONG, printed, errors
+        return run_group(python_command("-m", "app", *map(str, words)), limit_s)
+    except subprocess.TimeoutExpired as late:
+        return _TOOK_TOO_LONG, str(late.output or ""), str(late.stderr or "")
 
 
 def _ended(code: int, printed: str) -> str:
@@ -264,8 +234,7 @@ def _ended(code: int, printed: str) -> str:
 
 
 def _print(part: str, finding: Finding) -> None:
-    figures: dict[str, Any] = dict(finding.figures)
-    measured = ", ".join(f"{name} {value}" for name, value in figures.items())
+    measured = ", ".join(f"{name} {value}" for name, value in finding.figures.items())
     says = "; ".join(text for text in (measured, finding.detail) if text)
     print(f"{finding.status}  {part:9} {finding.name:34} {says[:200]}", flush=True)
 

@@ -56,53 +56,54 @@ class Subject:
         return same(ours, theirs, exact=self.exact and self.is_eager, tolerance=1e-5 if self.is_eager else 1e-2)
 
 
-class SmallNetwork(nn.Module):
-    """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. Runs with `extra` bytes."""
+class _Fixed(nn.Module):
+    """Network of 8 x 6 pixels with weights from a fixed seed: every instance is the same network."""
 
     input_shape = (8, 6, 3)
 
-    def __init__(self, extra: int = 0) -> None:
-        """Set the weights from a fixed seed: every instance is the same network."""
+    def __init__(self, features: nn.Conv2d, classes: nn.Linear, seed: int, most: float) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.features, self.classes, self.extra = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), extra
+        self.features, self.classes = features, classes
+        generator = torch.Generator().manual_seed(seed)
         for parameter in self.parameters():
-            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-0.3, 0.3, generator=generator))
-        self.features.weight.data /= 64  # Of pixels up to 255 the scores must not all be 0 or 1, whatever is computed.
+            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-most, most, generator=generator))
 
     def cast(self, dtype: torch.dtype) -> None:
         """Cast the weights in place."""
         self.to(dtype)
+
+    def placed(self, pixels: Tensor) -> Tensor:
+        """Return the pixels as the convolution takes them."""
+        return pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype)
+
+
+class SmallNetwork(_Fixed):
+    """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. Runs with `extra` bytes."""
+
+    def __init__(self, extra: int = 0) -> None:
+        """Set the weights."""
+        super().__init__(nn.Conv2d(3, 8, 3), nn.Linear(8, 5), 0, 0.3)
+        self.extra = extra
+        self.features.weight.data /= 64  # Of pixels up to 255 the scores must not all be 0 or 1, whatever is computed.
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Compute uint8 [n, 8, 6, 3] -> scores float32 [n, 5], classes int64 [n]."""
         space = torch.empty(self.extra, dtype=torch.uint8, device=pixels.device)
-        features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype)).relu().mean((2, 3))
-        scores = self.classes(features).float().softmax(-1)
+        scores = self.classes(self.features(self.placed(pixels)).relu().mean((2, 3))).float().softmax(-1)
         del space
         return scores, scores.argmax(-1)
 
 
-class Products(nn.Module):
+class Products(_Fixed):
     """Convolution and matrix product of numbers that need all 24 bits of float32, each an answer."""
 
-    input_shape = SmallNetwork.input_shape
-
     def __init__(self) -> None:
-        """Set the weights from a fixed seed."""
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.features, self.classes = nn.Conv2d(3, 16, 3), nn.Linear(16 * 6 * 4, 10)
-        for parameter in self.parameters():
-            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-1, 1, generator=generator))
-
-    def cast(self, dtype: torch.dtype) -> None:
-        """Cast the weights in place."""
-        self.to(dtype)
+        """Set the weights."""
+        super().__init__(nn.Conv2d(3, 16, 3), nn.Linear(16 * 6 * 4, 10), 1, 1)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Compute uint8 [n, 8, 6, 3] -> float32 [n, 16, 6, 4], float32 [n, 10]."""
-        features = self.features(pixels.permute(0, 3, 1, 2).to(self.features.weight.dtype) / 255)
+        features = self.features(self.placed(pixels) / 255)
         return features.float(), self.classes(features.flatten(1)).float()
 
 

@@ -22,7 +22,7 @@ import psutil
 
 from anychip_tools.child_service import ServiceStartError, serving
 from anychip_tools.verify.report import Finding
-from models.sample import IMAGES
+from app.precision.probes import probe_files
 
 _RECOVERY_LIMIT_S = 240.0
 _CLIENTS = 16
@@ -54,7 +54,6 @@ class Clients:
             client.result()
 
     def _post(self, number: int) -> None:
-        files = sorted(IMAGES.glob("*.jpg"))
         headers = {"Content-Type": "image/jpeg", "X-Timeout-Ms": str(int(_REQUEST_TIMEOUT_S * 1000))}
         client = httpx.Client(
             base_url=self.url,
@@ -63,8 +62,9 @@ class Clients:
             headers=headers,
             verify=False,  # The service speaks plain HTTP: no certificate authorities are read.
         )
+        files = probe_files()
+        encoded = files[number % len(files)]
         with client:
-            encoded = files[number % len(files)].read_bytes()
             while not self._stopped.is_set():
                 try:
                     status = str(client.post(f"/v1/models/{self.model}:predict", content=encoded).status_code)
