@@ -66,6 +66,7 @@ def test_the_numbers_are_those_of_the_metrics_and_top_shows_them(tmp_path):
         console.print(screen(before, now))
         text = console.export_text()
         assert "…" not in text
+        assert "; q ends" not in text
         for word in ("resnet18", "null:1", "75 W", "50 °C", "0/32", "ready", "0.0/1.0", "bad", "1000 MHz", "heat"):
             assert word in text
         command = [sys.executable, "-m", "app", "top", "--url", service.url]
@@ -93,6 +94,7 @@ def test_twenty_models_fit_a_terminal_the_busy_ones_first_and_only_who_administe
         console.print(screen(before, now, height))
         text = console.export_text().rstrip("\n")
         assert text.count("\n") < height
+        assert "; q ends" in text
         assert "model13" in text
         assert "key:infer" in text
         assert "null:0" in text

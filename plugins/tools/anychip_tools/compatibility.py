@@ -70,10 +70,12 @@ def _paired(pair: Any, versions: Mapping[str, str]) -> VersionFinding | None:
     if mine in LEAKING.get(pair.software, {}):
         return VersionFinding("WARN", text, f"{software} {mine} {LEAKING[pair.software][mine]}")
     fits = _parts(other) >= _parts(need) if pair.at_least else _parts(other)[: len(_parts(need))] == _parts(need)
-    if fits or not need:
-        return VersionFinding("PASS", text)
     more = f" or newer; or take an older {software}" if pair.at_least else ": install the two as a pair"
-    return VersionFinding("FAIL", text, f"{software} {mine} wants {its} {need}{more}")
+    return _judged(text, fits or not need, f"{software} {mine} wants {its} {need}{more}")
+
+
+def _judged(text: str, fits: bool, remedy: str, wrong: Verdict = "FAIL") -> VersionFinding:
+    return VersionFinding("PASS", text) if fits else VersionFinding(wrong, text, remedy)
 
 
 def _torchvision(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -82,9 +84,7 @@ def _torchvision(versions: Mapping[str, str]) -> VersionFinding | None:
     if len(torch) < 2 or len(vision) < 2 or torch[0] != 2:
         return None
     text = f"torch {versions['torch']} and torchvision {versions['torchvision']}"
-    if vision[1] == torch[1] + 15:
-        return VersionFinding("PASS", text)
-    return VersionFinding("FAIL", text, f"torch 2.{torch[1]} wants torchvision 0.{torch[1] + 15}")
+    return _judged(text, vision[1] == torch[1] + 15, f"torch 2.{torch[1]} wants torchvision 0.{torch[1] + 15}")
 
 
 def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -99,9 +99,7 @@ def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
         return VersionFinding("WARN", text, f"it is not in Ascend's table of pairs; {newest} with CANN {its} is")
     if not cann:
         return VersionFinding("WARN", text, f"CANN {wanted} belongs to it: source its set_env.sh")
-    if _parts(cann)[:2] == _parts(wanted)[:2]:
-        return VersionFinding("PASS", text)
-    return VersionFinding("FAIL", text, f"torch_npu {npu} was made for CANN {wanted}")
+    return _judged(text, _parts(cann)[:2] == _parts(wanted)[:2], f"torch_npu {npu} was made for CANN {wanted}")
 
 
 def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -110,10 +108,8 @@ def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
     if not bridge or not wanted:
         return None
     text = f"torch_tensorrt {bridge} and TensorRT {engine or 'not installed'}"
-    if _parts(engine)[:2] == _parts(wanted):
-        return VersionFinding("PASS", text)
     remedy = f"torch_tensorrt {bridge} wants TensorRT {wanted}: {how_to_install('cuda')}"
-    return VersionFinding("FAIL", text, remedy)
+    return _judged(text, _parts(engine)[:2] == _parts(wanted), remedy)
 
 
 def _dtk(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -122,9 +118,9 @@ def _dtk(versions: Mapping[str, str]) -> VersionFinding | None:
         return None
     least = DRIVER_OF_DTK.get(build[1], "")
     text = f"torch for DTK {build[1][:2]}.{build[1][2:]} and driver {driver}"
-    if least and _parts(driver) < _parts(least):
-        return VersionFinding("FAIL", text, f"this DTK wants driver {least} or newer")
-    return VersionFinding("PASS" if least else "WARN", text, "" if least else "this DTK is not in the table")
+    if not least:
+        return VersionFinding("WARN", text, "this DTK is not in the table")
+    return _judged(text, _parts(driver) >= _parts(least), f"this DTK wants driver {least} or newer")
 
 
 def _rocm(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -132,17 +128,15 @@ def _rocm(versions: Mapping[str, str]) -> VersionFinding | None:
     if not build or not installed:
         return None
     text = f"torch for ROCm {build[1]}.{build[2]} and ROCm {installed}"
-    if installed.partition(".")[0] == build[1]:
-        return VersionFinding("PASS", text)
-    return VersionFinding("WARN", text, "the wheel brings its own ROCm: use one major version for both")
+    remedy = "the wheel brings its own ROCm: use one major version for both"
+    return _judged(text, installed.partition(".")[0] == build[1], remedy, "WARN")
 
 
 def _onnxruntime(versions: Mapping[str, str]) -> VersionFinding | None:
     here = [name for name in versions if name.partition("-")[0] == "onnxruntime"]
     text = " and ".join(f"{name} {versions[name]}" for name in here)
-    if len(here) > 1:
-        return VersionFinding("WARN", text, "they share one folder: uninstall all of them, then install one")
-    return VersionFinding("PASS", text) if here else None
+    remedy = "they share one folder: uninstall all of them, then install one"
+    return _judged(text, len(here) == 1, remedy, "WARN") if here else None
 
 
 def _onnxruntime_cann(versions: Mapping[str, str]) -> VersionFinding | None:
@@ -151,10 +145,9 @@ def _onnxruntime_cann(versions: Mapping[str, str]) -> VersionFinding | None:
         return None
     wanted = CANN_OF_ONNX_RUNTIME.get(".".join(map(str, _parts(runtime)[:2])), "")
     text = f"onnxruntime-cann {runtime} and CANN {cann}"
-    if wanted and _parts(cann)[:2] == _parts(wanted):
-        return VersionFinding("PASS", text)
     known = f"it is for CANN {wanted}" if wanted else "for which CANN it is made is not known"
-    return VersionFinding("WARN", text, f"{known}: without it, npu has its other engines")
+    fits = bool(wanted) and _parts(cann)[:2] == _parts(wanted)
+    return _judged(text, fits, f"{known}: without it, npu has its other engines", "WARN")
 
 
 def _parts(version: str) -> list[int]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import termios
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from anychip_tools import top
 
@@ -46,22 +43,3 @@ def test_without_a_terminal_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> 
         with top._keys() as ended:
             assert not ended(0.0)
         assert os.read(reading, 1) == b"q"
-
-
-def test_the_screen_says_so_and_what_is_printed_once_does_not() -> None:
-    stats: dict[str, Any] = {
-        "version": "0.1.0",
-        "ready": True,
-        "simulated": False,
-        "uptime_s": 1.0,
-        "models": [],
-        "devices": [],
-        "decoders": {"up": 1, "waiting": 0, "restarts": {}},
-    }
-    shown = []
-    for height in (40, 0):
-        console = Console(width=80, file=io.StringIO())
-        with console.capture() as captured:
-            console.print(top.screen(stats, stats, height))
-        shown.append("; q ends" in captured.get().splitlines()[0])
-    assert shown == [True, False]
