@@ -55,16 +55,6 @@ def test_cnmon_leaves_nothing_in_the_working_directory(
     assert not Path((tmp_path / "where").read_text().strip()).exists()
 
 
-def test_ascend_asks_for_every_card(fake: Fake) -> None:
-    common = OUTPUTS / "npu-smi-common.txt"
-    fake("npu-smi", f"if [ \"$2\" = -m ]; then cat <<'X'\n{MAP}X\nelse cat '{common}'; fi")
-    devices = smi.read(Tool())
-    assert {index: values(sample) for index, sample in devices.items()} == {
-        0: approx(0, 298.6, 65),
-        1: approx(0, 298.6, 65),
-    }
-
-
 def test_gpustack_runtime_is_asked_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "gpustack_runtime"
     package.mkdir()

@@ -1,4 +1,4 @@
-"""What we call of vendors' packages must exist in their sources, with parameters that fit. None of them is imported.
+"""What we call of vendors' packages must exist in their sources, with parameters that fit. Two are imported, the last.
 
 For packages on the registry tests/support/vendor_sources.py has the newest wheel. For the others there are only lists
 of public names, with which tests/unit/test_vendor_calls.py compares our code.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.vendor_sources import CALLS, TABLES, misfit, sources, wheel
+from tests.support.vendor_sources import CALLS, TABLES, misfit, sources, unpacked, wheel
 
 ROOT = Path(__file__).parents[2]
 ON_REGISTRY = [
@@ -94,3 +96,45 @@ def test_a_devices_module_is_asked_for_and_never_named() -> None:
         nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         found = [ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)]
         assert not [each for each in found if named.match(each)], path
+
+
+# --- NVIDIA's wheels that no card has shown yet, as far as they run without one
+
+DECODES = """
+import sys
+import torch
+from app.images.decoding import decode
+from app.images.header import read_header
+from backends import BackendError
+from benchmarks.gpu.nvimgcodec import NvimgcodecDecoder
+from models.sample import IMAGES
+
+files = [path.read_bytes() for path in sorted(IMAGES.glob("*.jpg"))[:4]]
+tensors = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
+decoder = NvimgcodecDecoder("cpu")
+for file, image in zip(files, decoder.decode(tensors), strict=True):
+    assert torch.equal(image, decode(file, read_header(file)).permute(2, 0, 1)), "libjpeg's pixels, chroma interpolated"
+try:
+    decoder.decode([tensors[0], tensors[1][:3000]])
+except BackendError as error:
+    assert "cannot decode 1 files" in str(error), error
+    print("all as it should be")
+"""
+
+
+def said(command: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_cudnns_python_takes_our_graph_of_a_convolution(tmp_path: Path) -> None:
+    environment = unpacked("nvidia-cudnn-frontend", tmp_path)
+    test = "tests/unit/test_cudnn.py"
+    assert "2 passed" in said(["-m", "pytest", "-q", "-p", "no:cacheprovider", test, "-k", "wheels"], environment)
+
+
+def test_nvimagecodec_decodes_by_our_calls_on_the_cpu(tmp_path: Path) -> None:
+    assert "all as it should be" in said(["-c", DECODES], unpacked("nvidia-nvimgcodec-cu13", tmp_path))

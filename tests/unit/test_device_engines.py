@@ -13,7 +13,7 @@ import importlib
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from anychip_ascend.torchair import TorchairEngine
 from backends import BACKENDS, EngineRefusedError, Executable, LoadedNetwork, OutOfDeviceMemoryError
 from backends.contract.backend import CompileOptions
 from backends.engines import compile_first, eager
+from backends.engines.compiled import by_torch_compile, compiling, with_own_folder
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
@@ -225,44 +226,19 @@ class TestGraph:
         assert_answers(executable)
         assert (report.engine, report.precision) == ("graph", "fp32")
 
-    @pytest.mark.parametrize(("fused_s", "fuses"), [(1, True), (3, False)])
-    def test_fused_layers_are_timed_as_they_are_replayed_and_serve_where_they_are_faster(
-        self, fused_s: float, fuses: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        class Activated(Network):
-            def __init__(self) -> None:
-                super().__init__()
-                self.core: Any = nn.Sequential(self.core, nn.ReLU())
-
-            def cast(self, dtype: torch.dtype) -> Network:
-                self.core.to(dtype)
-                return self
-
-            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-                return (self.core(pixels.permute(0, 3, 1, 2) / 255).amax((2, 3)),)
-
-        calls: list[str] = []
-        timed: list[Any] = []
-
-        def relu(x: Tensor, weight: Tensor, bias: Tensor, *placed: Any) -> Tensor:
-            calls.append("kernel")
-            return nn.functional.conv2d(x, weight, bias, *placed).relu()
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_fused_layers_are_timed_as_they_are_replayed(self, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One by one, fewer kernels are always quicker to start."""
+        timed: list[str] = []
 
         def batch_s(network: Any, size: int, device: str) -> float:
-            network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
-            timed.append(type(network).__name__)
-            return fused_s if len(timed) == 1 else 2
+            timed.append(f"{type(network).__name__} of {size}")
+            return 1.0
 
-        monkeypatch.setattr(torch, "cudnn_convolution_relu", relu)
-        monkeypatch.setattr("backends.engines.fused._works", lambda kind, device, dtype: True)
         monkeypatch.setattr("backends.engines.graph.batch_s", batch_s)
-        executable = load(lambda facts: GraphEngine(replace(facts, fused_layers=True)), network := Activated())
-        assert timed == ["_Replayed", "_Replayed"]
-        calls.clear()
-        with torch.inference_mode():
-            expected = network(torch.from_numpy(images(2, 1)))[0].numpy()
-        assert bool(calls) is fuses
-        np.testing.assert_allclose(executable.run(images(2, 1))[0], expected, rtol=1e-5)
+        monkeypatch.setattr("backends.engines.graph.fuse", lambda network, run_s, *_: run_s())
+        load(lambda facts: GraphEngine(replace(facts, fused_layers=fused))).close()
+        assert timed == (["_Replayed of 4"] if fused else [])
 
     def test_a_batch_is_one_replay_and_the_network_is_not_called(self) -> None:
         calls: list[int] = []
@@ -390,35 +366,6 @@ class TestTensorRT:
         assert Path(call["engine_cache_dir"]).parent.parent == timing.parent == tmp_path / "tensorrt"
         assert 0 < call["engine_cache_size"] <= 8 * 2**30
 
-    def test_engines_that_cannot_be_used_any_more_are_built_anew_once(
-        self, tensorrt: FakeTensorRT, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        load(TensorRTEngine, cache_dir=tmp_path).close()
-        stale = Path(tensorrt.calls[-1]["engine_cache_dir"]) / "engine"
-        stale.mkdir()
-        compile_soundly = tensorrt._compile
-
-        def refitting(exported: Any, **options: Any) -> nn.Module:
-            if stale.exists():
-                raise AssertionError("Refitting failed")
-            return compile_soundly(exported, **options)
-
-        tensorrt.dynamo.compile = refitting
-        assert_answers(load(TensorRTEngine, cache_dir=tmp_path))
-        assert "cannot be used and is built anew: Refitting failed" in caplog.text
-
-        def never(exported: Any, **options: Any) -> nn.Module:
-            raise AssertionError("no converter")
-
-        tensorrt.dynamo.compile = never
-        assert "no converter" in str(self._refused(tmp_path))
-
-    @staticmethod
-    def _refused(cache_dir: Path) -> str:
-        with pytest.raises(EngineRefusedError) as caught:
-            load(TensorRTEngine, cache_dir=cache_dir)
-        return str(caught.value)
-
     def test_refuses_a_network_of_which_it_takes_nothing(self, tensorrt: FakeTensorRT) -> None:
         tensorrt.takes = "_run_on_gpu_0"
         assert "TensorRT takes no part of this network" in refusal(TensorRTEngine)
@@ -472,64 +419,82 @@ class TestTensorRT:
             load(TensorRTEngine)
 
 
-@pytest.fixture
-def _clean_dynamo() -> Iterator[None]:
+class TestCompilersThatKeepFilesThemselves:
+    """torch_tensorrt and torchair know a kept network neither by its weights nor by their shapes."""
+
+    def test_each_network_precision_and_machine_has_a_folder_of_its_own(self, tmp_path: Path) -> None:
+        others = Network()
+        others.core.weight.data += 1
+        asked: list[tuple[Network, str, str, str]] = [
+            (Network(), "", "fp32", "one"),
+            (others, "", "fp32", "one"),
+            (Network(), "a key", "fp32", "one"),
+            (Network(), "another", "fp32", "one"),
+            (Network(), "", "fp16", "one"),
+            (Network(), "", "fp32", "two"),
+        ]
+        found = [
+            with_own_folder(
+                lambda own: own,
+                "Compiler",
+                CompileOptions(cache_dir=tmp_path, key=key),
+                network=network,
+                precision=precision,
+                machine=machine,
+            )
+            for network, key, precision, machine in (*asked, *asked)
+        ]
+        assert found[: len(asked)] == found[len(asked) :]
+        assert len(set(found)) == len(asked)
+
+    def test_what_is_kept_and_cannot_be_used_is_made_anew_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        found_kept: list[bool] = []
+        given: Any = {"network": Network(), "precision": "fp32", "machine": "one"}
+
+        def made(fails: Callable[[bool], bool]) -> str:
+            def build(own: Path | None) -> str:
+                assert own is not None
+                found_kept.append(any(own.iterdir()))
+                (own / "engine").touch()
+                if fails(found_kept[-1]):
+                    raise AssertionError("Refitting failed")
+                return "served"
+
+            return with_own_folder(build, "Compiler", CompileOptions(cache_dir=tmp_path), **given)
+
+        assert made(lambda kept: False) == "served"
+        assert made(lambda kept: kept) == "served"
+        assert "what Compiler has kept cannot be used and is built anew: Refitting failed" in caplog.text
+        with pytest.raises(AssertionError, match="Refitting failed"):
+            made(lambda kept: True)
+        assert found_kept == [False, True, False, True, False]
+
+
+def test_torch_compile_compiles_every_size_at_load_in_one_piece() -> None:
+    """By itself PyTorch gives up after eight sizes, and runs eagerly what it cannot trace."""
     torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+    shapes: list[tuple[int, ...]] = []
 
+    def backend(graph: Any, inputs: Any) -> Any:
+        shapes.extend(tuple(each.shape) for each in inputs if each.dtype == torch.uint8)
+        return graph.forward
 
-class FakeTorchair(ModuleType):
-    def __init__(self) -> None:
-        super().__init__("torchair")
-        self.configs: list[Any] = []
-        self.shapes: list[tuple[int, ...]] = []
+    class Breaking(Network):
+        def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+            torch._dynamo.graph_break()
+            return super().forward(pixels)
 
-    def CompilerConfig(self) -> SimpleNamespace:
-        return SimpleNamespace(mode=None, experimental_config=SimpleNamespace(frozen_parameter=False))
-
-    def get_npu_backend(self, *, compiler_config: Any) -> Any:
-        self.configs.append(compiler_config)
-        return self.backend
-
-    def backend(self, module: Any, inputs: Any) -> Any:
-        self.shapes += [tuple(each.shape) for each in inputs if each.dtype == torch.uint8]
-        return module.forward
-
-
-@pytest.mark.usefixtures("_clean_dynamo")
-class TestTorchair:
-    @pytest.fixture
-    def torchair(self, monkeypatch: pytest.MonkeyPatch) -> FakeTorchair:
-        fake = FakeTorchair()
-        monkeypatch.setitem(sys.modules, "torchair", fake)
-        return fake
-
-    def test_compiles_each_size_at_load_with_weights_that_stay(self, torchair: FakeTorchair) -> None:
-        executable = load(TorchairEngine)
-        assert torchair.shapes == [(size, 8, 6, 3) for size in (4, 2, 1)]
-        [config] = torchair.configs
-        assert (config.mode, config.experimental_config.frozen_parameter) == ("max-autotune", True)
-        assert_answers(executable)
-        assert len(torchair.shapes) == 3  # Nothing was compiled for a batch.
-
-    def test_many_sizes_are_all_compiled(self, torchair: FakeTorchair) -> None:
-        """By itself PyTorch gives up after eight and runs eagerly."""
-        sizes = tuple(range(1, 12))
-        compile_first([TorchairEngine(row("fp32"))], Network(), DEVICE, ("fp32",), sizes).executable.run(images(11))
-        assert len(torchair.shapes) == 11
-
-    def test_what_cannot_be_traced_in_one_piece_is_refused(self, torchair: FakeTorchair) -> None:
-        class Breaking(Network):
-            def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-                torch._dynamo.graph_break()
-                return super().forward(pixels)
-
-        assert "torchair cannot compile this network: cpu:0 failed: " in refusal(TorchairEngine, Breaking())
-
-    def test_refuses_where_torch_npu_has_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "torchair", None)
-        assert "torchair: torchair is not installed: this torch_npu was built without it" in refusal(TorchairEngine)
+    try:
+        calls = by_torch_compile(Network(), DEVICE, tuple(range(1, 12)), backend)
+        with torch.inference_mode():
+            calls[11](torch.from_numpy(images(11)))
+        assert shapes == [(size, 8, 6, 3) for size in range(11, 0, -1)]
+        with pytest.raises(EngineRefusedError, match="cannot compile this network"), compiling("Compiler", DEVICE):
+            by_torch_compile(Breaking(), DEVICE, (1,), backend)
+    finally:
+        torch._dynamo.reset()
 
 
 class TestOnnxRuntime:
@@ -598,6 +563,10 @@ def test_a_batch_is_waited_for_asleep_where_the_vendors_events_can() -> None:
     assert "an event to spin for" in MODULE.log
 
 
+OLDER = PageLocks("older", "pin", "unpin")
+"""Functions that the vendor's package does not have yet."""
+
+
 class TestItemsThatLieApart:
     @staticmethod
     def assert_answers_to_rows(executable: Executable) -> None:
@@ -629,13 +598,26 @@ class TestItemsThatLieApart:
             executable.start_rows([images(1)], 1)
 
     @staticmethod
-    def lock_by(locks: PageLocks | None, lock: Any, unlock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Lock memory by these functions, under the names that the row of the device's vendor has."""
+    def lock_by(locks: PageLocks | None, code: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+        """Lock memory under the names that the row of the device's vendor has; return what is locked and what was."""
         row = replace(vendors.NVIDIA, name="acme", device_type="cpu", page_locks=locks)
         monkeypatch.setattr(vendors, "_known", {"acme": row})
-        if locks:
+        log: list[tuple[int, int]] = []
+
+        def lock(address: int, size: int, flags: int) -> int:
+            assert locks is not None
+            assert (size, flags) == (images(1).nbytes, locks.flags)
+            log.append((address, 1))
+            return code
+
+        def unlock(address: int) -> int:
+            log.append((address, -1))
+            return 0
+
+        if locks and locks != OLDER:
             holder = SimpleNamespace(**{locks.lock: lock, locks.unlock: unlock})
             setattr(MODULE, locks.runtime, lambda: holder)
+        return log
 
     @pytest.mark.parametrize("locks", [vendors.NVIDIA.page_locks, PageLocks("acmert", "pin", "unpin", 0x10000000)])
     @pytest.mark.parametrize("engine", [GraphEngine, eager.EagerEngine])
@@ -645,62 +627,31 @@ class TestItemsThatLieApart:
         monkeypatch.setattr("backends.engines.eager._HostExecutable", StreamedExecutable)
         monkeypatch.setattr("backends.engines.streamed._gather", None)
         monkeypatch.setattr(Tensor, "is_pinned", lambda *_: True)
-        locked: list[tuple[int, int]] = []
-
-        def lock(address: int, size: int, flags: int) -> int:
-            assert flags == locks.flags
-            locked.append((address, size))
-            return 0
-
-        def unlock(address: int) -> int:
-            locked.remove((address, images(1).nbytes))
-            return 0
-
-        self.lock_by(locks, lock, unlock, monkeypatch)
+        log = self.lock_by(locks, 0, monkeypatch)
         executable = load(engine)
         items = [each.copy() for each in images(2, 3)]
         for _ in range(3):
             executable.start_rows(items, 2).outputs()
-        assert locked == [(each.ctypes.data, each.nbytes) for each in items], "each once"
+        assert log == [(each.ctypes.data, 1) for each in items], "each once"
         self.assert_answers_to_rows(executable)
         executable.close()
-        assert not locked
+        assert sorted(address for address, by in log if by > 0) == sorted(address for address, by in log if by < 0)
 
-    def test_one_refusal_of_the_driver_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        asked: list[int] = []
-
-        def refuse(address: int, size: int, flags: int) -> int:
-            asked.append(address)
-            return 1
-
-        self.lock_by(vendors.NVIDIA.page_locks, refuse, None, monkeypatch)
-        executable = load(GraphEngine)
-        self.assert_answers_to_rows(executable)
-        assert len(asked) == 1
-
-    def test_memory_that_pytorch_does_not_know_as_locked_is_given_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        locked: list[int] = []
-
-        def lock(address: int, size: int, flags: int) -> int:
-            locked.append(address)
-            return 0
-
-        def unlock(address: int) -> int:
-            locked.remove(address)
-            return 0
-
-        self.lock_by(vendors.NVIDIA.page_locks, lock, unlock, monkeypatch)
-        executable = load(GraphEngine)
-        self.assert_answers_to_rows(executable)
-        assert not locked
-
-    @pytest.mark.parametrize("locks", [None, PageLocks("acmert", "pin", "unpin")])
-    def test_without_a_function_that_locks_they_are_brought_together(
-        self, locks: PageLocks | None, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("locks", "code", "steps"),
+        [
+            pytest.param(None, 0, [], id="no function"),
+            pytest.param(OLDER, 0, [], id="no function in an older package"),
+            pytest.param(vendors.NVIDIA.page_locks, 1, [1], id="the driver refuses, and is not asked again"),
+            pytest.param(vendors.NVIDIA.page_locks, 0, [1, -1], id="locked, and PyTorch does not know it"),
+        ],
+    )
+    def test_are_brought_together_where_no_memory_can_be_locked_for_pytorch(
+        self, locks: PageLocks | None, code: int, steps: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.lock_by(locks, None, None, monkeypatch)
-        MODULE.__dict__.pop("acmert", None)  # As in an older package of the vendor's.
+        log = self.lock_by(locks, code, monkeypatch)
         self.assert_answers_to_rows(load(GraphEngine))
+        assert [by for _, by in log] == steps
 
 
 def test_a_graph_copies_its_answers_itself_where_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
