@@ -119,38 +119,6 @@ def test_the_device_decodes_what_it_can_and_answers_alike(host, device):
         assert after["refused"] == before.get("refused", 0)
 
 
-def test_what_no_device_decodes_is_decoded_on_the_host(host, device):
-    files = {
-        "PNG": picture(kind="PNG"),
-        "four colours": picture(mode="CMYK"),
-        "larger than its slot": picture(size=(1500, 1125), quality=98),
-        "many pixels": picture(size=(2400, 1800), quality=5),
-        "a long strip": picture(size=(3000, 60)),
-    }
-    assert len(files["larger than its slot"]) > 224 * 224 * 3
-    with host.client() as asked, device.client() as client:
-        before = counted(client)
-        assert [body for _, body in answers(client, *files.values())] == [
-            body for _, body in answers(asked, *files.values())
-        ]
-        assert counted(client) == before
-
-
-def test_broken_files_are_refused_with_the_same_words(host, device):
-    good = picture()
-    files = [
-        good[:-2],
-        good[: len(good) // 2],
-        good[:30],
-        b"\xff\xd8\xff" + bytes(500),
-        b"junk",
-        good[:-300] + b"\xff\xd9",
-    ]
-    with host.client() as asked, device.client() as client:
-        for (status, one), (other_status, other) in zip(answers(asked, *files), answers(client, *files), strict=True):
-            assert (status, one.get("code"), one.get("error")) == (other_status, other.get("code"), other.get("error"))
-
-
 def test_of_eight_images_the_one_that_the_device_cannot_decode_is_decoded_on_the_host_alone(host, device):
     broken = picture("classify_ring", size=(BROKEN_WIDTH, 250))
     files = [picture("classify_heart", size=(400 + number, 300)) for number in range(7)]

@@ -1,7 +1,4 @@
-"""Failures that were recorded on cards, on simulated ones: each ends in service, or in one sentence with a remedy.
-
-The compiler is torchair's name with nothing behind it: it hands the network back, never ends, or ends the process.
-"""
+"""Failures that were recorded on cards, on simulated ones: each ends in service, or in one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -15,40 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from anychip_tools.simulated import recorded
-from tests.support.device_child import ROOT, child
-from tests.support.load import until
+from tests.support.device_child import child
 from tests.support.photographs import FILES
 from tests.support.service_process import running
 
 PHOTO = FILES[0].read_bytes()
 PREDICT = "/v1/models/shufflenet_v2_x0_5:predict"
 ONE = ("--models", "shufflenet_v2_x0_5", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
-COMPILER = """
-import os, time
-from pathlib import Path
-from types import SimpleNamespace
-
-FOLDER = Path(os.environ["FOLDER_OF_TEST"])
-
-
-class CompilerConfig:
-    def __init__(self):
-        self.mode, self.experimental_config = "", SimpleNamespace(frozen_parameter=False)
-
-
-def cache_compile(function, config, dynamic, cache_dir, ge_cache):
-    (FOLDER / "compiles").touch()
-    while (FOLDER / "hangs").exists():
-        time.sleep(3600)
-
-    def compiled(pixels):
-        if (FOLDER / "crashes").exists():
-            os.abort()
-        return function(pixels)
-
-    return compiled
-"""
 LOADING = """
 import sys
 from pathlib import Path
@@ -68,15 +38,6 @@ class Net(torch.nn.Module):
 simulated.configure(sys.argv[1], "", Path(sys.argv[2]))
 choose("npu").backend.load(Net(), "npu:0", "eager", "fp32", (1,))
 """
-
-
-def compiler(folder: Path) -> dict[str, str]:
-    """Return an environment in which torchair is the text in COMPILER."""
-    package = folder / "packages" / "torchair"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(COMPILER)
-    (package / "inference.py").write_text("from torchair import cache_compile\n")
-    return {"PYTHONPATH": f"{package.parent}:{ROOT}", "FOLDER_OF_TEST": str(folder)}
 
 
 def served(client: httpx.Client) -> dict[str, Any]:
@@ -134,27 +95,3 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
         assert total in client.get("/metrics").text
         assert [each["device"] for each in client.get("/v1/devices").json()["devices"]] == ["npu:0"]
     assert "npu:1 does not answer and is left out: the device does not answer" in service.log.read_text()
-
-
-async def test_a_crash_right_after_the_hand_over_costs_no_request_and_the_quick_engine_serves_again(
-    tmp_path: Path,
-) -> None:
-    options = (*ONE, "--simulate", "npu:1", "--device", "npu")
-    with running(tmp_path, *options, environment=compiler(tmp_path)) as service, service.client() as client:
-        before = answered(client, PHOTO)
-        await until(lambda: served(client)["engine"] == "torchair")
-        assert answered(client, PHOTO) == before
-        (tmp_path / "crashes").touch()
-        assert answered(client, PHOTO) == before, "of the worker that followed"
-        assert served(client)["engine"] == "eager"
-        text = client.get("/metrics").text
-        assert 'anychip_handovers_total{device="npu:0",reason="compiled"} 1.0' in text
-        assert 'anychip_worker_restarts_total{device="npu:0",reason="died"} 1.0' in text
-
-
-def test_every_sentence_says_where_it_is_from() -> None:
-    source = Path(recorded.__file__).read_text(encoding="utf-8")
-    for name in recorded.RECORDED:
-        before = source[: source.index(f'    "{name}": (')].splitlines()[-1]
-        assert before.strip().startswith("#")
-        assert "#" in before.strip()[1:], "an issue's number"

@@ -22,7 +22,6 @@ from anychip_tools.verify.contract import (
     run_checks,
 )
 from backends import Executable, LoadedNetwork
-from backends.engines.onnxruntime import _provider_options
 from backends.engines.tensorrt import _typing
 from backends.vendors.cpu import CpuBackend
 from backends.vendors.table import ACCELERATORS, CPU, Facts
@@ -32,11 +31,6 @@ from backends.vendors.table import ACCELERATORS, CPU, Facts
 def test_every_vendor_that_answers_to_torch_cuda_rounds_to_float32(row: Facts) -> None:
     for switch in ("torch.backends.cudnn.allow_tf32", "torch.backends.cuda.matmul.allow_tf32"):
         assert row.switches[switch] is False
-
-
-def test_onnx_runtime_is_told_on_nvidia_and_others_are_given_no_option_that_they_lack() -> None:
-    assert _provider_options("CUDAExecutionProvider", 1) == {"device_id": "1", "use_tf32": "0"}
-    assert _provider_options("MIGraphXExecutionProvider", 0) == {"device_id": "0"}
 
 
 def test_tensorrt_keeps_the_types_of_the_network_where_it_can_be_told() -> None:

@@ -14,7 +14,7 @@ import torch
 from app.precision.described import weights_key
 from app.precision.gate import Gate
 from app.precision.probes import Calibration, CalibrationError, probes
-from backends import CompileOptions, EngineRefusedError, LoadReport, WrongAnswersError
+from backends import CompileOptions, LoadReport, WrongAnswersError
 from backends.contract.backend import Executable
 from backends.engines import EagerEngine, compile_first
 from backends.engines.engine import Engine
@@ -161,15 +161,6 @@ def test_an_engine_with_wrong_outputs_never_serves(request, fixture, distort, pr
     executable.close()
 
 
-def test_with_nobody_else_to_serve_there_is_no_service(classifier):
-    model, images = classifier
-    options = CompileOptions(gate=Gate(model, images).check)
-    with pytest.raises(EngineRefusedError, match=r"wrong: its answers .*; wrong fp32: its answers"):
-        compile_first(
-            [WrongEngine(five_percent_more)], model.network(), "cpu", ("bf16", "fp32"), LADDER, options=options
-        )
-
-
 def test_outputs_of_another_shape_are_as_wrong_as_can_be(classifier):
     model, _ = classifier
     assert set(model.errors([np.zeros((2, 8))], [np.zeros((2, 7))]).values()) == {float("inf")}
@@ -183,11 +174,6 @@ def test_limits_grow_with_the_coarseness_of_the_precision():
             assert all(task[finer][name] <= task[coarser][name] for name in task[finer])
 
 
-def test_a_precision_that_no_engine_has_is_refused_and_not_replaced():
-    with pytest.raises(EngineRefusedError, match="it offers fp32 here, not int8"):
-        compile_first([EagerEngine(row("fp32"))], Brightness(), "cpu", ("int8", "fp32"), (1,))
-
-
 def test_where_nobody_has_named_a_precision_the_engine_that_is_named_serves_in_the_next_one(caplog):
     engines, options = [EagerEngine(row("fp32"))], CompileOptions(automatic=True)
     executable, report = compile_first(engines, Brightness(), "cpu", ("bf16", "fp32"), (1,), options=options)
@@ -195,21 +181,6 @@ def test_where_nobody_has_named_a_precision_the_engine_that_is_named_serves_in_t
     assert (report.engine, report.precision) == ("eager", "fp32")
     assert report.refusals == {"eager": "it offers fp32 here, not bf16"}
     assert "no engine serves the network in bf16 on cpu" in caplog.text
-
-
-def test_what_takes_long_is_left_for_later_where_that_is_asked_for():
-    class Slow(WrongEngine):
-        def is_quick(self, network, precision, options):
-            return False
-
-    engines = [Slow(lambda outputs, size: outputs, ("int8",)), RightEngine()]
-    for quick in (True, False):
-        executable, report = compile_first(
-            engines, Brightness(), "cpu", ("int8", "fp32"), (1,), options=CompileOptions(quick=quick)
-        )
-        assert report.staged == quick
-        assert (report.engine, report.precision) == (("right", "fp32") if quick else ("wrong", "int8"))
-        executable.close()
 
 
 def test_calibration_needs_images(tmp_path, classifier):

@@ -32,7 +32,8 @@ from backends import (
     open_backend,
 )
 from backends.contract.errors import translated_errors
-from backends.detect import Found
+from backends.detect import Found, SystemEvidence, vendor_of_cuda
+from backends.detect_child import pci_address
 from backends.vendors import table as vendors
 from backends.vendors import torch_device
 from backends.vendors.general import complete
@@ -359,3 +360,41 @@ def test_nvml_is_asked_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (cuda.hooks.tool_index(0, 0), cuda.hooks.tool_index(1, 1)) == (1, 0)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert cuda.hooks.tool_index(1, 5) == 5, "by the visibility variable"
+
+
+# --- who is behind torch.cuda
+
+NVIDIAS_CARD = SystemEvidence(pci=frozenset({"0x10de"}))
+
+
+def said_by(torch: str, arch: str = "", hip: str | None = None, private_name: str = "privateuseone") -> Found:
+    device = {"name": "Chip", "memory_bytes": 1, "arch": arch}
+    return Found(torch=torch, cuda=None if hip else "12.9", hip=hip, private_name=private_name, devices=(device,))
+
+
+@pytest.mark.parametrize(
+    ("said", "here", "vendor"),
+    [
+        (said_by("2.9.0+cu130"), NVIDIAS_CARD, "nvidia"),
+        (said_by("2.9.0+cu130"), SystemEvidence(), "nvidia"),
+        (said_by("2.9.0+rocm7.1", "gfx942:sramecc+", "7.1"), SystemEvidence(), "amd"),
+        (said_by("2.9.0+rocm7.1", "gfx906", "7.1"), SystemEvidence(pci=frozenset({"0x1002"})), "amd"),
+        (said_by("2.9.0+das.opt1.dtk2604", "gfx906", "6.3"), SystemEvidence(), "hygon"),
+        (said_by("2.9.0", "gfx906", "6.3"), SystemEvidence(pci=frozenset({"0x1d94"})), "hygon"),
+        (said_by("2.9.0", "gfx906", "6.3"), SystemEvidence(hygon_software=True), "hygon"),
+        (said_by("2.9.0", "gfx936:xnack-", "6.3"), SystemEvidence(), "hygon"),
+        (said_by("2.8.0+metax3.7.2.0"), SystemEvidence(), "metax"),
+        (said_by("2.8.0"), SystemEvidence(pci=frozenset({"0x9999"})), "metax"),
+        (said_by("2.7.1+corex.4.4.0"), NVIDIAS_CARD, "iluvatar"),
+        (said_by("2.9.0+cu129"), SystemEvidence(kunlun_software=True), "kunlun"),
+        (said_by("2.12.0+cpu", private_name="supa"), NVIDIAS_CARD, "shim:supa"),
+    ],
+)
+def test_vendors_behind_torch_cuda_are_told_apart(said: Found, here: SystemEvidence, vendor: str) -> None:
+    assert vendor_of_cuda(said, here) == vendor
+
+
+def test_the_address_on_the_pci_bus_is_as_lspci_writes_it() -> None:
+    card = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
+    assert pci_address(card) == "0000:17:00.0"
+    assert pci_address(SimpleNamespace()) == ""
