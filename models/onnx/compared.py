@@ -18,7 +18,7 @@ from torch import Tensor
 
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile
-from models.onnx.graph import Call, OnnxGraph, computed
+from models.onnx.graph import OnnxGraph, OperatorCall, computed
 from models.onnx.operators import as_tensor, is_host
 from models.onnx.session import Witness
 
@@ -80,7 +80,7 @@ class _ComparedGraph(OnnxGraph):
         super().__init__(file, name)
         self.core.instead = self.tail.instead = self._compared
 
-    def _compared(self, call: Call, inputs: list[Any]) -> Any:
+    def _compared(self, call: OperatorCall, inputs: list[Any]) -> Any:
         found = computed(call, inputs)
         results = list(found) if isinstance(found, tuple) else [found]
         for place, (name, ours) in enumerate(zip(call.outputs, results, strict=False)):
@@ -93,7 +93,7 @@ class _ComparedGraph(OnnxGraph):
             results[place] = _as(ours, wanted)
         return tuple(results)
 
-    def _difference(self, call: Call, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
+    def _difference(self, call: OperatorCall, inputs: list[Any], place: int, ours: Any, wanted: Array) -> str:
         if call.operator == "NonMaxSuppression":
             return _of_boxes(as_tensor(ours), wanted)
         share = max(self._alone, _of_sums(call.operator, inputs, ours))

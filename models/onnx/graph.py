@@ -42,7 +42,7 @@ _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes 
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """Call of an operator."""
 
     operator: str
@@ -68,7 +68,9 @@ class OnnxPart(nn.Module):
         self.file_name = name
         self.input_names, self.output_names = tuple(inputs), tuple(outputs)
         self.free_batch = False
-        self.instead: Callable[[Call, list[Any]], Any] | None = None  # Computes an operator in place of `computed`.
+        self.instead: Callable[[OperatorCall, list[Any]], Any] | None = (
+            None  # Computes an operator in place of `computed`.
+        )
         self._calls = _planned(nodes, {*known, *outputs})
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
@@ -112,7 +114,7 @@ class OnnxPart(nn.Module):
         return tuple(values[name] for name in self.output_names)
 
 
-def computed(call: Call, inputs: list[Any]) -> Any:
+def computed(call: OperatorCall, inputs: list[Any]) -> Any:
     """Compute an operator."""
     return OPERATORS[call.operator](inputs, call.attributes)
 
@@ -120,7 +122,7 @@ def computed(call: Call, inputs: list[Any]) -> Any:
 class _Layer(nn.Module):
     """One node as a module, so that a tracer of the network knows the node by its name."""
 
-    def forward(self, call: Call, inputs: list[Any]) -> Any:
+    def forward(self, call: OperatorCall, inputs: list[Any]) -> Any:
         return computed(call, inputs)
 
 
@@ -135,7 +137,7 @@ def with_named_nodes(network: nn.Module) -> nn.Module:
     return network
 
 
-def _by_layer(nodes: nn.ModuleDict, call: Call, inputs: list[Any]) -> Any:
+def _by_layer(nodes: nn.ModuleDict, call: OperatorCall, inputs: list[Any]) -> Any:
     return nodes[_module_name(call.outputs[0])](call, inputs)
 
 
@@ -259,13 +261,13 @@ def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
     return heads[::-1], tails[::-1]
 
 
-def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[Call, ...]:
+def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[OperatorCall, ...]:
     last: dict[str, int] = {}
     for place, node in enumerate(nodes):
         for name in (*node.inputs, *node.outputs):
             last[name] = place
     return tuple(
-        Call(
+        OperatorCall(
             node.operator,
             node.inputs,
             node.outputs,
