@@ -161,7 +161,7 @@ $(DIST_VENV)/.installed:
 
 $(DOCS_VENV)/.installed:
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check 'mkdocs<2' 'mkdocs-material>=9.6,<10' 'mkdocs-static-i18n>=1.3,<2'
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check 'mkdocs<2' 'mkdocs-material>=9.6,<10' 'mkdocs-static-i18n>=1.3,<2' 'jieba>=0.42'
 	@touch $@
 
 $(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py
