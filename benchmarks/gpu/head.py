@@ -17,7 +17,7 @@ class AllAnchors(DetectionNetwork):
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Compute float32 [n, a, 4], [n, a], int32 [n, a]."""
-        distances, logits = self.core.distances_and_logits(normalised)
+        distances, logits = self.core.expected(self.core.raw(normalised))
         best, classes = logits.max(dim=2)
         return distances, best.sigmoid(), classes.to(torch.int32)
 

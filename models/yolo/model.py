@@ -190,8 +190,8 @@ def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
         blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
         images = 0.9 * (blocks > 0.5) + 0.1 * noise
         _measure_at_once(core)
-        if type(core).forward is not YOLOv8.forward:
-            core(images)  # Branches that `raw` does not run.
+        if isinstance(core, InstanceYOLOv8):
+            core.instances(images)  # Branches that `raw` does not run.
         for branch, level in zip(core.head.cv3, core.raw(images), strict=True):
             weight, bias = branch.get_parameter("2.weight"), branch.get_parameter("2.bias")
             logits = level[:, core.head.box_channels :] - bias.view(-1, 1, 1)

@@ -106,10 +106,6 @@ class InstanceYOLOv8(YOLOv8):
         found = (boxes, best.sigmoid(), classes.to(torch.int32), extras)
         return (*found, head.prototypes(features)) if isinstance(head, SegmentHead) else found
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Compute `instances`."""
-        return self.instances(x)
-
     def _decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
         """Decode boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1].
 

@@ -273,16 +273,12 @@ class YOLOv8(nn.Module):
         outputs: list[Tensor] = self.head(self.features(x))
         return outputs
 
-    def distances_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute float32 distances [n, anchors, 4] and class logits [n, anchors, class_count] from [n, 3, h, w].
+    def expected(self, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute float32 distances [n, anchors, 4] and class logits [n, anchors, class_count] from those of `raw`.
 
         Distances are the expected left, top, right, bottom of the box from its anchor, in units of the stride. Anchors
         run row by row through stride 8, then 16, then 32, as in `anchors`.
         """
-        return self.expected(self.raw(x))
-
-    def expected(self, levels: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Convert the result of `raw` to that of `distances_and_logits`."""
         rows = by_anchor(levels).float()
         channels = self.head.box_channels
         return self._distances(rows[..., :channels]), rows[..., channels:]
@@ -309,25 +305,6 @@ class YOLOv8(nn.Module):
         values = self.head.dfl.conv.weight.float().flatten()
         distances: Tensor = (sides.reshape(*sides.shape[:2], 4, BINS).softmax(dim=3) * values).sum(dim=3)
         return distances
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute float32 [n, 4 + class_count, anchors] from float [n, 3, h, w].
-
-        Rows are centre x, centre y, width, height in input pixels, then the class probabilities.
-        """
-        distances, logits = self.distances_and_logits(x)
-        centres, strides = anchors(x.shape[2], x.shape[3])
-        left_top, right_bottom = distances[..., :2], distances[..., 2:]
-        centre = centres.to(x.device) + (right_bottom - left_top) / 2
-        boxes = torch.cat((centre, left_top + right_bottom), dim=2) * strides.to(x.device).unsqueeze(1)
-        return torch.cat((boxes, logits.sigmoid()), dim=2).transpose(1, 2)
-
-    def fuse(self) -> YOLOv8:
-        """Fold every BatchNorm into its convolution, in place; for inference only. Idempotent."""
-        for module in self.modules():
-            if isinstance(module, Conv):
-                module.fuse()
-        return self
 
 
 def by_anchor(levels: list[Tensor]) -> Tensor:

@@ -91,7 +91,6 @@ COMPUTING = tuple(
         "gate_of_tasks",
         "catalog",
         "torchair_networks",
-        "yolov8",
         "onnx_graph",
         "witness",
         "classifiers_by_pillow",

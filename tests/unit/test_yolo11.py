@@ -52,7 +52,7 @@ def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
 def test_attention_sees_the_whole_image() -> None:
     """A pixel in one corner changes features in the other, which convolutions and pooling alone do not reach."""
     torch.manual_seed(0)
-    network = YOLO11("n", 3).eval().fuse()
+    network = YOLO11("n", 3).eval()
     images = torch.rand(1, 3, 640, 640)
     other = images.clone()
     other[..., :32, :32] = 1 - other[..., :32, :32]
