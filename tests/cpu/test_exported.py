@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from typing import Any
@@ -19,25 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from app.access.access import Access
-from app.config import Settings
-from app.errors import ServiceError
-from app.ingress.inference import infer
-from app.ingress.ingress import Ingress
-from app.ingress.prediction import predict
-from app.link import Terms
 from app.precision.described import weights_key
-from app.precision.gate import Gate, compile_options
-from app.serving.service import Service
-from backends import EngineRefusedError, LoadReport, WrongAnswersError
-from backends.contract.backend import Executable
+from app.precision.gate import compile_options
+from backends import EngineRefusedError
 from backends.vendors.cpu import CpuBackend
 from models import (
     DATATYPES,
     ExportedModel,
     InputError,
-    ModelError,
-    Options,
     TensorOptions,
     TensorSpec,
     WeightsError,
@@ -372,56 +359,7 @@ def test_engines_say_what_they_do_not_read(models):
             loaded(models[suffix], engine)
 
 
-# The gate
-
-
-class WrongExecutable(Executable):
-    def __init__(self, model, distort):
-        super().__init__("cpu:0", (1, 4), model.input_shape)
-        self._network, self._distort = model.network(), distort
-
-    def _execute(self, pixels):
-        with torch.inference_mode():
-            return tuple(self._distort(output.numpy()) for output in self._network(torch.from_numpy(pixels)))
-
-    def _release(self):
-        pass
-
-
-def test_a_wrong_executable_does_not_serve(models):
-    model = models[".pt2"]
-    gate = Gate(model, model.probes())
-    assert gate.check(WrongExecutable(model, lambda output: output), LoadReport("wrong", "fp32"))["error"] < 1e-6
-
-    def one_number(output):
-        output = output.copy()
-        output[..., 3] += 1
-        return output
-
-    def not_a_number(output):
-        output = output.copy()
-        output[0, 0] = np.nan
-        return output
-
-    for distort in (
-        lambda output: output * 1.05,
-        lambda output: np.roll(output, 1, axis=-1),
-        np.zeros_like,
-        lambda output: -output,
-        one_number,
-        not_a_number,
-    ):
-        with pytest.raises(WrongAnswersError):
-            gate.check(WrongExecutable(model, distort), LoadReport("wrong", "fp32"))
-
-
-def test_infinity_in_the_same_places_is_right_and_whole_numbers_are_counted(models):
-    wanted = (np.array([[1.0, -np.inf, np.nan], [2.0, 3.0, np.inf]], np.float32), np.array([[1], [2]]))
-    assert set(models[".pt2"].errors(wanted, wanted).values()) == {0.0}
-    other = (wanted[0], np.array([[1], [3]]))
-    assert models[".pt2"].errors(wanted, other)["different"] == 0.5
-    elsewhere = (np.where(np.isinf(wanted[0]), 0, wanted[0]), wanted[1])
-    assert models[".pt2"].errors(wanted, elsewhere)["different"] == 1
+# Beside the file
 
 
 def test_an_owners_probes_are_used_and_checked(tmp_path):
@@ -444,46 +382,6 @@ def test_what_is_declared_beside_a_file_identifies_it_as_well(models):
         assert weights_key(shorter) != weights_key(models[suffix])
 
 
-# The service
-
-
-def terms():
-    return Terms(time.monotonic() + 60)
-
-
-async def test_requests_run_together_and_are_answered_as_pytorch_answers(models):
-    names = {suffix: models[suffix].name for suffix in SUFFIXES}
-    service = Service(
-        Settings(models="resnet50", device="cpu", precision="fp32", batch_sizes="1,2,4", max_wait_ms=200),
-        list(models.values()),
-    )
-    await service.start()
-    ingress = Ingress(service.link, Access(service.settings))
-    try:
-        for name in names.values():
-            served = service.models[name]
-            asked = [arrays(1 + seed % 3, length=3 + seed, seed=seed) for seed in range(8)]
-            answers = await asyncio.gather(*(infer(ingress, served, inputs, terms()) for inputs in asked))
-            for inputs, answer in zip(asked, answers, strict=True):
-                for output, wanted in expected(inputs).items():
-                    np.testing.assert_allclose(answer.outputs[output], wanted, atol=1e-5)
-            images, batches = sum(len(inputs["input_ids"]) for inputs in asked), served.metrics.batch("cpu:0")[0]
-            assert batches.sum == images
-            assert sum(batches.counts) < images
-        served = service.models[names[".onnx"]]
-        only = await infer(ingress, served, arrays(2), terms(), ["end_logits"])
-        assert list(only.outputs) == ["end_logits"]
-        with pytest.raises(ServiceError, match="must be INT64, not FP32") as caught:
-            await infer(ingress, served, {**arrays(), "input_ids": np.zeros((3, 12), np.float32)}, terms())
-        assert caught.value.code == "INVALID_REQUEST"
-        with pytest.raises(ServiceError, match="takes tensors, not images"):
-            await predict(ingress, served, [b"an image"], terms(), options=Options())
-        assert service.images_under_way() == 0
-    finally:
-        await ingress.close()
-        await service.stop()
-
-
 def test_outputs_are_cut_to_the_lengths_of_their_request(models):
     model = models[".pt2"]
     whole = tuple(np.arange(2 * LONGEST, dtype=np.float32).reshape(2, LONGEST) for _ in range(2))
@@ -491,18 +389,6 @@ def test_outputs_are_cut_to_the_lengths_of_their_request(models):
     assert (count, options) == (2, TensorOptions((1,), (("sequence", 5),)))
     answer = model.collect([model.reduce(whole, row, options) for row in range(2)], options)
     np.testing.assert_array_equal(answer["end_logits"], whole[1][:, :5])
-
-
-def test_a_file_is_named_by_itself_or_by_its_owner():
-    for text, *wanted in (
-        ("/models/bert-base.onnx", "bert-base", "onnx", "/models/bert-base.onnx"),
-        ("qa=/models/a=b:c/bert.v2.pt2", "qa", "pt2", "/models/a=b:c/bert.v2.pt2"),
-        ("dogs=resnet50:dogs.ts", "dogs", "resnet50", "dogs.ts"),
-    ):
-        spec = parse_spec(text)
-        assert [spec.name, spec.architecture, spec.weights] == wanted
-    with pytest.raises(ModelError, match="cannot name a model"):
-        parse_spec("a b=bert.onnx")
 
 
 def test_several_threads_may_read_what_was_found_at_once() -> None:

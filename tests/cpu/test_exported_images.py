@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from anychip_tools.prediction.drawing import draw
-from anychip_tools.prediction.image_sources import ImageSource
-from anychip_tools.prediction.offline import LocalPredictor
-from app.config import Settings
 from app.precision.gate import compile_options
 from backends.engines.openvino import OpenVINOEngine
-from models import Options, WeightsError, open_model, parse_spec
+from models import WeightsError, open_model, parse_spec
 from models.exports.images import ExportedImages
 from models.exports.layouts import decoded, interpret
 from models.exports.metadata import Description
 from tests.support import small_classifier
 from tests.support.export_comparison import compare, exported, opened, written_images
+from tests.support.exports_of_networks import answered, written
+from tests.support.exports_of_networks import opened as model_of
 from tests.support.openvino_files import NETWORK
 from tests.support.openvino_files import written as written_openvino
 from tests.support.rows import row
@@ -98,23 +94,6 @@ def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, 
         check_of_the_same_runtime(compare(tmp_path, many_images, tag, same_runtime=True))
 
 
-def local_predictor(model, folder):
-    return LocalPredictor(model, Settings(device="cpu", cache_dir=folder), Options(), 2, keeps_encoded=True)
-
-
-def test_it_is_gated_computed_by_an_engine_and_drawn(usual: Path, images: Path, tmp_path: Path) -> None:
-    model = opened(usual, "v8-segment")
-    expected = json.loads((usual / "v8-segment.expected.json").read_text())
-    name = max(expected, key=lambda each: len(expected[each]["scores"]))
-    predictor = local_predictor(model, tmp_path)
-    [outcome] = predictor.outcomes(iter([ImageSource(str(images / name), name)]))
-    predictor.close()
-    encoded, answer = outcome.encoded, outcome.prediction
-    assert len(answer["detections"]) == pytest.approx(len(expected[name]["scores"]), abs=2)
-    with Image.open(draw(encoded, answer, tmp_path / "drawn.png")) as drawn:
-        assert drawn.size == (answer["width"], answer["height"])
-
-
 def test_a_file_of_one_at_a_time_answers_batches(usual: Path) -> None:
     model = opened(usual, "v8-nms")
     assert model.export.batch == (1, 1)
@@ -143,16 +122,7 @@ class Head(nn.Module):
         return values
 
 
-def written(path: Path, network: nn.Module, sidecar: dict[str, Any] | None, size: int = 64) -> Path:
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network.eval(), (torch.rand(1, 3, size, size),), str(path), dynamo=False, opset_version=17)
-    if sidecar is not None:
-        path.with_suffix(".json").write_text(json.dumps(sidecar))
-    return path
-
-
+IMAGE = torch.rand(1, 3, 64, 64)
 ANCHORS = 8 * 8 + 4 * 4 + 2 * 2
 
 
@@ -192,14 +162,9 @@ def test_a_sidecar_says_what_the_file_does_not(
     if layout == "rows":  # Two corners: the second one lies behind the first.
         values[..., 2:4] += values[..., :2]
         values[..., 5] = 1
-    file = written(tmp_path / "best.onnx", head, sidecar)
-    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    model = model_of(written(tmp_path / "best.onnx", head, IMAGE, sidecar))
     assert (model.task, model.export.how.layout) == (sidecar["task"], layout)
-    with torch.inference_mode():
-        outputs = [output.numpy() for output in model.network()(torch.zeros((2, 64, 64, 3), dtype=torch.uint8))]
-    image, out = (torch.zeros((height, 64, 3), dtype=torch.uint8) for height in (48, 64))
-    placement = model.preprocess(image, out, 64, 48)
-    answer = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())
+    answer = answered(model, torch.zeros((2, 64, 64, 3), dtype=torch.uint8), model.placement(64, 48), 1)
     assert answer["width"] == 64
     for found in answer.get("detections", ()):
         assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
@@ -212,8 +177,7 @@ def test_what_is_compiled_of_a_file_is_kept_for_it_alone(tmp_path: Path) -> None
     for end in (nn.Sigmoid(), nn.Tanh()):
         layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), end)
         layers[0].weight.data = torch.linspace(-1, 1, 108).reshape(4, 3, 3, 3)
-        file = written(tmp_path / f"{type(end).__name__}.onnx", layers, {"task": "classify"})
-        model: Any = open_model(parse_spec(str(file)), tmp_path)
+        model = model_of(written(tmp_path / f"{type(end).__name__}.onnx", layers, IMAGE, {"task": "classify"}))
         options = compile_options(model, None, None, tmp_path / "cache")
         pixels = np.random.default_rng(0).integers(256, size=(1, *model.input_shape), dtype=np.uint8)
         for _ in range(2):
@@ -232,14 +196,11 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     layers[0].weight.data = torch.linspace(-1, 1, 108).reshape(4, 3, 3, 3)
     sidecar = {"task": "classify", "size": 64, "labels": ["a", "b", "c", "d"]}
-    file = written(tmp_path / "best.onnx", layers, sidecar)
+    file = written(tmp_path / "best.onnx", layers, IMAGE, sidecar)
     pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    [expected] = open_model(parse_spec(str(file)), tmp_path).network()(pixels)
+    [expected] = model_of(file).network()(pixels)
     if form == "script":
-        file = tmp_path / "best.torchscript"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.jit.save(torch.jit.trace(layers.half(), torch.rand(1, 3, 64, 64).half()), str(file))
+        file = written(tmp_path / "best.torchscript", layers.half(), IMAGE.half())
     else:
         import onnx
 
@@ -247,7 +208,7 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
         halves = float16.convert_float_to_float16(onnx.load(file), keep_io_types=form == "weights")
         assert {weight.data_type for weight in halves.graph.initializer} == {onnx.TensorProto.FLOAT16}
         onnx.save(halves, file)
-    [found] = open_model(parse_spec(str(file)), tmp_path).network()(pixels)
+    [found] = model_of(file).network()(pixels)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
 
@@ -256,9 +217,9 @@ def test_labels_may_be_longer_than_an_argument_of_a_process(tmp_path: Path) -> N
     """Linux allows 128 KiB each; the names of ImageNet-21k are longer."""
     labels = [f"class number {index} of many" for index in range(8000)]
     layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 8000))
-    file = written(tmp_path / "many.onnx", layers, {"task": "classify", "labels": labels})
+    file = written(tmp_path / "many.onnx", layers, IMAGE, {"task": "classify", "labels": labels})
     assert len(json.dumps(labels)) > 128 << 10
-    assert [*open_model(parse_spec(str(file)), tmp_path).labels] == labels
+    assert [*model_of(file).labels] == labels
 
 
 class DividesItself(nn.Module):
@@ -273,16 +234,14 @@ class DividesItself(nn.Module):
 
 
 def test_a_script_that_may_normalise_levels_itself_is_asked_about_it(tmp_path: Path) -> None:
-    network, file = DividesItself().eval(), tmp_path / "mine.ts"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.trace(network, torch.zeros(1, 3, 64, 64, dtype=torch.uint8)), str(file))
+    network = DividesItself().eval()
+    file = written(tmp_path / "mine.ts", network, torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     sidecar = {"task": "classify", "size": 64, "labels": ["a", "b", "c", "d"], "scores": "logits"}
     pixels = torch.randint(256, (2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
     def answers(**more: Any) -> tuple[torch.Tensor, Any]:
         (tmp_path / "mine.json").write_text(json.dumps({**sidecar, **more}))
-        model: Any = open_model(parse_spec(f"mine={file}"), tmp_path)
+        model = model_of(file)
         with torch.inference_mode():
             [found] = model.network()(pixels)
         return found, model.export.entry
@@ -310,34 +269,23 @@ def test_a_script_is_computed_in_the_precision_that_is_asked_for(tmp_path: Path)
 
 
 class Queries(nn.Module):
-    """As RF-DETR: centres and sides in 0..1 of five queries, and logits of two classes and of the background."""
+    """As RF-DETR: centres and sides in 0..1 of five queries, and logits of COCO's classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.boxes = nn.Parameter(torch.tensor([[[0.5, 0.5, 0.2, 0.4]] * 4 + [[0.25, 0.75, 0.5, 0.5]]]))
-        logits = torch.full((1, 5, 3), -5.0)
-        logits[0, 4] = torch.tensor([2.0, 1.0, 9.0])
-        self.logits = nn.Parameter(logits)
+        self.logits = nn.Parameter(torch.full((1, 5, 91), -5.0))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         nothing = x.mean((1, 2, 3)).reshape(-1, 1, 1) * 0
         return self.boxes + nothing, self.logits + nothing
 
 
-def of_rfdetr(network: nn.Module, file: Path) -> Any:
-    """As rfdetr 1.11.2 names them (models.export); its labels alone are to be said."""
-    names = {"input_names": ["input"], "output_names": ["dets", "labels"]}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network.eval(), (torch.rand(1, 3, 56, 56),), str(file), dynamo=False, **names)  # type: ignore[arg-type]
-    return open_model(parse_spec(str(file)), file.parent)
-
-
 def test_rf_detrs_numbers_of_coco_have_gaps(tmp_path: Path) -> None:
-    network = Queries()
-    network.logits = nn.Parameter(torch.full((1, 5, 91), -5.0))
-    (tmp_path / "best.json").write_text(json.dumps({"labels": "coco"}))
-    labels = of_rfdetr(network, tmp_path / "best.onnx").labels
+    """Named as rfdetr 1.11.2 does (models.export); its labels alone are to be said."""
+    names = {"input_names": ["input"], "output_names": ["dets", "labels"]}
+    file = written(tmp_path / "best.onnx", Queries(), torch.rand(1, 3, 56, 56), {"labels": "coco"}, **names)
+    labels = model_of(file).labels
     assert (labels[1], labels[17], labels[90], len(labels)) == ("person", "cat", "toothbrush", 91)
 
 
@@ -364,25 +312,16 @@ class Detr(nn.Module):
 
 @pytest.mark.parametrize("beside", [None, {"labels": ["a", "b", "c"]}, {"task": "tensors"}])
 def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, beside: dict[str, Any] | None) -> None:
-    file = tmp_path / "best.onnx"
     names = {"input_names": ["images", "orig_target_sizes"], "output_names": ["labels", "boxes", "scores"]}
     axes = {"dynamic_axes": {"images": {0: "N"}, "orig_target_sizes": {0: "N"}}}
-    given = (torch.rand(1, 3, 64, 64), torch.tensor([[64, 64]]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(Detr().eval(), given, str(file), dynamo=False, opset_version=17, **names, **axes)  # type: ignore[arg-type]
-    if beside is not None:
-        file.with_suffix(".json").write_text(json.dumps(beside))
-    model: Any = open_model(parse_spec(str(file)), tmp_path)
+    given = (IMAGE, torch.tensor([[64, 64]]))
+    model = model_of(written(tmp_path / "best.onnx", Detr(), given, beside, **names, **axes))
     if beside == {"task": "tensors"}:
         assert [spec.name for spec in model.inputs] == ["images", "orig_target_sizes"]
         return
     assert (model.task, model.file.resize.how, model.export.batch[1] > 1) == ("detect", "stretch", True)
-    image, out = torch.zeros((100, 200, 3), dtype=torch.uint8), torch.zeros((64, 64, 3), dtype=torch.uint8)
-    placement = model.preprocess(image, out, 200, 100)
-    with torch.inference_mode():
-        outputs = [output.numpy() for output in model.network()(out[None].repeat(2, 1, 1, 1))]
-    found = model.postprocess(model.reduce(outputs, 1, Options()), placement, Options())["detections"]
+    pixels = torch.zeros((2, 64, 64, 3), dtype=torch.uint8)
+    found = answered(model, pixels, model.placement(200, 100), 1)["detections"]
     labels = ["c", "a", "b"] if beside else ["class 2", "class 0", "class 1"]
     assert [each["label"] for each in found] == labels
     assert [each["score"] for each in found] == [0.8808, 0.73106, 0.26894]
@@ -402,9 +341,9 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
     ],
 )
 def test_what_is_missing_is_named_with_the_shapes_seen(tmp_path: Path, sidecar: dict[str, Any], sentence: str) -> None:
-    file = written(tmp_path / "best.onnx", Head(1, 6, ANCHORS), sidecar)
+    file = written(tmp_path / "best.onnx", Head(1, 6, ANCHORS), IMAGE, sidecar)
     with pytest.raises(WeightsError, match=sentence) as caught:
-        open_model(parse_spec(str(file)), tmp_path)
+        model_of(file)
     assert str(caught.value).startswith("best.")
     assert "\n" not in str(caught.value)
 
@@ -412,11 +351,11 @@ def test_what_is_missing_is_named_with_the_shapes_seen(tmp_path: Path, sidecar: 
 @pytest.mark.parametrize("beside", ["sidecar", "tensors.json", "nothing"])
 def test_tensors_stay_tensors(tmp_path: Path, beside: str) -> None:
     sidecar = {"task": "tensors"} if beside == "sidecar" else None
-    file = written(tmp_path / "best.onnx", Head(1, 300, 6), sidecar)
+    file = written(tmp_path / "best.onnx", Head(1, 300, 6), IMAGE, sidecar)
     if beside == "tensors.json":
         (tmp_path / "best.json").write_text('{"task": "detect"}')
         (tmp_path / "best.tensors.json").write_text("{}")
-    assert open_model(parse_spec(str(file)), tmp_path).task == "infer"
+    assert model_of(file).task == "infer"
 
 
 def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from torch import Tensor, nn
 from app.precision.gate import Gate
 from app.precision.probes import probes
 from models import open_model, parse_spec
+from tests.support.exports_of_networks import written
 from tests.support.small_classifier import digest_of
 
 pytest.importorskip("onnx")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Exporters and PyTorch are not of one version's mind.
 
 SIDE = 32
 SIDECAR = {"task": "classify", "resize": "stretch", "scores": "logits"}
@@ -49,13 +50,11 @@ def opened(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidec
     """Export a network to a file and open the file as a model."""
     file = folder / f"m{suffix}"
     network = network.eval().requires_grad_(False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Exporters and PyTorch are not of one version's mind.
-        if suffix == ".onnx":
-            torch.onnx.export(network, (example,), str(file), dynamo=False, input_names=["x"], dynamic_axes=axes)
-        else:
-            dynamic = ({0: torch.export.Dim("n", min=1, max=8)},)
-            torch.export.save(torch.export.export(network, (example,), dynamic_shapes=dynamic), file)
+    if suffix == ".onnx":
+        written(file, network, example, input_names=["x"], dynamic_axes=axes)
+    else:
+        dynamic = ({0: torch.export.Dim("n", min=1, max=8)},)
+        torch.export.save(torch.export.export(network, (example,), dynamic_shapes=dynamic), file)
     file.with_suffix(".json").write_text(json.dumps({**SIDECAR, **sidecar}))
     return open_model(parse_spec(f"m={file}@sha256:{digest_of(file)}"), folder)
 

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,22 +199,3 @@ def test_every_data_configuration_of_timm_is_given_pixel_for_pixel() -> None:
             given, expected = ours(sidecar, photograph(size)), transform(photograph(size))
             assert given.shape == expected.shape, name
             assert float((given - expected).abs().max()) <= EQUAL, (name, size)
-
-
-def test_an_old_configuration_of_timm_has_the_pixels_of_a_new_one(tmp_path: Path) -> None:
-    network = timm.create_model("test_resnet", num_classes=3)
-    cfg = {
-        "input_size": [3, 96, 80],
-        "mean": [0.5] * 3,
-        "std": [0.25] * 3,
-        "crop_pct": 0.95,
-        "interpolation": "bilinear",
-    }
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "test_resnet", "num_classes": 3, **cfg}))
-    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
-    loaded = timm.create_model(f"local-dir:{tmp_path}", pretrained=False)
-    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config(model=loaded))
-    stated = library_files.stated_in(tmp_path, library_files.config_of(tmp_path))
-    for size in SIZES:
-        given = ours(sidecar_of(stated, "the file"), photograph(size))
-        torch.testing.assert_close(given, transform(photograph(size)), atol=EQUAL, rtol=0)

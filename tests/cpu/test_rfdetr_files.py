@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from benchmarks.zoo.alive import spread_queries
-from models import Options, open_model, parse_spec
+from models import open_model, parse_spec
 from models.contract.model import Array
+from tests.support import exports_of_networks
 from tests.support.library_folders import photograph
 
 LABELS = ("cat", "dog", "kite")
@@ -38,13 +39,11 @@ def exported(kind: str, folder: Path) -> tuple[Any, Path]:
 
 
 def answered(model: Any, image: Array, **options: Any) -> list[dict[str, Any]]:
-    asked, (height, width, _) = Options(score_threshold=LEAST, **options), image.shape
     pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
-    placement = model.preprocess(torch.from_numpy(image), pixels, width, height)
-    with torch.inference_mode():
-        outputs = [each.numpy() for each in model.network()(pixels[None])]
-    found: list[dict[str, Any]] = model.postprocess(model.reduce(outputs, 0, asked), placement, asked)["detections"]
-    return found
+    placement = model.preprocess(torch.from_numpy(image), pixels, *image.shape[1::-1])
+    found = exports_of_networks.answered(model, pixels[None], placement, score_threshold=LEAST, **options)
+    detections: list[dict[str, Any]] = found["detections"]
+    return detections
 
 
 def predicted(network: Any, image: Array) -> Any:

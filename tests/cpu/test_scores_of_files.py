@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from app.precision.gate import Gate
 from app.precision.probes import probes
 from backends import Executable, LoadReport
-from models import Options, Placement, open_model, parse_spec
+from tests.support.exports_of_networks import answered, opened, written
 
 pytest.importorskip("onnx")
 
@@ -40,22 +38,13 @@ def network(bias: list[float], end: nn.Module | None) -> nn.Sequential:
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
-def written(file: Path, layers: nn.Module, sidecar: dict[str, Any]) -> Path:
-    file.with_suffix(".json").write_text(json.dumps(sidecar))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Exporters and PyTorch are not of one version's mind.
-        torch.onnx.export(
-            layers, (torch.rand(1, 3, SIDE, SIDE),), str(file), dynamo=False, dynamic_axes={"x": {0: "n"}},
-            input_names=["x"],
-        )  # fmt: skip
-    return file
+def model_of(folder: Path, layers: nn.Module, sidecar: dict[str, Any]) -> Any:
+    axes = {"dynamic_axes": {"x": {0: "n"}}, "input_names": ["x"]}
+    return opened(written(folder / "m.onnx", layers, torch.rand(1, 3, SIDE, SIDE), sidecar, **axes))
 
 
 def scores_of(model: Any) -> list[float]:
-    with torch.inference_mode():
-        outputs = [each.numpy() for each in model.network()(PIXELS)]
-    answer = model.postprocess(model.reduce(outputs, 0, Options()), Placement(SIDE, SIDE), Options())
-    found = {each["class_id"]: each["score"] for each in answer["classes"]}
+    found = {each["class_id"]: each["score"] for each in answered(model, PIXELS)["classes"]}
     return [found[number] for number in range(len(found))]
 
 
@@ -64,7 +53,7 @@ def test_a_head_is_told_by_what_it_answers(tmp_path: Path, head: str, caplog: py
     bias, end = HEADS[head]
     layers = network(bias, end)
     with caplog.at_level(logging.WARNING):
-        model: Any = open_model(parse_spec(str(written(tmp_path / "m.onnx", layers, SIDECAR))), tmp_path)
+        model = model_of(tmp_path, layers, SIDECAR)
     said: Tensor = layers(PIXELS.permute(0, 3, 1, 2).float() / 255)
     if end is None:
         said = said.softmax(1) if len(bias) > 1 else said.sigmoid()
@@ -75,14 +64,14 @@ def test_a_head_is_told_by_what_it_answers(tmp_path: Path, head: str, caplog: py
 
 def test_two_labels_of_one_number_are_no_and_yes(tmp_path: Path) -> None:
     layers = network([-1.5], nn.Sigmoid())
-    file = written(tmp_path / "m.onnx", layers, {**SIDECAR, "labels": ["good", "defect"]})
+    model = model_of(tmp_path, layers, {**SIDECAR, "labels": ["good", "defect"]})
     [[said]] = layers(PIXELS.permute(0, 3, 1, 2).float() / 255).tolist()
-    assert scores_of(open_model(parse_spec(str(file)), tmp_path)) == pytest.approx([1 - said, said], abs=1e-4)
+    assert scores_of(model) == pytest.approx([1 - said, said], abs=1e-4)
 
 
 @pytest.mark.parametrize("head", ["sigmoid", "one logit", "one probability"])
 def test_a_network_of_single_scores_passes_the_gate(tmp_path: Path, head: str) -> None:
-    model: Any = open_model(parse_spec(str(written(tmp_path / "m.onnx", network(*HEADS[head]), SIDECAR))), tmp_path)
+    model = model_of(tmp_path, network(*HEADS[head]), SIDECAR)
     layers, report = model.network(), LoadReport("other", "fp32")
 
     class Other(Executable):
@@ -109,7 +98,7 @@ def test_the_number_of_a_class_is_refused(tmp_path: Path, keeps: bool) -> None:
             return torch.argmax(self.layers(x), 1, keepdim=keeps)
 
     with pytest.raises(Exception, match=r"the number of a class \(ArgMax\): export the network with its scores"):
-        open_model(parse_spec(str(written(tmp_path / "m.onnx", Number(), SIDECAR))), tmp_path)
+        model_of(tmp_path, Number(), SIDECAR)
 
 
 class ClassMap(nn.Module):
@@ -134,19 +123,11 @@ def test_a_map_has_classes_as_numbers_or_as_its_last_axis(tmp_path: Path, labels
     layers.layer.weight.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [-9, -9, -9]]).reshape(4, 3, 1, 1)
     assert layers.layer.bias is not None
     layers.layer.bias.data = torch.tensor([0.0, 0.0, 0.0, 3.0])
-    sidecar = {
-        "task": "segment_semantic",
-        "mean": [0, 0, 0],
-        "std": [1, 1, 1],
-        **({"labels": labels} if labels else {}),
-    }
-    model: Any = open_model(parse_spec(str(written(tmp_path / "m.onnx", layers, sidecar))), tmp_path)
+    sidecar = {"task": "segment_semantic", "mean": 0, "std": 1, **({"labels": labels} if labels else {})}
     pixels = torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
     for number in range(3):
         pixels[0, 8 * number : 8 * number + 8, :, number] = 200
-    with torch.inference_mode():
-        outputs = [each.numpy() for each in model.network()(pixels)]
-    answer = model.postprocess(model.reduce(outputs, 0, Options()), Placement(SIDE, SIDE), Options())
+    answer = answered(model_of(tmp_path, layers, sidecar), pixels)
     assert [each["class_id"] for each in answer["areas"]] == [0, 1, 2, 3]
     assert [each["share"] for each in answer["areas"]] == [0.25] * 4
     assert [each["label"] for each in answer["areas"]] == labels or [f"class {n}" for n in range(4)]
@@ -157,10 +138,7 @@ def test_a_map_of_one_probability_is_read_as_it_is(tmp_path: Path) -> None:
     layers[0].weight.data = torch.tensor([9.0, 0, 0]).reshape(1, 3, 1, 1)
     layers[0].bias.data = torch.tensor([-4.0])
     sidecar = {"task": "segment_semantic", "mean": 0, "std": 1, "labels": ["other", "red"]}
-    model: Any = open_model(parse_spec(str(written(tmp_path / "m.onnx", layers, sidecar))), tmp_path)
     pixels = torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
     pixels[0, :8, :, 0] = 200
-    with torch.inference_mode():
-        outputs = [each.numpy() for each in model.network()(pixels)]
-    answer = model.postprocess(model.reduce(outputs, 0, Options()), Placement(SIDE, SIDE), Options())
+    answer = answered(model_of(tmp_path, layers, sidecar), pixels)
     assert [(each["label"], each["share"]) for each in answer["areas"]] == [("other", 0.75), ("red", 0.25)]

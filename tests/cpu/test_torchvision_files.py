@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Options, WeightsError, open_model, parse_spec
+from models import WeightsError
+from tests.support.exports_of_networks import answered, opened, written
 
 pytest.importorskip("onnx")
 
@@ -25,13 +24,8 @@ class Found(nn.Module):
         return boxes, boxes[:, 0] / 64, places[:, 1] % 2 + 1
 
 
-def written(path: Path, beside: dict[str, Any] | None) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(Found().eval(), (torch.rand(3, 48, 64),), str(path), dynamo=False, opset_version=17)
-    if beside is not None:
-        path.with_suffix(".json").write_text(json.dumps(beside))
-    return path
+def model_of(folder: Path, beside: dict[str, Any] | None) -> Any:
+    return opened(written(folder / "best.onnx", Found(), torch.rand(3, 48, 64), beside))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +39,7 @@ def written(path: Path, beside: dict[str, Any] | None) -> Path:
     ],
 )
 def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, labels: list[str]) -> None:
-    model: Any = open_model(parse_spec(f"cars={written(tmp_path / 'best.onnx', beside)}"), tmp_path)
+    model = model_of(tmp_path, beside)
     assert (model.task, model.export.how.layout, model.file.size, model.input_shape) == (
         "detect", "torchvision", (48, 64), (48, 64, 3)
     )  # fmt: skip
@@ -53,12 +47,7 @@ def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, 
         assert (model.labels[13], model.labels[90], len(model.labels)) == ("stop sign", "toothbrush", 91)
     pixels = torch.zeros((2, 48, 64, 3), dtype=torch.uint8)
     pixels[1, 30, 40] = pixels[1, 10, 61] = 255
-    with torch.inference_mode():
-        outputs = [each.numpy() for each in model.network()(pixels)]
-    none, two = (
-        model.postprocess(model.reduce(outputs, row, Options()), model.placement(128, 96), Options())["detections"]
-        for row in (0, 1)
-    )
+    none, two = (answered(model, pixels, model.placement(128, 96), row)["detections"] for row in (0, 1))
     assert none == []
     assert [each["label"] for each in two] == labels
     assert [[*each["box"].values()] for each in two] == [[122, 20, 124, 22], [80, 60, 82, 62]]
@@ -74,11 +63,11 @@ def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, 
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, beside: dict[str, Any], sentence: str) -> None:
     with pytest.raises(WeightsError, match=sentence) as caught:
-        open_model(parse_spec(f"cars={written(tmp_path / 'best.onnx', beside)}"), tmp_path)
+        model_of(tmp_path, beside)
     assert "\n" not in str(caught.value)
 
 
 def test_it_stays_one_of_tensors_where_that_is_said(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    model: Any = open_model(parse_spec(f"cars={written(tmp_path / 'best.onnx', {'task': 'tensors'})}"), tmp_path)
+    model = model_of(tmp_path, {"task": "tensors"})
     assert (model.task, [list(spec.shape) for spec in model.inputs]) == ("infer", [[3, 48, 64]])
