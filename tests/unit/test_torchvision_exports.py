@@ -7,12 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchvision.ops import roi_align
 
-import models.onnx.graph  # noqa: F401  # Registers all operators.
 from models.exports.layouts import Interpretation, decoded
 from models.onnx.file import Node, OnnxFile, Value
-from models.onnx.operators import OPERATORS
 from models.onnx.torchvision_detectors import MOST_DETECTIONS, as_detector, only_float32, untraced
 
 HOW = Interpretation("boxes", "torchvision", 0, 0, True)
@@ -113,25 +110,3 @@ def test_nobody_writes_such_a_network_down_and_it_is_float32() -> None:
     assert only_float32(torch.float32) is torch.float32
     with pytest.raises(RuntimeError, match="float32"):
         only_float32(torch.bfloat16)
-
-
-# Operators
-
-
-def computed(operator: str, inputs: list[Any], **attributes: Any) -> Any:
-    return OPERATORS[operator](inputs, attributes)
-
-
-@pytest.mark.parametrize("count", [0, 3])
-@pytest.mark.parametrize("places", ["half_pixel", "output_half_pixel"])
-def test_regions_are_those_of_torchvision(count: int, places: str) -> None:
-    values = torch.rand(1, 2, 20, 30, generator=torch.Generator().manual_seed(0))
-    boxes = torch.tensor([[2.0, 3, 30, 25], [0, 0, 8, 8], [10, 4, 50, 38]])[:count]
-    attributes = {"output_height": 7, "output_width": 5, "spatial_scale": 0.5, "sampling_ratio": 2}
-    found = computed(
-        "RoiAlign",
-        [values, boxes, torch.zeros(count, dtype=torch.int64)],
-        coordinate_transformation_mode=places,
-        **attributes,
-    )
-    torch.testing.assert_close(found, roi_align(values, [boxes], (7, 5), 0.5, 2, places == "half_pixel"))
