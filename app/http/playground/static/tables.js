@@ -4,6 +4,9 @@ import { nameOf, placedIn, polygons } from "./draw.js";
 
 const COLUMNS = ["file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error"];
 
+// As many decimals as boxes have.
+const rounded = (value) => Math.round(value * 100) / 100;
+
 const quoted = (value) => /[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value;
 
 // A row for each box, class, area (its share is the score) or value; one without them for an image that has none.
@@ -30,7 +33,7 @@ export function coco(lines) {
       const outlines = polygons(found).map((outline) => outline.flatMap(([x, y]) => [x, y]));
       labels.set(found.class_id, found.label);
       annotations.push({ id: annotations.length + 1, image_id: imageId, category_id: found.class_id, score: found.score,
-        bbox: [x1, y1, x2 - x1, y2 - y1], area: (x2 - x1) * (y2 - y1), iscrowd: 0, ...(outlines.length && { segmentation: outlines }) });
+        bbox: [x1, y1, x2 - x1, y2 - y1].map(rounded), area: rounded((x2 - x1) * (y2 - y1)), iscrowd: 0, ...(outlines.length && { segmentation: outlines }) });
     }
   }
   const categories = [...labels].sort(([a], [b]) => a - b).map(([id, name]) => ({ id, name }));

@@ -123,7 +123,10 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
             if "box" in found:
                 box = found["box"]
                 width, height = box["x2"] - box["x1"], box["y2"] - box["y1"]
-                annotation |= {"bbox": [box["x1"], box["y1"], width, height], "area": width * height}
+                annotation |= {
+                    "bbox": [box["x1"], box["y1"], round(width, 2), round(height, 2)],
+                    "area": round(width * height, 2),
+                }
             outlines = [[value for point in outline for value in point] for outline in polygons(found)]
             yield annotation | {"iscrowd": 0, **({"segmentation": outlines} if outlines else {})}
 
