@@ -1,16 +1,18 @@
-"""Keep the names of settings in the chart's schema, and what the chart says of itself, equal to the service's.
+"""Keep the names of settings in the chart's schema, and what chart and plugins say of themselves, equal to ours.
 
     .venv/bin/python deploy/helm/sync.py            # writes them
     .venv/bin/python deploy/helm/sync.py --check    # exit 1 if they differ
 
-Licence and addresses are those of pyproject.toml, once the owner has decided them: Artifact Hub shows them. Rules and
-the dashboard are links into deploy/prometheus and deploy/grafana: Helm packs the target of a link.
+Licence, authors and addresses are those of pyproject.toml, once the owner has decided them: Artifact Hub shows them,
+and the pyproject.toml of each plugin repeats them, as no build backend reads them from another file. Rules and the
+dashboard are links into deploy/prometheus and deploy/grafana: Helm packs the target of a link.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,12 +50,30 @@ def about(project: Mapping[str, Any]) -> str:
     return fixed + "\n".join(lines) + "\n"
 
 
+_DECIDED = re.compile(r"^(?:license|authors) = .*\n|^\[project\.urls\]\n(?:.+\n)*\n?", re.MULTILINE)
+
+
+def plugin(text: str, project: str) -> str:
+    """Return a plugin's pyproject.toml with the licence, authors and addresses of the project's pyproject.toml.
+
+    Each of the first two is written on one line, the addresses in a table of their own.
+    """
+    fields = [each for each in _DECIDED.findall(project) if not each.startswith("[")]
+    tables = [f"{each.rstrip()}\n\n" for each in _DECIDED.findall(project) if each.startswith("[")]
+    text = _DECIDED.sub("", text)
+    text = text.replace("classifiers = [", "".join(fields) + "classifiers = [", 1)
+    return text.replace("[tool.", "".join(tables) + "[tool.", 1)
+
+
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Write into the chart what it has of the service.")
+    parser = argparse.ArgumentParser(description="Write into the chart and the plugins what they have of the service.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where they differ")
     check = parser.parse_args().check
-    for path, wanted in ((CHART / "values.schema.json", schema()), (CHART / "Chart.yaml", about(read_project()))):
+    project = (ROOT / "pyproject.toml").read_text()
+    files = {CHART / "values.schema.json": schema(), CHART / "Chart.yaml": about(read_project())}
+    files |= {path: plugin(path.read_text(), project) for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))}
+    for path, wanted in files.items():
         if wanted == path.read_text():
             continue
         if check:

@@ -50,7 +50,8 @@ def test_the_dockerfiles_are_what_their_one_source_writes():
     assert sorted(path.suffix[1:] for path in ROOT.glob("Dockerfile.*")) == sorted(FLAVOURS)
 
 
-def test_what_the_owner_decides_is_written_once_and_said_by_images_and_chart(monkeypatch):
+def test_what_the_owner_decides_is_written_once_and_said_by_images_chart_and_plugins(monkeypatch, tmp_path):
+    from deploy import install
     from deploy.helm import sync
     from deploy.image import dockerfiles
 
@@ -71,6 +72,16 @@ def test_what_the_owner_decides_is_written_once_and_said_by_images_and_chart(mon
         "  artifacthub.io/license: Apache-2.0\nhome: https://example.com\nsources: [https://example.com/git]\n" in chart
     )
     assert chart.startswith(sync.about(project))
+    said = 'license = "Apache-2.0"\nauthors = [{name = "A"}]\n\n[project.urls]\nHomepage = "https://example.com"\n\n[tool.x]\n'
+    hosting = ROOT / "plugins" / "hosting"
+    written = sync.plugin((hosting / "pyproject.toml").read_text(), said)
+    (tmp_path / "pyproject.toml").write_text(written)
+    assert install.read_project(tmp_path) == install.read_project(hosting) | {
+        "license": "Apache-2.0",
+        "authors": [{"name": "A"}],
+        "urls": {"Homepage": "https://example.com"},
+    }
+    assert sync.plugin(written, said) == written
 
 
 def test_every_package_comes_into_an_image():
