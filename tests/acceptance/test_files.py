@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-OURS = ("app", "models", "backends", "anychip_base", "anychip_tools", "anychip_compat")
+OURS = ("app", "models", "backends", "anychip_tools", "anychip_compat")
+"""Not `anychip_base`, with which the command begins: Python looks into PYTHONPATH first."""
 NAMES = (
     *OURS,
     *(

@@ -46,7 +46,7 @@ ENDING = {
     ".venv/bin/anychip predict yolov8n street.jpg --save drawn/": r"^ +0\.9\d+ +star ",
     ".venv/bin/anychip devices": r"^PASS +cpu:0 (.|\n)*^not here +npu +Huawei Ascend ",
     ".venv/bin/anychip doctor": r"^PASS +packages (.|\n)*^PASS +devices +cpu:0 ",
-    ".venv/bin/anychip ops yolov8n --against npu": r"^\d+ of \d+ operators are supported ",
+    ".venv/bin/anychip ops yolov8n=yolov8n:sample --against npu": r"^\d+ of \d+ operators are supported ",
 }
 """What ends by itself, and what it says. `--weights sample` is what the variable means: no network is asked here."""
 
