@@ -74,6 +74,12 @@ def _within(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def _send() -> None:
-    if _texts:
-        with suppress(OSError):  # Nobody prints any more.
-            os.write(_pipes[0], (_texts[-1].replace("\n", " ")[:1000] + "\n").encode(errors="replace"))
+    if not _texts:
+        return
+    text = _texts[-1].replace("\n", " ")
+    if "://" in text:  # Only then, as this takes time to import.
+        from models.addresses import without_secrets
+
+        text = without_secrets(text)
+    with suppress(OSError):  # Nobody prints any more.
+        os.write(_pipes[0], f"{text[:1000]}\n".encode(errors="replace"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from app import telling
 from app.config.models import absent
 from models import ModelError, ModelSpec, UnknownModelError, WeightsNotFoundError, parse_spec
 from models.addresses import is_elsewhere, parse, without_secrets
@@ -128,3 +131,14 @@ def test_a_network_in_a_folder_has_the_configuration_above_it() -> None:
 def test_a_choice_that_is_not_clear_is_a_sentence(names: set[str], file: str, said: str) -> None:
     with pytest.raises(WeightsNotFoundError, match=said):
         needed(names, parse(f"hf://o/n/{file}" if file else "hf://o/n"))
+
+
+def test_a_long_step_says_no_secret_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took more than four seconds to open a model on a busy machine: the line had the signature of its address."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(telling, "_pipes", [writer])
+    with telling.telling("opening dogs=https://user:PASSWORD@host/dogs.onnx?signature=SECRET#sha256=12, 1 of 2"):
+        said = os.read(reader, 1000)
+    assert said == b"opening dogs=https://host/dogs.onnx 1 of 2\n"
+    for end in (reader, writer):
+        os.close(end)
