@@ -68,7 +68,8 @@ class Engine(ABC):
     devices. `forms`: the networks that it can compile at all. `takes`: the first time to make a network ready, all
     batch sizes together: a service may answer with an engine of seconds while one of minutes still compiles. `package`:
     without it the engine refuses in no time. `only_reads`: it leaves the network unchanged, and takes one that is
-    Unbuilt. `keeps`: the cache has what took minutes: of an engine of seconds, the networks that it has quantised.
+    Unbuilt. `keeps_int8`: the cache has networks that it has quantised, before it compiles; `keeps`: the cache has
+    every network.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Engine(ABC):
     takes: Literal["seconds", "minutes"] = "seconds"
     package = ""
     only_reads = False
+    keeps_int8 = False
     keeps = False
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
@@ -100,14 +102,12 @@ class Engine(ABC):
         cache.
         """
         if self.takes == "minutes":
-            slow = form_of(network) != "finished" and is_installed(self.package)
-        else:
-            slow = self.keeps and precision == "int8" and options.calibration is not None
-        if not slow or not self.keeps:
-            return not slow
+            if not self.keeps or form_of(network) == "finished":
+                return not is_installed(self.package) or form_of(network) == "finished"
+        elif precision != "int8" or options.calibration is None or not self.keeps_int8:
+            return True
         try:
-            cache, parts = _cache_of(options), self.parts(network, precision, options)
-            return cache is not None and cache.get(**parts) is not None
+            return is_kept(options, self.parts(network, precision, options))
         except EngineRefusedError:
             return True  # In refusing.
 
@@ -132,6 +132,12 @@ def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
     if options.calibration is None:
         raise EngineRefusedError("int8 needs images to calibrate on: --calibrate DIR")
     return options.calibration
+
+
+def is_kept(options: CompileOptions, parts: Mapping[str, object]) -> bool:
+    """Return True if the cache has an entry of these parts."""
+    cache = _cache_of(options)
+    return cache is not None and cache.get(**parts) is not None
 
 
 def kept_or_made(

@@ -10,10 +10,10 @@ the process (`PyCodeCache.modules`). A package goes with its executable, and the
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from backends import host
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError, first_line
 from backends.engines import quantised
-from backends.engines.compiled import compiling, without_prints
+from backends.engines.cache import private_folder
+from backends.engines.compiled import compiling, digest_of, without_prints
 from backends.engines.eager import placed, torch_executable
 from backends.engines.engine import DTYPES, Engine, calibration_of, kept_or_made
 
@@ -46,37 +47,48 @@ class InductorEngine(Engine):
     ) -> Executable:
         if reason := _refusal(device.partition(":")[0]):
             raise EngineRefusedError(reason)
-        from torch import _inductor
+        in_int8 = precision == "int8"
+        shapes = {size: (size, *network.input_shape) for size in batch_sizes}
+        with compiling("Inductor", device), tempfile.TemporaryDirectory(prefix="anychip-inductor-") as temporary:
+            module = placed(network, device, "fp32" if in_int8 else precision, bool(self._facts.channels_last))
+            if in_int8:
+                folder = self._int8(network, device, shapes, options, Path(temporary))
+                compiled = {size: _inductor_package(folder / f"{size}.pt2") for size in shapes}
+            else:
+                # Sorted out by `_fingerprint`: the same directory serves every network, device and version.
+                kept = private_folder(options.cache_dir / "inductor") if options.cache_dir else None
+                directory = kept or Path(temporary)
+                compiled = {size: _compiled(module, device, shape, directory) for size, shape in shapes.items()}
+        return torch_executable(device, network.input_shape, compiled)
 
-        calibration = calibration_of(options) if precision == "int8" else None
+    def _int8(
+        self,
+        network: Network,
+        device: str,
+        shapes: Mapping[int, tuple[int, ...]],
+        options: CompileOptions,
+        temporary: Path,
+    ) -> Path:
+        """Return the folder with the packages by batch size.
 
-        @cache  # Quantising takes most of the time: it is done once for all sizes, and not for those that are kept.
-        def module() -> nn.Module:
-            placed_as = "fp32" if calibration else precision
-            found = placed(network, device, placed_as, bool(self._facts.channels_last))
-            return found if calibration is None else quantised.quantised(network, calibration())
+        The key is made of their sources: quantising again, only to compare, takes most of the time.
+        """
+        calibration = calibration_of(options)
 
-        def loaded(size: int, folder: Path) -> Any:
-            def make() -> Path:
-                package = folder / f"{size}.pt2"
-                _compile(_exported(module(), device, (size, *network.input_shape)), package)
-                return package
+        def make() -> Path:
+            module = quantised.quantised(network, calibration())
+            for size, shape in shapes.items():
+                _compile(_exported(module, device, shape), temporary / f"{size}.pt2")
+            return temporary
 
-            def save(made: Path, kept: Path) -> None:
-                shutil.copy(made, kept / "network.pt2")
+        reduced = " reduced" if host.sums_overflow() else ""
+        chip = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}{reduced}"
+        parts = self.parts(network, "int8", options, tuple(shapes), chip)
 
-            parts = self.parts(network, precision, options, precision, size)
-            package = kept_or_made(options, parts, make, save, lambda kept: kept / "network.pt2")
-            return _inductor.aoti_load_package(str(package))
+        def save(made: Path, folder: Path) -> None:
+            shutil.copytree(made, folder, dirs_exist_ok=True)
 
-        with compiling("Inductor", device), tempfile.TemporaryDirectory(prefix="anychip-inductor-") as folder:
-            by_size = {size: loaded(size, Path(folder)) for size in batch_sizes}
-        return torch_executable(device, network.input_shape, by_size)
-
-    def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
-        """Return also what the packages depend on: PyTorch, its options, and the processor they are compiled for."""
-        chip = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), host.sums_overflow()
-        return super().parts(network, precision, options, torch.__version__, sorted(OPTIONS.items()), *chip, *more)
+        return kept_or_made(options, parts, make, save, lambda folder: folder)
 
     def version(self, precision: str) -> str:
         """Return PyTorch's version, and torchao's for int8."""
@@ -101,6 +113,19 @@ def _refusal(device_type: str) -> str:
     return ""
 
 
+def _compiled(module: nn.Module, device: str, shape: tuple[int, ...], directory: Path) -> Any:
+    """Return the network for one shape, from the directory if it is there. Raises EngineRefusedError."""
+    program = _exported(module, device, shape)
+    package = directory / f"{_fingerprint(program, device, shape)}.pt2"
+    if package.is_file():
+        try:
+            return _inductor_package(package)
+        except Exception as error:
+            log.warning("%s cannot be used and is compiled again: %s", package, first_line(error))
+    _compile(program, package)
+    return _inductor_package(package)
+
+
 def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:
     """Export the network. Raises EngineRefusedError."""
     example = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -111,14 +136,39 @@ def _exported(module: nn.Module, device: str, shape: tuple[int, ...]) -> Any:
         raise EngineRefusedError(f"PyTorch cannot export the network: {first_line(error)}") from error
 
 
+def _inductor_package(package: Path) -> Any:
+    from torch import _inductor
+
+    return _inductor.aoti_load_package(str(package))
+
+
 def _compile(program: Any, package: Path) -> None:
-    """Write the compiled program to `package`."""
+    """Write the compiled program to `package`, which appears complete or not at all."""
     from torch import _inductor
     from torch._inductor.utils import fresh_inductor_cache
 
     log.info("compiling %s", package.name)
     # Inductor's intermediate files are as large as the weights and of no use once the package is written.
     # It reads its directory from the environment whenever it writes, and this sets and restores that.
-    intermediate = tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent)
-    with intermediate as directory, torch.no_grad(), fresh_inductor_cache(dir=directory):
-        _inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=dict(OPTIONS))
+    with tempfile.TemporaryDirectory(prefix="compiling-", dir=package.parent) as directory:
+        finished = Path(directory) / "finished.pt2"
+        with torch.no_grad(), fresh_inductor_cache(dir=directory):
+            _inductor.aoti_compile_and_package(program, package_path=str(finished), inductor_configs=dict(OPTIONS))
+        os.replace(finished, package)
+
+
+def _fingerprint(program: Any, device: str, shape: tuple[int, ...]) -> str:
+    """Return a name made of graph, weights, versions, and the processor that the program is compiled for.
+
+    The shape counts, too: graphs of two batch sizes may read alike, and a program for one answers wrongly to the other.
+    """
+    facts = (
+        torch.__version__,
+        sorted(OPTIONS.items()),
+        device,
+        shape,
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+        program.graph,
+    )
+    return digest_of({**program.state_dict, **program.constants}, *facts)

@@ -25,7 +25,14 @@ from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line, not_converted
 from backends.engines.compiled import imported, version_of, without_prints
-from backends.engines.engine import DTYPES, Engine, calibration_of, is_batched, kept_or_made, unpacking
+from backends.engines.engine import (
+    DTYPES,
+    Engine,
+    calibration_of,
+    is_batched,
+    kept_or_made,
+    unpacking,
+)
 from backends.vendors.table import Facts
 
 # Operators that compute; the others move and shape.
@@ -57,7 +64,7 @@ class OnnxRuntimeEngine(Engine):
 
     name = "onnxruntime"
     forms = ("pixels", "onnx")
-    keeps = True
+    keeps_int8 = True
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
         self.offers = ("fp32", "int8") if facts.device_type == "cpu" else ("fp32", "fp16")
@@ -71,7 +78,13 @@ class OnnxRuntimeEngine(Engine):
         packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
         if packed is not None and precision != "fp32":
             raise EngineRefusedError("an ONNX file keeps its own types: choose fp32, which leaves them as they are")
-        exported = packed.file if packed is not None else self._file(network, precision, batch_sizes[-1], options)
+        exported: str | bytes
+        if packed is not None:
+            exported = packed.file
+        elif precision == "int8":
+            exported = self._int8(network, batch_sizes[-1], options)
+        else:
+            exported = self._export(network, precision, batch_sizes[-1], options)
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads = self._threads
         settings.inter_op_num_threads = 1
@@ -81,9 +94,7 @@ class OnnxRuntimeEngine(Engine):
         choice: Any = provider
         on_cpu = provider == "CPUExecutionProvider"
         if not on_cpu:
-            # CUDA's computes float32 in TF32 unless it is told not to.
-            exact = {"use_tf32": "0"} if provider == "CUDAExecutionProvider" else {}
-            choice = (provider, {"device_id": str(torch.device(device).index or 0), **exact})
+            choice = (provider, _provider_options(provider, torch.device(device).index or 0))
         session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
@@ -95,29 +106,38 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
 
-    def _file(self, network: Network, precision: str, size: int, options: CompileOptions) -> bytes:
+    def _export(self, network: Network, precision: str, size: int, options: CompileOptions) -> bytes:
         """Return the network as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
-        calibration = calibration_of(options) if precision == "int8" else None
 
         def make() -> bytes:
-            if calibration is not None:
-                return _quantised(_exported(network, size), calibration(), reduced=host.sums_overflow())
             network.cast(DTYPES[precision])
             return _exported(network, size)
 
         def save(made: bytes, folder: Path) -> None:
             (folder / "network.onnx").write_bytes(made)
 
-        parts = self.parts(network, precision, options)
+        parts = self.parts(network, precision, options, precision)
         return kept_or_made(options, parts, make, save, lambda folder: (folder / "network.onnx").read_bytes())
+
+    def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
+        """Return the network in int8 as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
+        calibration, reduced = calibration_of(options), host.sums_overflow()
+
+        def make() -> bytes:
+            return _quantised(_exported(network, size), calibration(), reduced=reduced)
+
+        def save(made: bytes, folder: Path) -> None:
+            (folder / "int8.onnx").write_bytes(made)
+
+        parts = self.parts(network, "int8", options, *(("reduced",) if reduced else ()))
+        return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
 
     def version(self, precision: str) -> str:
         return str(_runtime(self._facts).__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
         exporters = [version_of(each, how_to_install("onnx")) for each in _PACKAGES[1:]]
-        reduced = precision == "int8" and host.sums_overflow()
-        return super().parts(network, precision, options, torch.__version__, *exporters, precision, reduced, *more)
+        return super().parts(network, precision, options, torch.__version__, *exporters, *more)
 
 
 class _OnnxRuntimeExecutable(Executable):
@@ -170,6 +190,12 @@ def _provider(runtime: Any, facts: Facts) -> str:
     raise EngineRefusedError(
         f"{words}; {package} has one, in place of the package that is here: uninstall that, then pip install {package}"
     )
+
+
+def _provider_options(provider: str, index: int) -> dict[str, str]:
+    """Return the options of a device's provider. CUDA's computes float32 in TF32 unless it is told not to."""
+    options = {"device_id": str(index)}
+    return {**options, "use_tf32": "0"} if provider == "CUDAExecutionProvider" else options
 
 
 def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) -> Any:

@@ -43,7 +43,14 @@ from backends.contract.errors import (
     translated_errors,
 )
 from backends.engines.compiled import imported, version_of
-from backends.engines.engine import Engine, calibration_of, is_batched, is_packed, kept_or_made, unpacking
+from backends.engines.engine import (
+    Engine,
+    calibration_of,
+    is_batched,
+    is_packed,
+    kept_or_made,
+    unpacking,
+)
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
 _HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "bf16"}
@@ -56,7 +63,7 @@ class OpenVINOEngine(Engine):
     offers = tuple(_HINTS)
     forms = ("pixels", "onnx", "program", "script", "openvino")
     only_reads = True
-    keeps = True
+    keeps_int8 = True
 
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions

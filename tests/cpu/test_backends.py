@@ -13,7 +13,7 @@ import shutil
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ from tests.support.work import of_one_thread
 
 LADDER = (1, 2, 3, 8)
 DEVICE = "cpu:0"
+_MEMBERS = ("name", "facts", "probe", "devices", "load", "memory", "release_cache", "telemetry")
+_WITH_A_DEFAULT = ("beside", "image_decoder", "take")
 
 
 class Case(NamedTuple):
@@ -166,13 +168,8 @@ def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarr
         return [output.numpy() for output in network(torch.from_numpy(pixels))]
 
 
-def options_for(case: Case, network: Any) -> CompileOptions:
-    """Return options with a key for the network: each kind has the same weights in all tests."""
-    return replace(COMPILED.get(case.engine, DEFAULTS), key=type(network).__name__)
-
-
 def load(case: Case, network: Any, batch_sizes: tuple[int, ...] = LADDER) -> Executable:
-    options = options_for(case, network)
+    options = COMPILED.get(case.engine, DEFAULTS)
     return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes, options=options).executable
 
 
@@ -235,9 +232,9 @@ def test_every_image_gets_its_own_answer(case: Case) -> None:
 
 
 def test_executable_says_what_it_became(case: Case) -> None:
-    network = Brightness()
+    options = COMPILED.get(case.engine, DEFAULTS)
     executable, report = case.backend.load(
-        network, case.device, case.engine, case.precision, (8, 1, 2, 2), options=options_for(case, network)
+        Brightness(), case.device, case.engine, case.precision, (8, 1, 2, 2), options=options
     )
     assert (report.engine, report.precision) == (case.engine, case.precision)
     assert executable.batch_sizes == (1, 2, 8)
@@ -310,6 +307,9 @@ def test_two_executables_in_turn_keep_their_answers(case: Case) -> None:
 
 @pytest.mark.parametrize("backend", COMPUTING, ids=lambda backend: backend.name)
 class TestBackend:
+    def test_it_has_the_members_of_the_contract_alone(self, backend: Backend) -> None:
+        assert {name for name in dir(backend) if not name.startswith("_")} == {*_MEMBERS, *_WITH_A_DEFAULT}
+
     def test_auto_takes_the_first_engine_and_the_precision_of_the_device(self, backend: Backend) -> None:
         device = backend.devices()[0]
         assert device.auto_precision in backend.facts.precisions
@@ -318,6 +318,20 @@ class TestBackend:
         assert tried == list(backend.facts.engines[: len(tried)])
         assert report.precision == device.auto_precision
         executable.close()
+
+    def test_memory_and_telemetry_are_plausible(self, backend: Backend) -> None:
+        device = backend.devices()[0]
+        executable, _ = backend.load(Brightness(), device.id, "eager", "fp32", (1,))
+        memory = backend.memory(device.id)
+        executable.close()
+        assert 0 < memory.allocated <= memory.reserved <= memory.total == device.memory_bytes
+        assert 0 < memory.used <= memory.total
+        telemetry = backend.telemetry(device.id)
+        # A vendor's tool may be missing, or not have answered yet; the host answers at once.
+        silent = isnan(telemetry.utilization_ratio) and not backend.facts.host_memory
+        assert silent or 0 <= telemetry.utilization_ratio <= 1
+        assert isnan(telemetry.energy_joules) or telemetry.energy_joules >= 0
+        assert isnan(telemetry.temperature_celsius) or 0 < telemetry.temperature_celsius < 150
 
     @pytest.mark.parametrize("precision", ["fp16", "int8", "fp99"])
     def test_precisions_that_no_engine_has_are_refused_by_each(self, backend: Backend, precision: str) -> None:

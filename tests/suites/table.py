@@ -127,7 +127,7 @@ MAKE_TEST = {
         without=tuple(
             f"tests/cpu/test_engines.py::{name}"
             for name in (
-                "TestInt8::test_what_runs_is_the_network_in_int8_and_is_kept[inductor]",
+                "TestInt8ByInductor::test_what_is_compiled_is_the_network_in_int8_and_is_kept",
                 "TestInductor::test_keeps_one_package_a_size_and_loads_it_at_the_next_start",
             )
         ),
@@ -268,6 +268,7 @@ BY_PATH = {
             "tests/cpu/test_engines.py",
             "tests/cpu/test_exported.py",
             "tests/cpu/test_models_on_demand.py",
+            "tests/cpu/test_normalised_engines.py",
             "tests/cpu/test_fused.py",
         ),
         at_a_time=2,
