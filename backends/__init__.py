@@ -33,7 +33,7 @@ from backends.hooks import register_release_hook, run_release_hooks
 from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
-    from backends.engines.cache import EngineCache, bound, private_folder
+    from backends.engines.cache import EngineCache, private_folder
     from backends.operators.operators import fallback_counts, load_operator_libraries, register_operator_libraries
     from backends.registry import BACKENDS, choose, device_files, open_backend, report
 
@@ -63,7 +63,6 @@ __all__ = [
     "Telemetry",
     "Unbuilt",
     "WrongAnswersError",
-    "bound",
     "choose",
     "device_files",
     "fallback_counts",
@@ -77,7 +76,7 @@ __all__ = [
 ]
 
 _WITH_TORCH = {
-    **dict.fromkeys(("EngineCache", "bound", "private_folder"), "backends.engines.cache"),
+    **dict.fromkeys(("EngineCache", "private_folder"), "backends.engines.cache"),
     **dict.fromkeys(
         ("fallback_counts", "load_operator_libraries", "register_operator_libraries"), "backends.operators.operators"
     ),

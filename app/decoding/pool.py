@@ -23,7 +23,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from app import clock
-from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Kind, Status
+from app.decoder.messages import MAX_TEXT, PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.decoding.waiting import (
     DecodeFailedError,
     DecodeQueue,
@@ -214,9 +214,14 @@ class DecoderProcess(SupervisedChild):
             self.end("it ended")
             return
         try:
-            for answer in _answers(packet):
+            answers = _answers(packet)
+            if not answers:  # These alone would be bounded by nothing.
+                raise ValueError("it says nothing")
+            for answer in answers:
                 if answer.status == Status.SAID:
                     self._log(answer.text)
+                elif len(answer.text) > MAX_TEXT:
+                    raise ValueError(f"a sentence of {len(answer.text)} characters")
                 else:
                     self._of.answered(self, answer)
         except Exception as error:  # Nothing this decoder says can be trusted any more.

@@ -51,7 +51,8 @@ class DeviceFiles:
 
         `files`: positions of the items that hold a file; others that the worker names are ignored.
         """
-        refused = [batch.items[position] for position in files if position in done.undecoded]
+        undecoded = set(done.undecoded)
+        refused = [batch.items[position] for position in files if position in undecoded]
         decoded = len(files) - len(refused)
         pool.metrics.device_decodes(device, decoded=decoded, refused=len(refused))
         self._in_a_row[pool] = 0 if decoded else self._in_a_row.get(pool, 0) + len(refused)

@@ -15,14 +15,12 @@ from app.config import Settings, split
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration
 from app.worker.guard import LeakLimits
-from app.worker.messages import ModelPlan, WorkerPlan
+from app.worker.messages import PROGRAMS, ModelPlan, WorkerPlan
 from backends import Choice
 from models import Model, NormalisedModel
 
 CONFINED = "confined"
 """Folder in the cache of workers that are confined."""
-PROGRAMS = "programs"
-"""Folder in the cache with a folder for each program, named by the digest of its files: no program reads another's."""
 _GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
 

@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import queue
+import shutil
 import sys
 import tempfile
 import threading
@@ -35,6 +36,7 @@ from app.precision.verdicts import what_computes
 from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
 from app.worker.growth import grown, pays
 from app.worker.messages import (
+    PROGRAMS,
     ModelLoaded,
     ModelPlan,
     ModelUnloaded,
@@ -51,7 +53,6 @@ from backends import (
     LoadedNetwork,
     LoadReport,
     Unbuilt,
-    bound,
     load_operator_libraries,
     open_backend,
     private_folder,
@@ -69,6 +70,8 @@ _SWITCH_INTERVAL_S = 1e-3
 _LESS_URGENT = 10
 _STOP_S = 2.0
 _LONGEST_REASON = 1000
+MOST_PROGRAMS = 32
+"""Programs whose compiled networks are kept."""
 
 log = logging.getLogger("anychip.worker")
 
@@ -175,14 +178,26 @@ def _confine(load: WorkerPlan) -> None:
     _import_libraries(load, kept)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
     images = [path.resolve() for plan in load.plans if plan.calibration for path in plan.calibration.files]
-    if kept is not None and any(model is not None and model.is_program for model in load.models):
-        with contextlib.suppress(OSError):
-            os.utime(kept)  # It is used: others' folders go first.
-            bound(kept.parent, kept)
+    if kept is not None and kept.parent.name == PROGRAMS:
+        _forget_programs(kept)
     # Without a folder: torch asks for its name when it is imported, and keeps nothing there.
     tempfile.tempdir = str(kept or os.sep)
     writable = [Path(os.devnull), *([kept] if kept else [])]
     confine_program([*python_files(), *images], writable, own=own, memory_bytes=None)
+
+
+def _forget_programs(kept: Path) -> None:
+    """Remove the folders of programs that were used least recently, beyond MOST_PROGRAMS; never `kept`.
+
+    What a program has put into its folder is not looked at: others start whatever it is.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(kept)
+        folders = sorted(kept.parent.iterdir(), key=lambda each: each.lstat().st_mtime_ns, reverse=True)
+        for each in folders[MOST_PROGRAMS:]:
+            if each != kept:
+                with contextlib.suppress(RecursionError):  # Folders within folders, a thousand deep.
+                    shutil.rmtree(each, ignore_errors=True)
 
 
 def _import_libraries(load: WorkerPlan, kept: Path | None) -> None:
@@ -200,7 +215,8 @@ def _import_libraries(load: WorkerPlan, kept: Path | None) -> None:
                 with contextlib.suppress(ModelError):
                     builder().library(name)
             else:
-                mark.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # A cache that cannot be written serves, too.
+                    mark.unlink()
         if plan.engine == "onnxruntime" or Path(plan.model.weights_file or "").suffix == ".onnx":
             with contextlib.suppress(ImportError):
                 importlib.import_module("onnxruntime")

@@ -35,6 +35,8 @@ from app.worker.guard import LeakLimits, Trigger
 from backends import Device
 from models import Model, Options, TensorOptions
 
+PROGRAMS = "programs"
+"""Folder in the cache with a folder for each program, named by the digest of its files: no program reads another's."""
 BEAT_INTERVAL_S = 0.5
 
 

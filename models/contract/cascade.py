@@ -12,13 +12,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+
+import msgspec
 
 from anychip_base.extras import entry_points
 from models.contract.errors import ModelError
 from models.contract.model import Model, Options
 
 GROUP = "anychip.cascades"
+
+
+_Pixels = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""Bounded, as processes that are not trusted send regions, which must fit beside an image in a decoder's memory."""
 
 
 class Region(NamedTuple):
@@ -28,12 +34,12 @@ class Region(NamedTuple):
     to `width` by `height`; `x` and `y` mean nothing then. `quarters`: turns of 90 degrees after that, counterclockwise.
     """
 
-    x: int
-    y: int
-    width: int
-    height: int
-    quarters: int = 0
-    corners: tuple[float, ...] = ()
+    x: _Pixels
+    y: _Pixels
+    width: _Pixels
+    height: _Pixels
+    quarters: _Pixels = 0
+    corners: Annotated[tuple[float, ...], msgspec.Meta(max_length=8)] = ()
 
     @property
     def size(self) -> tuple[int, int]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.decoder.messages import Decoded, DecodePlan, Status
+from app.decoder.messages import MAX_TEXT, Decoded, DecodePlan, Status
 from app.decoding import pool
-from app.decoding.pool import CREDITS, Decoders
+from app.decoding.pool import CREDITS, DecoderProcess, Decoders
 from app.decoding.waiting import DecodeFailedError, DecodeTooLateError, ImageLimits, PendingImage
 from app.images.header import InvalidImageError
 from app.processes.arena import Arena
+from app.processes.channel import to_packet
 from models import Placement
 from tests.support.doubles import Decoder, turns
 
@@ -316,3 +318,23 @@ async def test_decoders_that_cannot_start_are_an_error_of_one_sentence(monkeypat
             await decoders.start()
         await decoders.stop()
         assert decoders.up == 0
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ([], "it says nothing"),
+        ([Decoded(1, Status.INVALID, text="x" * (MAX_TEXT + 1))], f"a sentence of {MAX_TEXT + 1} characters"),
+        ([Decoded(1, Status.PLACED)], "1"),  # It has no such image.
+    ],
+)
+async def test_a_decoder_that_says_what_no_decoder_says_is_killed(clock, monkeypatch, says, reason):
+    async with decoding() as decoders:
+        decoder, killed = DecoderProcess(decoders, 1), []
+        monkeypatch.setattr(decoder, "kill", killed.append)
+        decoder._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, decoder._connection:
+            theirs.send(to_packet(says))
+            decoder._readable()
+        assert killed == [f"unreadable answer: {reason}"]
+        decoder.inbox.close()

@@ -47,6 +47,13 @@ def test_what_fills_a_slot_arrives_as_it_was():
     assert row.inputs["y"].dtype == np.int64
 
 
+@pytest.mark.parametrize("region", [Region(0, 0, 1, 1, 0, (0.5,) * 9), Region(1 << 32, 0, 1, 1), Region(0, 0, -1, 1)])
+def test_a_region_has_bounds(region):
+    """It is written beside its image into a decoder's memory, where another image follows."""
+    with pytest.raises(msgspec.ValidationError):
+        there_and_back(Regions(b"abcd", [region]))
+
+
 @given(start=st.integers(-5, 20), size=st.integers(-5, 20))
 def test_nothing_outside_of_the_memory_is_read(start, size):
     memory = memoryview(bytes(range(10)))

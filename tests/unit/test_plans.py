@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +13,12 @@ from typing import Any
 import pytest
 
 from app.config import Settings
-from app.fleet.plans import CONFINED, PROGRAMS, memories, sharing_workers, worker_plans
+from app.fleet.plans import CONFINED, memories, sharing_workers, worker_plans
 from app.fleet.readiness import Readiness
 from app.link import ModelState
 from app.processes.place import PlaceStatus
 from app.worker import load
-from app.worker.messages import WorkerPlan
+from app.worker.messages import PROGRAMS, WorkerPlan
 from backends import Choice, open_backend
 from backends.contract.backend import Device
 from models import Model
@@ -149,3 +152,27 @@ def test_a_library_is_imported_only_if_its_network_was_not_kept(
     assert imported == ["timm"]
     load._import_libraries(plan, tmp_path)  # That load failed.
     assert imported == ["timm", "timm"]
+
+
+def test_what_programs_keep_is_bounded_and_stops_nobody(tmp_path: Path) -> None:
+    """One has made a thousand folders within each other: a walk through them recurses as deep."""
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    last = os.open(deep, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(1100):
+        os.mkdir("a", dir_fd=last)
+        within = os.open("a", os.O_RDONLY | os.O_DIRECTORY, dir_fd=last)
+        os.close(last)
+        last = within
+    os.close(last)
+    for number in range(load.MOST_PROGRAMS + 2):
+        (tmp_path / f"{number}").mkdir()
+        os.utime(tmp_path / f"{number}", (number + 1, number + 1))
+    os.utime(deep, (0, 0))
+    load._forget_programs(tmp_path / "0")
+    left = {each.name for each in tmp_path.iterdir()} - {"deep"}
+    assert left == {"0", *(f"{number}" for number in range(3, load.MOST_PROGRAMS + 2))}
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    shutil.rmtree(deep, ignore_errors=True)
+    sys.setrecursionlimit(limit)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anychip_base.extras import how_to_install
+from anychip_tools.validation.difference import Difference, difference
 from anychip_tools.validation.traced import Layer, LayerTracingError
 from models import TensorModel, TensorSpec
 from models.exports.networks import GraphNetwork, load_graph
@@ -30,16 +31,15 @@ class OnnxLayers:
     def __init__(self, model: TensorModel, folder: Path) -> None:
         """Read the model's file. `folder`: for the files that are made. Raises LayerTracingError."""
         try:
-            import onnx.utils
+            import onnx
             import onnxruntime
         except ImportError as error:
             raise LayerTracingError(f"ONNX files are taken apart with onnx: {how_to_install('onnx')}") from error
         assert model.weights_file is not None
         self._onnx, self._runtime = onnx, onnxruntime
         self._model, self._folder = model, folder
-        proto = onnx.shape_inference.infer_shapes(onnx.load(model.weights_file))
-        self._extractor = onnx.utils.Extractor(proto)
-        graph = proto.graph
+        self._proto = onnx.shape_inference.infer_shapes(onnx.load(model.weights_file))
+        graph = self._proto.graph
         known = [*graph.value_info, *graph.output]
         self._types = {value.name: value.type.tensor_type.elem_type for value in known}
         self.layers = tuple(
@@ -54,7 +54,7 @@ class OnnxLayers:
     def values(self, items: Array) -> dict[str, Array]:
         """Return every layer's values for items, uint8 [n, bytes of an item]."""
         names = [layer.name for layer in self.layers]
-        file = self._written(names, "all.onnx")
+        file = self._written(names, "all.onnx", cut=False)
         options = self._runtime.SessionOptions()
         options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 4
@@ -66,16 +66,44 @@ class OnnxLayers:
 
     def prefix(self, layer: Layer) -> GraphNetwork:
         """Return the network that ends with this layer. Raises LayerTracingError."""
-        file = self._written([layer.name], f"prefix{self.layers.index(layer)}.onnx")
+        file = self._written([layer.name], f"prefix{self.layers.index(layer)}.onnx", cut=True)
         result = TensorSpec(layer.name, _FLOATS[self._types[layer.name]], ())
         model = replace(self._model, results=(result,), weights_file=str(file))
         return GraphNetwork(model, load_graph(str(file), "onnx"), "onnx", str(file))
 
-    def _written(self, names: list[str], file_name: str) -> Path:
-        try:
-            proto = self._extractor.extract_model([spec.name for spec in self._model.inputs], names)
-        except ValueError as error:  # It keeps no sparse weights.
-            raise LayerTracingError(f"onnx cannot take it apart: {error}") from error
+    def _written(self, names: list[str], file_name: str, *, cut: bool) -> Path:
+        onnx = self._onnx
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self._proto)
+        if cut:
+            wanted, kept = set(names), []
+            for node in reversed(self._proto.graph.node):
+                if wanted.intersection(node.output):
+                    wanted.update(node.input)
+                    kept.append(node)
+            del proto.graph.node[:]
+            proto.graph.node.extend(reversed(kept))
+            del proto.graph.output[:]
+            weights = [each for each in proto.graph.initializer if each.name in wanted]
+            del proto.graph.initializer[:]
+            proto.graph.initializer.extend(weights)
+            del proto.graph.value_info[:]
+        there = {each.name for each in proto.graph.output}
+        proto.graph.output.extend(
+            onnx.helper.make_tensor_value_info(name, self._types[name], None) for name in names if name not in there
+        )
         target = self._folder / file_name
-        self._onnx.save(proto, str(target))
+        onnx.save(proto, str(target))
         return target
+
+
+def file_errors(
+    reference: OnnxLayers, other: OnnxLayers, items: Array, tolerance: float
+) -> list[tuple[Layer, Difference]]:
+    """Compare each layer of one file with the layer of the same output in another; leave out unmatched layers."""
+    expected, given = reference.values(items), other.values(items)
+    return [
+        (layer, difference([expected[layer.name]], [given[layer.name]], tolerance))
+        for layer in reference.layers
+        if layer.name in given
+    ]
