@@ -60,7 +60,11 @@ def paste(image: Tensor, left: int, top: int, pad: int | tuple[int, int, int], o
     height, width = out.shape[:2]
     first_row, first_column = max(0, top), max(0, left)
     last_row, last_column = min(height, top + image.shape[0]), min(width, left + image.shape[1])
-    if (first_row, first_column, last_row, last_column) != (0, 0, height, width):
-        out.copy_(torch.tensor(pad, dtype=torch.uint8).expand(out.shape))
+    rows = out[first_row:last_row]
+    for strip in (out[:first_row], out[last_row:], rows[:, :first_column], rows[:, last_column:]):
+        if isinstance(pad, int):
+            strip.fill_(pad)
+        else:
+            strip.copy_(torch.tensor(pad, dtype=torch.uint8).expand(strip.shape))
     seen = image[first_row - top : last_row - top, first_column - left : last_column - left]
-    out[first_row:last_row, first_column:last_column].copy_(seen)
+    rows[:, first_column:last_column].copy_(seen)
