@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -159,38 +160,29 @@ def _ours(folder: Path, image: bytes) -> Iterator[Runner]:
         yield server, servers.service_request(MODEL, image)
 
 
-@contextlib.contextmanager
-def _mosec(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
-    python = _python_with("mosec", given.folder)
-    network, processes = str(given.folder / "network"), str(core_count())
-    command = [str(python), "-m", "benchmarks.mosec_server", network, processes, "--port"]
-    with servers.other(command) as server:
-        yield server, servers.jpeg_request("/inference", image)
+def _mosec(given: argparse.Namespace, image: bytes) -> AbstractContextManager[Runner]:
+    return _other("mosec", given, "/", servers.jpeg_request("/inference", image), str(core_count()))
+
+
+def _litserve(given: argparse.Namespace, image: bytes) -> AbstractContextManager[Runner]:
+    return _other("litserve", given, "/health", servers.form_request("file", image))
+
+
+def _bentoml(given: argparse.Namespace, image: bytes) -> AbstractContextManager[Runner]:
+    return _other("bentoml", given, "/livez", servers.form_request("images", image))
+
+
+def _torchserve(given: argparse.Namespace, image: bytes) -> AbstractContextManager[Runner]:
+    request = servers.jpeg_request("/predictions/race", image)
+    return _other("torchserve", given, "/ping", request, str(given.folder / "torchserve-files"))
 
 
 @contextlib.contextmanager
-def _litserve(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
-    python = _python_with("litserve", given.folder)
-    command = [str(python), "-m", "benchmarks.litserve_server", str(given.folder / "network"), "--port"]
-    with servers.other(command, "/health") as server:
-        yield server, servers.form_request("file", image)
-
-
-@contextlib.contextmanager
-def _bentoml(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
-    python = _python_with("bentoml", given.folder)
-    command = [str(python), "-m", "benchmarks.bentoml_server", str(given.folder / "network"), "--port"]
-    with servers.other(command, "/livez") as server:
-        yield server, servers.form_request("images", image)
-
-
-@contextlib.contextmanager
-def _torchserve(given: argparse.Namespace, image: bytes) -> Iterator[Runner]:
-    python = _python_with("torchserve", given.folder)
-    network, place = str(given.folder / "network"), str(given.folder / "torchserve-files")
-    command = [str(python), "-m", "benchmarks.torchserve_server", network, place, "--port"]
-    with servers.other(command, "/ping") as server:
-        yield server, servers.jpeg_request("/predictions/race", image)
+def _other(name: str, given: argparse.Namespace, path: str, request: bytes, *arguments: str) -> Iterator[Runner]:
+    """Run benchmarks.NAME_server in its environment, on the network's folder; it answers a GET of `path`."""
+    command = [str(_python_with(name, given.folder)), "-m", f"benchmarks.{name}_server"]
+    with servers.other([*command, str(given.folder / "network"), *arguments, "--port"], path) as server:
+        yield server, request
 
 
 @contextlib.contextmanager
@@ -251,7 +243,7 @@ def print_report(report: dict[str, Any]) -> None:
             )
 
 
-_STARTS: Mapping[str, Callable[[argparse.Namespace, bytes], contextlib.AbstractContextManager[Runner]]] = {
+_STARTS: Mapping[str, Callable[[argparse.Namespace, bytes], AbstractContextManager[Runner]]] = {
     "mosec": _mosec,
     "litserve": _litserve,
     "bentoml": _bentoml,

@@ -153,7 +153,7 @@ def load_model(
         plan = replace(plan, probes=probes(model))
     held_bytes = _held_bytes(backend, load.device.id, released=True)
     loaded = _loaded(load, plan, model, backend)
-    if load.confined and load.cache_dir and loaded.served_on.engine != "eager":
+    if load.confined and load.cache_dir and library_of(model.architecture) and loaded.served_on.engine != "eager":
         with contextlib.suppress(OSError):
             _kept_mark(load.cache_dir, model).touch()
     # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
