@@ -16,6 +16,7 @@ DIST_VENV := .venv-dist
 DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 SETUP := pyproject.toml $(patsubst %,plugins/%/pyproject.toml,ascend grpc hosting samples) constraints.txt deploy/install.py
+MAKER := tests/environments/make.py
 SUITES := $(BIN)/python -m tests.suites
 PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 # Where it says a folder, environments are kept there for all clones: .ci/run sets it.
@@ -62,7 +63,7 @@ ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .
 
 fuzz: $(VENV)/.developer $(AUDIT_VENV)/.installed  ## readers of strangers' bytes for as long as ANYCHIP_TEST_FUZZ_EXAMPLES says (default 20000 each)
 	ANYCHIP_TEST_FUZZ_EXAMPLES=$${ANYCHIP_TEST_FUZZ_EXAMPLES:-20000} $(BIN)/python -m pytest $(PARALLEL) tests/unit/test_fuzz.py tests/unit/test_checkpoint_fuzz.py $(ARGS)
-	$(BIN)/python -m pytest -m "" tests/service/test_described_api.py $(ARGS)
+	$(BIN)/python -m pytest -m "" tests/service/test_api_description.py -k described $(ARGS)
 
 lint: $(VENV)/.developer  ## ruff and mypy
 	$(BIN)/ruff check
@@ -129,24 +130,24 @@ $(VENV)/.developer: $(VENV)/.installed
 	$(if $(ANYCHIP_ENVIRONMENTS_CACHE),,$(PYTHON) deploy/install.py --dev $(VENV))
 	@touch $@
 
-$(NPU_VENV)/.installed: tests/environments/npu_environment.py $(SETUP)
-	$(call CACHED,npu,$(NPU_VENV),$(PYTHON) tests/environments/npu_environment.py $(NPU_VENV))
+$(NPU_VENV)/.installed: $(MAKER) $(SETUP)
+	$(call CACHED,npu,$(NPU_VENV),$(PYTHON) $(MAKER) npu $(NPU_VENV))
 	@touch $@
 
-$(CLIENTS_VENV)/.installed: tests/environments/clients_environment.py
-	$(call CACHED,clients,$(CLIENTS_VENV),$(PYTHON) tests/environments/clients_environment.py $(CLIENTS_VENV))
+$(CLIENTS_VENV)/.installed: $(MAKER)
+	$(call CACHED,clients,$(CLIENTS_VENV),$(PYTHON) $(MAKER) clients $(CLIENTS_VENV))
 	@touch $@
 
-$(OCR_VENV)/.installed: tests/environments/ocr_environment.py plugins/ocr/pyproject.toml $(VENV)/.developer
-	$(call CACHED,ocr,$(OCR_VENV),$(BIN)/python tests/environments/ocr_environment.py $(OCR_VENV))
+$(OCR_VENV)/.installed: $(MAKER) plugins/ocr/pyproject.toml $(VENV)/.developer
+	$(call CACHED,ocr,$(OCR_VENV),$(BIN)/python $(MAKER) ocr $(OCR_VENV))
 	@touch $@
 
-$(LEAST_VENV)/.installed: tests/environments/least_environment.py $(VENV)/.developer
-	$(call CACHED,least,$(LEAST_VENV),$(BIN)/python tests/environments/least_environment.py $(LEAST_VENV))
+$(LEAST_VENV)/.installed: $(MAKER) $(VENV)/.developer
+	$(call CACHED,least,$(LEAST_VENV),$(BIN)/python $(MAKER) least $(LEAST_VENV))
 	@touch $@
 
-$(ARM_VENV)/.installed: tests/environments/arm_environment.py $(SETUP) $(VENV)/.installed
-	$(call CACHED,arm,$(ARM_VENV),$(BIN)/python tests/environments/arm_environment.py $(ARM_VENV))
+$(ARM_VENV)/.installed: $(MAKER) $(SETUP) $(VENV)/.installed
+	$(call CACHED,arm,$(ARM_VENV),$(BIN)/python $(MAKER) arm $(ARM_VENV))
 	@touch $@
 
 $(AUDIT_VENV)/.installed:
@@ -164,6 +165,6 @@ $(DOCS_VENV)/.installed:
 	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check 'mkdocs<2' 'mkdocs-material>=9.6,<10' 'mkdocs-static-i18n>=1.3,<2' 'jieba>=0.42'
 	@touch $@
 
-$(DEPLOY_VENV)/.installed: $(VENV)/.developer tests/environments/deploy_environment.py
-	$(call CACHED,deploy,$(DEPLOY_VENV),$(BIN)/python tests/environments/deploy_environment.py $(DEPLOY_VENV))
+$(DEPLOY_VENV)/.installed: $(VENV)/.developer $(MAKER)
+	$(call CACHED,deploy,$(DEPLOY_VENV),$(BIN)/python $(MAKER) deploy $(DEPLOY_VENV))
 	@touch $@

@@ -21,13 +21,24 @@ _PROJECT = "anychip"
 _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
+@cache  # It is read from a file.
 def version() -> str:
-    """Return the version of the sources that run, or of the installation."""
-    if not _PYPROJECT.is_file():
-        return metadata.version(_PROJECT)
-    found = re.search(r'^version = "(.+)"$', _PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+    """Return the version of the sources that run, or of the installation; "" if both are out of reach."""
+    try:
+        project = _PYPROJECT.read_text(encoding="utf-8")
+    except OSError:  # It is installed without its sources, or this process may not read them.
+        return version_of(_PROJECT)
+    found = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
     assert found
     return found[1]
+
+
+def version_of(package: str) -> str:
+    """Return the version of an installed package; "" if its metadata is not there."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def entry_points(group: str, name: str | None = None) -> metadata.EntryPoints:

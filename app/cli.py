@@ -1,14 +1,12 @@
-"""The `anychip` command.
+"""The `anychip` command: the options, what is printed and the exit codes. Every error is one plain sentence on stderr.
 
-Owns: the options, what is printed and the exit codes. Every error is one plain sentence on stderr. Modules that need
-torch are imported inside the commands. So `--help` answers at once, and a worker process, which imports this module
-again, loads nothing before its environment is set.
+Modules that need torch are imported inside the commands, so that `--help` answers at once, and a worker process, which
+imports this module again, loads nothing before its environment is set.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import gc
 import json
 import logging
@@ -17,44 +15,22 @@ import sys
 import webbrowser
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from anychip_base.extras import entry_points, version
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import SECTIONS, Settings, unknown_variables
-from app.config.models import absent
+from app.config import SECTIONS, Settings, absent, unknown_variables
 
 COMMAND_GROUP = "anychip.commands"
 """Group of entry points for modules with TEXT, EXAMPLE, add_arguments(parser) and run(parsed), named as the command."""
 _MOST_USED = (
-    "models",
-    "device",
-    "engine",
-    "precision",
-    "batch_sizes",
-    "host",
-    "port",
-    "grpc_port",
-    "api_keys_file",
-    "cache_dir",
+    *("models", "device", "engine", "precision", "batch_sizes"),
+    *("host", "port", "grpc_port", "api_keys_file", "cache_dir"),
 )
 """Settings that the help of `serve` and `demo` shows first."""
-_EXAMPLES = {
-    "serve": "anychip serve --models resnet50,yolov8n --port 8000",
-    "demo": "anychip demo --open",
-    "devices": "anychip devices --json",
-    "promote": "anychip promote dogs 2",
-    "weights": "anychip weights fetch resnet50 yolov8n",
-    "keys": "anychip keys add camera-7 --role infer --file keys.txt",
-    "weights list": "anychip weights list",
-    "weights fetch": "anychip weights fetch resnet50 yolov8n",
-    "weights verify": "anychip weights verify resnet50",
-    "weights convert": "anychip weights convert dogs.pth dogs.safetensors --half",
-}
-
-_GONE = {"--per-card": "one service takes all cards with --device all, and docs/cards.md shows one container a card"}
 
 log = logging.getLogger("anychip")
 
@@ -63,10 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code, 0 only on success."""
     given = sys.argv[1:] if arguments is None else arguments
     parser = _parser(given[0] if given else "")
-    parsed, unknown = parser.parse_known_args(given)
-    if unknown:
-        hints = [f"; {hint}" for option, hint in _GONE.items() if any(each.startswith(option) for each in unknown)]
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(hints)}")
+    parsed = parser.parse_args(given)
     try:
         return int(parsed.command(parsed) or 0)
     except ValidationError as error:
@@ -118,15 +91,15 @@ def _parser(first: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
-        name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str = ""
+        name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str
     ) -> argparse.ArgumentParser:
-        epilog = f"example: {example or _EXAMPLES[name]}"
-        added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, epilog=epilog)
+        added = _added(commands, name, text, example)
         added.set_defaults(command=command)
         return added
 
-    serve = add("serve", _serve, "Serve models over HTTP.")
-    demo = add("demo", _demo, "Serve the sample weights (a wheel of their own, anychip-samples); needs no network.")
+    serve = add("serve", _serve, "Serve models over HTTP.", "serve --models resnet50,yolov8n --port 8000")
+    text = "Serve the sample weights (a wheel of their own, anychip-samples); needs no network."
+    demo = add("demo", _demo, text, "demo --open")
     for command in (serve, demo):
         command.usage = f"{command.prog} [--option value …]"
         add_settings(command.add_argument_group("Most used"), _MOST_USED)
@@ -135,16 +108,13 @@ def _parser(first: str) -> argparse.ArgumentParser:
             add_settings(command.add_argument_group(str(section.__doc__)), others)
     demo.add_argument("--open", action="store_true", help="open the page in the desktop's browser once it is ready")
 
-    devices = add(
-        "devices",
-        _devices,
-        "Every backend: PASS where a small computation came out right, FAIL what is here and broken.",
-    )
+    text = "Every backend: PASS where a small computation came out right, FAIL what is here and broken."
+    devices = add("devices", _devices, text, "devices --json")
     devices.add_argument("--json", action="store_true", help="print JSON")
-    devices.add_argument("--models", action="store_true", help="what models were measured to take of devices here")
     add_settings(devices, ("simulate", "cache_dir"))
 
-    promoting = add("promote", _promote, "Let one version of a model answer all of its requests, and back.")
+    text = "Let one version of a model answer all of its requests, and back."
+    promoting = add("promote", _promote, text, "promote dogs 2")
     promoting.add_argument("model", metavar="MODEL")
     promoting.add_argument("version", metavar="VERSION", help="1 for the model whose name has none")
     text = "address of the service's administration (default: http://127.0.0.1:8002)"
@@ -152,27 +122,27 @@ def _parser(first: str) -> argparse.ArgumentParser:
     key = os.environ.get("ANYCHIP_KEY", "")
     promoting.add_argument("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
 
-    keys = add("keys", _keys_add, "API keys.")
-    key_actions = keys.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
-    text = "Make a key, print it once, and append its hash to the file."
-    adding = key_actions.add_parser("add", help=text, description=text, epilog=f"example: {_EXAMPLES['keys']}")
+    example = "keys add camera-7 --role infer --file keys.txt"
+    actions = _actions(add("keys", _keys_add, "API keys.", example))
+    adding = _added(actions, "add", "Make a key, print it once, and append its hash to the file.", example)
     adding.add_argument("name", metavar="NAME", help="what the key is called in the audit")
     adding.add_argument("--role", choices=("infer", "admin"), default="infer", help="what it opens (default: infer)")
     adding.add_argument("--file", type=Path, required=True, metavar="KEYS", help="as given to serve --api-keys-file")
 
-    weights = add("weights", _weights, "List, fetch, verify and convert weight files.")
-    actions = weights.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
-
-    def add_action(name: str, text: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=text, description=text, epilog=f"example: {_EXAMPLES[f'weights {name}']}")
-
-    listing = add_action("list", "List the official weights that are here.")
+    example = "weights fetch resnet50 yolov8n"
+    actions = _actions(add("weights", _weights, "List, fetch, verify and convert weight files.", example))
+    listing = _added(actions, "list", "List the official weights that are here.", "weights list")
     listing.add_argument("--json", action="store_true", help="print JSON")
-    fetch = add_action("fetch", "Download official weights, or what an address names: hf://ORG/NAME.")
+    fetch = _added(actions, "fetch", "Download official weights, or what an address names: hf://ORG/NAME.", example)
     fetch.add_argument("models", nargs="+", metavar="MODEL")
-    check = add_action("verify", "Check downloaded weights against their published SHA-256.")
+    text = "Check downloaded weights against their published SHA-256."
+    check = _added(actions, "verify", text, "weights verify resnet50")
     check.add_argument("models", nargs="*", metavar="MODEL")
-    convert = add_action("convert", "Write any checkpoint that can be read as safetensors.")
+    text, example = (
+        "Write any checkpoint that can be read as safetensors.",
+        "weights convert dogs.pth dogs.safetensors --half",
+    )
+    convert = _added(actions, "convert", text, example)
     convert.add_argument("source", type=Path)
     convert.add_argument("target", type=Path)
     convert.add_argument("--half", action="store_true", help="in half precision")
@@ -183,10 +153,22 @@ def _parser(first: str) -> argparse.ArgumentParser:
         for entry in outsiders.select(name=first) or outsiders:  # Another command may need a broken package.
             try:
                 outside = entry.load()
-                outside.add_arguments(add(entry.name, outside.run, outside.TEXT, outside.EXAMPLE))
+                example = outside.EXAMPLE.removeprefix("anychip ")
+                outside.add_arguments(add(entry.name, outside.run, outside.TEXT, example))
             except Exception as error:  # The code of another package must not end the others' commands.
                 print(f"anychip: the command {entry.name} of {entry.value} cannot be used: {error}", file=sys.stderr)
     return parser
+
+
+def _actions(parser: argparse.ArgumentParser) -> Any:
+    return parser.add_subparsers(title="actions", required=True, metavar="ACTION", dest="action")
+
+
+def _added(commands: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    added: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, epilog=f"example: anychip {example}"
+    )
+    return added
 
 
 def _serve(parsed: argparse.Namespace) -> int:
@@ -223,19 +205,14 @@ def _demo(parsed: argparse.Namespace) -> int:
 
 def _run_service(settings: Settings, announce: Callable[[str], None]) -> int:
     gc.disable()  # Imports make little garbage, and its collection takes a fifth of their time.
+    from app.http.server import run
     from app.main import serve
 
     gc.enable()
     logs.configure(settings.log_level, settings.log_format)
     for name in unknown_variables(os.environ):
         log.warning("%s is no setting and changes nothing: docs/settings.md names all", name)
-    serving = serve(settings, announce)
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(serving)
-    else:
-        uvloop.run(serving)
+    run(serve(settings, announce))
     return 0
 
 
@@ -244,8 +221,6 @@ def _devices(parsed: argparse.Namespace) -> int:
     from backends import simulated
 
     settings = read_settings(parsed)
-    if parsed.models:
-        return _footprints(settings, as_json=parsed.json)
     simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     rows = checked()
     if parsed.json:
@@ -259,21 +234,6 @@ def _devices(parsed: argparse.Namespace) -> int:
 
 def _print_rows(rows: Iterable[object]) -> None:
     print(json.dumps([vars(row) for row in rows], indent=2, default=str))
-
-
-def _footprints(settings: Settings, *, as_json: bool) -> int:
-    from app.fleet import footprints
-
-    rows = footprints.every(settings.cache_dir)
-    if as_json:
-        _print_rows(rows)
-        return 0
-    for row in rows:
-        how, seconds = f"{row.engine} {row.precision}", f"{row.load_s:.1f} s, first {row.first_load_s:.1f} s"
-        taken = footprints.in_words(row.memory_bytes)
-        print(f"{row.device:28}  {row.model:20}  {taken:>8}  {how:16}  {row.batch_sizes:12}  loads in {seconds}")
-    print(f"{len(rows)} models were measured here; serving one measures it")
-    return 0
 
 
 def _promote(parsed: argparse.Namespace) -> None:
@@ -323,7 +283,7 @@ def _weights(parsed: argparse.Namespace) -> int:
         if not names:
             raise CommandError(f"there is nothing in {directory} to verify; anychip weights fetch MODEL downloads")
         for name in names:
-            print(f"{weights.verify(name, directory)}: OK")
+            print(f"{weights.official_file(name, directory, allow_download=False)}: OK")
     elif parsed.json:
         _print_rows(cached)
     else:

@@ -63,7 +63,6 @@ def _resident_bytes() -> int:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """Receive so many bytes; none if the other end has closed before all of them."""
     received = bytearray(size)
     view = memoryview(received)
     while view:

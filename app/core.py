@@ -50,11 +50,13 @@ class ServedOn:
 
 @dataclass(slots=True)
 class Loaded(ServedOn):
-    """Report of a worker on a loaded model. `latency_s`: seconds a batch of each size took after warm-up; `depth`: how
-    many batches may have begun at once; `rejected`: engines, each with its precision, whose answers the gate found
-    wrong.
+    """Message of a worker: the model of this number serves. `latency_s`: seconds a batch of each size took after
+    warm-up; `depth`: how many batches may have begun at once; `rejected`: engines, each with its precision, whose
+    answers the gate found wrong; `grows`: a worker with more time tries larger batches.
     """
 
+    model: int
     latency_s: dict[int, Seconds]
     depth: Count = 1
     rejected: Annotated[tuple[tuple[Name, Name], ...], msgspec.Meta(max_length=64)] = ()
+    grows: bool = False

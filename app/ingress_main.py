@@ -2,14 +2,14 @@
 
     owner ─► connections that it has accepted ─► http ─► ingress ─► RemoteLink ─► owner ─► results ─► answers
 
-Owns: the process from its first message to its end. It has no models' networks, no devices and no port: connections
-come with their descriptors. A connection with a request for another route goes to the owner for its rest. The process
-must not import torch. It ends when the owner ends.
+It has no models' networks, no devices and no port: connections come with their descriptors. One with a request for
+another route goes to the owner for its rest. The process must not import torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import dataclass
 from functools import partial
@@ -22,14 +22,14 @@ from app.access.access import Access
 from app.access.keys import KeysError
 from app.access.tls import Tls
 from app.compat import torchserve
-from app.config import Settings, split
+from app.config import Settings
 from app.errors import ServiceError
 from app.http.hot import protocol
-from app.http.server import Server, configured
+from app.http.server import Server, run
+from app.ingress.budget import freeze
 from app.ingress.ingress import Ingress
 from app.ingress.listener import Listener
 from app.ingress.remote import RemoteLink
-from app.ingress.trim import freeze
 from app.link import Administration, ServedModel, Tables
 from app.link_messages import (
     Carry,
@@ -43,42 +43,36 @@ from app.link_messages import (
     Look,
     NewConnection,
     NewShares,
-    NotStarted,
-    Taken,
     ToIngress,
 )
 from app.observability.gained import gained
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.tracing import from_settings
 from app.observability.triton_statistics import ModelStatistics
-from app.processes.blocks import ROOM, Blocks
-from app.processes.channel import Channel, DescriptorLostError
+from app.processes.arena import ROOM, Blocks
+from app.processes.channel import Channel, DescriptorLostError, Talk
 from app.processes.descriptors import make_room
 from app.processes.forking import name_process
 from app.processes.packing import read_packed
-from app.processes.talk import Talk
 from app.serving.cascades import parse_cascade
 from models.confinement import confine_server, python_files, refuse_rings
-from models.tasks.tiles import parse_tilings
+
+log = logging.getLogger("anychip.ingress")
 
 
 def main(channel: Channel, messages: list[bytes]) -> None:
     """Run the process; `messages`: those that have come already."""
     name_process("anychip-ingress")
     refuse_rings()
-    running = _Process().run(channel, messages)
     try:
-        import uvloop
-    except ImportError:
-        asyncio.run(running)
-    else:
-        uvloop.run(running)
+        run(_Process().run(channel, messages))
+    except (OSError, MemoryError, ServiceError, KeysError) as error:
+        log.error("an ingress cannot start: %s", error)
+        raise SystemExit(1) from None
 
 
 _DESCRIPTORS = 2
 """Descriptors of a carried connection: the client's, and the end of the socket that carries it to the owner."""
-_REASON = 300
-"""Most characters of the reason why it cannot start."""
 
 
 def _secrets(settings: Settings) -> set[Path]:
@@ -118,14 +112,7 @@ class _Process:
         self._server: _Server | None = None
 
     async def run(self, channel: Channel, messages: list[bytes]) -> None:
-        """Serve until the owner says so, or has ended. Tell the owner if it cannot start."""
-        try:
-            await self._run(channel, messages)
-        except (OSError, MemoryError, ServiceError, KeysError) as error:
-            self._talk.say(NotStarted(f"{type(error).__name__}: {error}"[:_REASON]))
-            self._talk.flush()
-
-    async def _run(self, channel: Channel, messages: list[bytes]) -> None:
+        """Serve until the owner says so, or has ended."""
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
         self._talk = Talk(channel, ToIngress, self._heard, messages)
         self._talk.say(Here())  # The owner sends the rest once we listen.
@@ -153,7 +140,6 @@ class _Process:
             settings,
             served,
             cascades,
-            parse_tilings(split(settings.tiles)),
             metrics,
             tracing,
             begin.simulated,
@@ -168,9 +154,10 @@ class _Process:
         ingress = Ingress(link, Access(settings), begin.share)
         tls = Tls.of(settings)
         kind = protocol(ingress, more=(torchserve.HOT,), carry=self._carry)
-        config = configured(_nothing_else, kind, settings, "", 0)
-        config.ssl = tls.context if tls else None
-        self._server = server = _Server(config, ingress.connections, asyncio.Event(), tls)
+        never = asyncio.Event()
+        self._server = server = _Server(
+            _nothing_else, kind, settings, ("", 0), ingress.connections, hurry=never, tls=tls
+        )
         serving = asyncio.create_task(server.serve())
         renewing = [asyncio.create_task(tls.keep_fresh())] if tls else []
         while not server.started:  # noqa: ASYNC110 - uvicorn tells no other way
@@ -203,7 +190,6 @@ class _Process:
                 except DescriptorLostError:
                     self._closed(message.connection)
                     return
-                self._talk.say(Taken(message.connection))  # It is sent before anything is read of the connection.
                 made = self._server.connection()
                 made.carry_as(message.connection)
                 ended = partial(self._closed, message.connection)  # The owner counts connections.

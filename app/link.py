@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,18 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from app.access.limits import ClientLease
+from app.access.access import ClientLease
 from app.config import Settings
 from app.core import ServedOn
 from app.errors import ServiceError
 from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
-from app.observability.metrics import Metrics, ModelMetrics
-from app.observability.recorder import Recorder
+from app.observability.metrics import Metrics, ModelMetrics, Recorder
 from app.observability.tracing import Tracing
 from app.observability.triton_statistics import FIRST_VERSION, ModelStatistics
 from models import Model, Options, Placement, TensorOptions
 from models.contract.cascade import Cascade, Region
-from models.tasks.tiles import Tiling
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -65,8 +63,9 @@ class ServedModel:
 @dataclass(slots=True)
 class Terms:
     """Terms of a request. `deadline_s` is in `time.monotonic()`; priority 0 is normal, and higher ones go first.
-    `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it. `room`: the
-    one that `check` has found free before the body was read.
+    `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it;
+    `check_priority`: raises FORBIDDEN for a priority that the client may not have. `room`: the one that `check` has
+    found free before the body was read.
     """
 
     deadline_s: float
@@ -74,6 +73,7 @@ class Terms:
     recorder: Recorder = field(default_factory=Recorder)
     client: str = ""
     client_lease: ClientLease | None = None
+    check_priority: Callable[[int], None] | None = None
     room: Room | None = None
 
 
@@ -294,13 +294,12 @@ class Room(ABC):
 @dataclass(frozen=True)
 class Tables:
     """Tables that the owner sends before the first request. `models` and `cascades`: by the names that clients use;
-    `tilings`: of models, if `--tiles` names them; `traffic`: the shares of versions, which may change.
+    `traffic`: the shares of versions, which may change.
     """
 
     settings: Settings
     models: Mapping[str, ServedModel]
     cascades: Mapping[str, Cascade]
-    tilings: Mapping[str, Tiling]
     metrics: Metrics
     tracing: Tracing | None
     simulated: bool
@@ -313,9 +312,9 @@ class Link(ABC):
 
     def __init__(self, tables: Tables) -> None:
         self.settings, self.metrics, self.tracing = tables.settings, tables.metrics, tables.tracing
-        self.models, self.cascades, self.tilings = tables.models, tables.cascades, tables.tilings
+        self.models, self.cascades = tables.models, tables.cascades
         self.simulated, self.administration = tables.simulated, tables.administration
-        self._traffic = tables.traffic
+        self.traffic = tables.traffic
 
     def parts(self, name: str) -> tuple[str, ...]:
         """Return the names of the models that answer under a name: one, or a cascade's. Raises MODEL_NOT_FOUND."""
@@ -338,25 +337,24 @@ class Link(ABC):
 
     def version(self, name: str) -> str:
         """Choose the version for the next request that names none, by the shares; "" if there is but one."""
-        shares = self._traffic.get(name)
+        shares = self.traffic.get(name)
         return random.choices([*shares], [*shares.values()])[0] if shares else ""
 
     def versions(self, name: str) -> list[str]:
         """Return all versions of a model."""
         return [FIRST_VERSION, *(each.partition("@")[2] for each in self.models if each.startswith(f"{name}@"))]
 
-    def count(self, name: str, code: str, seconds: float, recorder: Recorder) -> None:
+    def count(self, served: ServedModel, code: str, seconds: float, recorder: Recorder) -> None:
         """Count a request that has ended with `code` ("OK" or an error's) after `seconds`."""
-        served = self.find(name)
-        served.metrics.answered(code, seconds, recorder.exemplar)
         served.statistics.request(code, seconds, recorder.seconds)
+        served.metrics.answered(code, seconds, recorder.exemplar)
 
     @abstractmethod
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:
         """Call `on_reply` with each reply and its token from now on."""
 
     @abstractmethod
-    async def check(self, served: ServedModel, terms: Terms) -> None:
+    def check(self, served: ServedModel, terms: Terms) -> Awaitable[None]:
         """Refuse a request of at least one image before its body is read, if it would be refused afterwards.
 
         Raises DRAINING, NOT_READY, QUEUE_FULL, DEADLINE_UNREACHABLE. It reserves nothing: an upload may take its time.

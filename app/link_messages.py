@@ -1,11 +1,7 @@
-"""The link between processes: messages of an ingress and the owner, as records.
+"""The link between processes: messages of an ingress and the owner, and the checks of what they may name.
 
-    ingress ─► IngressReady, NotStarted, Ask, Reserve, Submit, Cancel, Leave, Closed, Carry, Gained, Here
-    owner   ─► IngressBegin, NewConnection, Asked, ItemComputed, ItemFailed, NewModels, Serves, Calm, NewShares, …
-
-Owns: these records and the checks of what they may name. Bodies lie in shared memory (app.processes.blocks), a large
-result in memory of its own. Must not know what either side does. Each token gets exactly one ItemComputed or
-ItemFailed, also after a Cancel; only then the ingress may use the token's memory again.
+Bodies lie in shared memory (app.processes.arena), a large result in memory of its own. Each token gets exactly one
+ItemComputed or ItemFailed, also after a Cancel; only then the ingress may use the token's memory again.
 """
 
 from __future__ import annotations
@@ -109,12 +105,6 @@ class IngressReady(Record):
     connections: int
 
 
-class NotStarted(Record):
-    """The ingress cannot start, for the reason, and ends."""
-
-    reason: str
-
-
 class Ask(Record):
     """Call of `Link.check`; the reply is Asked."""
 
@@ -168,12 +158,6 @@ class Closed(Record):
     connection: int
 
 
-class Taken(Record):
-    """Connection that the ingress serves from now on: until then it is the owner's, too."""
-
-    connection: int
-
-
 class Carry(Record):
     """Connection whose next request is not for an ingress. Its descriptor: the end of the socket for the owner."""
 
@@ -191,9 +175,7 @@ class Here(Record):
     """Reply to the liveness probe Look."""
 
 
-ToOwner: TypeAlias = (
-    IngressReady | NotStarted | Ask | Reserve | Submit | Cancel | Leave | Taken | Closed | Carry | Gained | Here
-)
+ToOwner: TypeAlias = IngressReady | Ask | Reserve | Submit | Cancel | Leave | Closed | Carry | Gained | Here
 
 
 class IngressBegin(Record):

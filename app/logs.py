@@ -1,9 +1,6 @@
 """Log lines: JSON for machines, one readable line for people; each names its request and worker if it has one.
 
-    {"time":"2026-11-21T14:05:09.123Z","level":"error","logger":"anychip","message":"…","request_id":"…","worker":"…"}
-
-Owns: the form of a line and the request it belongs to. Must not decide what is logged; no line holds a body, a header,
-a query or a secret: none is given to the log.
+No line holds a body, a header, a query or a secret: none is given to the log.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ DOWNLOADS = "anychip.downloads"
 _OF_REQUESTS = "httpx", "httpcore", "httpx2", "httpcore2"
 """Loggers of HTTP libraries: they log whole addresses, which may hold passwords and signatures."""
 
-CLEAR_LINE = "\r\x1b[K"
-"""Sequence that clears a terminal's last line, which may show progress: the new line takes its place."""
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
 """Request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
 trace_id: ContextVar[str] = ContextVar("anychip_trace_id", default="")
@@ -67,7 +62,6 @@ def say_downloads() -> None:
 
 
 def _marks(record: logging.LogRecord) -> dict[str, str]:
-    """Return the request, trace and worker that a record is about; only those that are known."""
     process = multiprocessing.current_process()
     marks = {
         "request_id": getattr(record, "request_id", "") or request_id.get(),
@@ -111,5 +105,4 @@ class TextFormatter(logging.Formatter):
         """Format a message, as `logging.Formatter.formatMessage`."""
         marks = {**_marks(record), **getattr(record, "fields", {})}
         about = " ".join(f"{name}={mark}" for name, mark in marks.items())
-        line = printable(super().formatMessage(record) + (f" [{about}]" if about else ""))
-        return CLEAR_LINE + line if sys.stderr.isatty() else line
+        return printable(super().formatMessage(record) + (f" [{about}]" if about else ""))

@@ -1,47 +1,45 @@
-"""The server around the application: start, signals, drain, stop.
-
-Owns: the order of start and shutdown, and the listening sockets. Must not know routes or how images become predictions.
-"""
+"""The server: start, signals, drain, stop; the listening sockets, and the FastAPI application over a service."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from anychip_base.extras import entry_points, how_to_install
-from app.access.access import check_exposure, check_secrets
+from app.access.access import Access, check_exposure, check_secrets
 from app.access.tls import Tls
-from app.application import AdminFront, create_app
-from app.compat import torchserve
-from app.config import Settings
-from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
-from app.fleet.spawn import stop_forking
+from app.compat import client, torchserve
+from app.config import ADMIN_PORT_DISTANCE, LOOPBACK, Settings, split
+from app.config.values import CLIENTS
+from app.errors import Code, ServiceError, invalid_request
+from app.fleet.process import stop_forking
+from app.http.api_description import describe_api, mount_docs
 from app.http.connection import LimitedProtocol
+from app.http.edge import BIND, Edge, opening_app
 from app.http.hot import protocol
-from app.http.opening import OpeningApp
-from app.http.server import Server, configured
-from app.ingress.budget import Budget
+from app.http.playground.page import mount_playground
+from app.http.routes import infer, predict, repository, status
+from app.http.server import Server
+from app.ingress.budget import Budget, freeze
+from app.ingress.context import ended_before
 from app.ingress.ingress import Ingress, connections
-from app.ingress.interrupt import ended_before
 from app.ingress.listener import Listener
 from app.ingress.threads import begun
-from app.ingress.trim import freeze
-from app.logs import CLEAR_LINE
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
 from app.processes.descriptors import make_room
-from app.serving.ingresses import OWNERS_SHARE, Ingresses, count_of
+from app.serving.ingresses import OWNERS_SHARE, count_of
 from app.serving.opening import Opening
 from app.serving.service import Service
 from backends import Choice
@@ -58,8 +56,9 @@ it yields a function, which is called with the ingress once there is a service.
 _ADMIN_CONNECTIONS = 512
 _HURRY_S = 0.1
 """Time for each part that still goes on after a second signal."""
-_TOLD_EVERY_S, _LOGGED_EVERY_S = 0.5, 5.0
-"""Pauses between two words on how far the start is: in a terminal, and in the log."""
+_LOGGED_EVERY_S = 5.0
+"""Pause between two words on how far the start is."""
+_CODES: dict[int, Code] = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED", 413: "BODY_TOO_LARGE"}
 _THREADS = 8
 """Threads for `asyncio.to_thread`: files, messages to workers, comparisons, metrics."""
 
@@ -75,7 +74,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     asyncio.get_running_loop().set_default_executor(begun(_THREADS, "asyncio"))
     opening, tls = Opening(), Tls.of(settings)
     counted = connections(min(settings.max_connections, room))
-    application = OpeningApp(lambda: opening.said)
+    application = opening_app(lambda: opening.said)
     async with (
         _listening(application, LimitedProtocol, counted, settings, (settings.host, settings.port), tls=tls) as server,
         _listening_for_administration(application, settings, server) as admin,
@@ -119,9 +118,9 @@ async def _serve(
     ingresses = service.made_ingresses(count, carry) if count else None
     watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # It released memory once, and scripts may still send it.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGUSR1, service.release_in_background)
     try:
         check_secrets(settings, programs=any(model.is_program for model in models))
         app = create_app(service, share=OWNERS_SHARE if count else 1.0)
@@ -130,7 +129,9 @@ async def _serve(
         async with ports.rpc.pop_all() as ports.rpc:
             address = f"{'https' if tls else 'http'}://{settings.host}:{port_of(server)}"
             renewing = asyncio.create_task(tls.keep_fresh()) if tls else None
-            starting = asyncio.create_task(_started(service, app, ingresses))
+            beside = [ingresses.start()] if ingresses is not None else []
+            # The description would take a tenth of a second at the first request.
+            starting = asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
             shared: Listener | None = None
             try:
                 async with _told(service.administration.why_not):
@@ -169,36 +170,24 @@ async def _serve(
         watchdog.close()
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager
 async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
-    """Show how far the start is, for as long as the context: a terminal's last line, elsewhere a line of the log."""
+    """Log how far the start is, for as long as the context."""
 
     async def tell() -> None:
-        while not sys.stderr.isatty():
+        while True:
             await asyncio.sleep(_LOGGED_EVERY_S)
             log.info("%s", said())
-        while True:
-            line = said()[: shutil.get_terminal_size().columns - 1]
-            print(f"{CLEAR_LINE}{line}", end="", file=sys.stderr, flush=True)
-            await asyncio.sleep(_TOLD_EVERY_S)
 
     telling = asyncio.create_task(tell(), name="progress")
     try:
         yield
     finally:
         telling.cancel()
-        if sys.stderr.isatty():
-            print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
-
-
-async def _started(service: Service, app: FastAPI, ingresses: Ingresses | None) -> None:
-    """Wait until every model answers, and make now what would take a tenth of a second at the first request."""
-    beside = [ingresses.start()] if ingresses is not None else []
-    await asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
 
 
 async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> None:
@@ -220,7 +209,6 @@ async def drain(service: Service, settings: Settings, hurry: asyncio.Event) -> N
 
 
 async def _stopped(service: Service, hurry: asyncio.Event) -> None:
-    """Stop the service; after a second signal without waiting for workers that hang. Idempotent."""
     stopping = asyncio.create_task(service.stop(), name="stop of the service")
     if not await ended_before(stopping, hurry):
         service.kill()
@@ -247,10 +235,8 @@ async def _listening(
     tls: Tls | None = None,
 ) -> AsyncIterator[Server]:
     """Run a server that listens; close its connections at the end, in a `hurry` also those that read no answer."""
-    hurry, (host, port) = hurry or asyncio.Event(), where
-    config = configured(app, kind, settings, host, port)
-    config.ssl = tls.context if tls else None
-    server = Server(config, counted, hurry, tls)
+    hurry = hurry or asyncio.Event()
+    server = Server(app, kind, settings, where, counted, hurry=hurry, tls=tls)
     serving = asyncio.create_task(server.serve())
     try:
         while not server.started and not serving.done():
@@ -311,11 +297,15 @@ class _Ports:
         self._rpc_becomes = await self.rpc.enter_async_context(listening)
 
     def become(self, app: FastAPI) -> None:
-        """Answer for a service from now on."""
         ingress, hot = app.state.ingress, (torchserve.HOT,)
         self.server.become(app, protocol(ingress, more=hot))
         if self.admin is not None:
-            self.admin.become(AdminFront(app), protocol(ingress, "admin", hot))
+
+            async def administered(scope: Scope, receive: Receive, send: Send) -> None:
+                scope[BIND] = "admin"
+                await app(scope, receive, send)
+
+            self.admin.become(administered, protocol(ingress, "admin", hot))
         if self._rpc_becomes is not None:
             self._rpc_becomes(ingress)
 
@@ -344,3 +334,62 @@ async def _listening_for_administration(
         else:
             log.info("administration at http://%s:%d", LOOPBACK, port_of(server))
         yield server
+
+
+# Handlers sit inside the middleware, which alone knows the request id: they translate and raise on.
+async def _framework_error(request: Any, error: Any) -> Any:
+    code = _CODES.get(error.status_code, "INVALID_REQUEST" if error.status_code < 500 else "INTERNAL")
+    if code == "NOT_FOUND":
+        message = f"there is nothing at {request.url.path}; /docs lists what there is"
+    elif code == "METHOD_NOT_ALLOWED":
+        message = f"{request.method} is not allowed at {request.url.path}"
+    else:
+        message = str(error.detail)
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    raise ServiceError(code, message, headers=headers) from None
+
+
+async def _validation_error(_request: Any, error: Any) -> Any:
+    first = error.errors()[0]
+    raise invalid_request(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def create_app(service: Service, *, hosted: bool = False, share: float = 1.0) -> FastAPI:
+    """Make the application over a service that its caller starts and stops; `hosted`: others listen for it. `share`: of
+    the bytes that requests may hold; other ingresses have the rest.
+
+    Raises KeysError.
+    """
+    app = FastAPI(
+        title="anychip",
+        summary="Classifies and detects in images, on any accelerator PyTorch reaches",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.link = service.link
+    app.state.ingress = ingress = Ingress(service.link, Access(service.settings, hosted=hosted), share)
+    service.on_stop.append(ingress.close)
+    app.state.stats_feed = status.StatsFeed(service.link)
+    app.add_exception_handler(HTTPException, _framework_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    settings = service.settings
+    on_public = settings.admin == "port"
+    add_routes(app, playground=settings.playground, compat=split(settings.compat), administered=on_public)
+    app.add_middleware(Edge, ingress=ingress)
+    return app
+
+
+def add_routes(app: FastAPI, *, playground: bool, compat: Sequence[str], administered: bool = True) -> None:
+    """Add every route. Each one needs a rule in app.access.rules, or no client reaches it."""
+    for name in compat:  # Before ours: X-AnyLabeling's list of models has more in it.
+        if name not in CLIENTS:
+            app.include_router(client.router(name))
+    for each in (predict, status, infer, repository, torchserve):
+        app.include_router(each.router)
+    app.include_router(repository.devices)
+    describe_api(app)
+    mount_docs(app, administered=administered)
+    app.state.page = None
+    if playground:
+        mount_playground(app)

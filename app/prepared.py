@@ -1,8 +1,6 @@
 """Fork servers of a service that is about to start: they import PyTorch while this process imports its own modules.
 
-    command ─► prepared ─► app.cli, app.main ─► app.fleet.spawn and app.decoding.pool, which take them
-
-Owns: their entry points. Must not import what takes time itself.
+command ─► prepared ─► app.cli, app.main ─► app.fleet.process and app.decoding.pool, which take them
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from collections.abc import Iterator, Sequence
 
 from anychip_base.interpreter import bare_environment
 from app.processes.fork_server import discard_prepared, prepare
-from app.telling import telling
 
 log = logging.getLogger("anychip.workers")
 
@@ -24,18 +21,16 @@ CONFINED = "app.worker.main:bare_fork_server"
 DECODERS = "app.decoder.main:main"
 """Entry point of the fork server of decoders."""
 _LIBRARIES = "app.worker.main:import_libraries", "app.decoder.main:import_libraries"
-_COMMANDS, _HELP, _SPEAKING = {"serve", "demo"}, {"-h", "--help"}, {"serve", "demo", "top"}
+_COMMANDS, _HELP = {"serve", "demo"}, {"-h", "--help"}
 
 
 @contextlib.contextmanager
 def prepared(words: Sequence[str]) -> Iterator[None]:
     """Have the fork servers import their libraries, once for all, if `words` begin with the name of a command that
-    serves. Within, a service takes those that it needs; the others end with it. Other commands say what they do.
+    serves. Within, a service takes those that it needs; the others end with it.
     """
     if not {*words[:1]} & _COMMANDS or {*words} & _HELP:
-        silent = not words or words[0] in _SPEAKING or words[0].startswith("-")
-        with contextlib.nullcontext() if silent else telling(f"anychip {words[0]}"):
-            yield
+        yield
         return
     try:
         prepare(_LIBRARIES, CONFINED, bare_environment(), WORKERS, DECODERS)

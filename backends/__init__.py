@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from backends.contract.backend import (
     DEFAULTS,
     Backend,
+    Choice,
     CompileOptions,
     Device,
     EngineRefusal,
@@ -19,7 +20,6 @@ from backends.contract.backend import (
     Telemetry,
     Unbuilt,
 )
-from backends.contract.choice import Choice
 from backends.contract.errors import (
     BackendError,
     BackendUnavailableError,
@@ -34,7 +34,7 @@ from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
     from backends.engines.cache import EngineCache, private_folder
-    from backends.operators.operators import fallback_counts, load_operator_libraries, register_operator_libraries
+    from backends.operators import fallback_counts
     from backends.registry import BACKENDS, choose, device_files, open_backend, report
 
 __all__ = [
@@ -66,10 +66,8 @@ __all__ = [
     "choose",
     "device_files",
     "fallback_counts",
-    "load_operator_libraries",
     "open_backend",
     "private_folder",
-    "register_operator_libraries",
     "register_release_hook",
     "report",
     "run_release_hooks",
@@ -77,9 +75,7 @@ __all__ = [
 
 _WITH_TORCH = {
     **dict.fromkeys(("EngineCache", "private_folder"), "backends.engines.cache"),
-    **dict.fromkeys(
-        ("fallback_counts", "load_operator_libraries", "register_operator_libraries"), "backends.operators.operators"
-    ),
+    "fallback_counts": "backends.operators",
     **dict.fromkeys(("BACKENDS", "choose", "device_files", "open_backend", "report"), "backends.registry"),
 }
 """Names that need torch, by module: imported when first used, as the server has no torch."""

@@ -1,12 +1,8 @@
 """Detection of accelerators through child processes; tells apart the vendors that all answer to torch.cuda.
 
-Owns: the child processes and their time limit, the answers (kept for the life of this process), and the evidence of a
-vendor (PCI numbers, device files). Must not import a vendor's package: a driver that hangs or aborts takes a child.
-
-A card at which the child hangs or ends does not harm the others: they are asked again, each by a child of its own.
-
-There is one child for each installed package, not one for all: PyTorch allows one out-of-tree device type a process,
-and torch_npu ends the process when torch is a CUDA build (observed with torch_npu 2.14.0).
+Must not import a vendor's package: a driver that hangs or aborts takes a child. There is one child for each installed
+package: PyTorch allows one out-of-tree device type a process, and torch_npu ends the process when torch is a CUDA build
+(observed with torch_npu 2.14.0).
 """
 
 from __future__ import annotations
@@ -129,11 +125,7 @@ def _order(device_type: str) -> dict[str, str]:
 
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
-    """Ask all devices in one child. Ask devices that failed or were not reached again, each by a child of its own: the
-    first child may have failed for all. The device at which it hung or ended is not asked again.
-
-    These children run at once: in any case they take no longer than the time limit once more.
-    """
+    """Ask all devices in one child, then those that failed or were not reached, each by a child of its own."""
     said = _Said(package, device_type, time_limit_s)
     head, devices = said.head, list(said.devices)
     if head is None:
@@ -219,7 +211,6 @@ class _Said:
 
     @staticmethod
     def _wait(child: subprocess.Popen[bytes], output: IO[bytes], time_limit_s: float) -> float:
-        """Wait for its end, or end it if an answer takes too long. Return that time limit in seconds, else 0."""
         heard_bytes, heard_s = 0, time.monotonic()
         while True:
             # The first two are what all devices share, and the first one, with which the driver starts.

@@ -1,9 +1,8 @@
 """Child process of detection: imports torch and at most one vendor's package, and prints the devices as JSON.
 
-Each answer is a line, written as soon as it is there: if the next card hangs, those before it are known.
-
-Owns: asking PyTorch. It runs as a file and imports nothing of anychip. It never imports a CUDA shim (transfer_to_npu,
-gpu_migration, transfer_to_supa): autoload is off, because torch_supa's autoload imports one.
+Each answer is a line, written as soon as it is there: if the next card hangs, those before it are known. It imports
+nothing of anychip, and never a CUDA shim (transfer_to_npu, gpu_migration, transfer_to_supa): autoload is off, because
+torch_supa's autoload imports one.
 """
 
 from __future__ import annotations

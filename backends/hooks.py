@@ -1,7 +1,6 @@
 """Hooks of a site that extend a vendor's own release of memory.
 
-Owns: the registry of release hooks of this process. Must not decide when memory is released. The setting `plugins`
-names modules that call `register_release_hook` at import; workers import them before they load.
+The setting `plugins` names modules that call `register_release_hook` at import; workers import them before they load.
 """
 
 from __future__ import annotations

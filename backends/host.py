@@ -1,7 +1,6 @@
-"""Resources of the machine for this process: cores, memory, load, energy.
+"""Resources of the machine for this process: cores, memory, load, energy, from /proc, /sys and control groups.
 
-Owns: reading /proc, /sys and control groups. Must not know torch, engines or networks. `root` is the root of the file
-system, so that tests can bring their own.
+`root` is the root of the file system, so that tests can bring their own.
 """
 
 from __future__ import annotations
@@ -17,29 +16,6 @@ from pathlib import Path
 import psutil
 
 _ROOT = Path("/")
-# oneDNN's values of ONEDNN_MAX_CPU_ISA, the longest first, and from which of them on it uses a flag.
-_ISA_LEVELS = (
-    ("AVX512_CORE_AMX", 5),
-    ("AVX10_1_512_AMX", 5),
-    ("AVX512_CORE_FP16", 4),
-    ("AVX10_1_512", 4),
-    ("AVX512_CORE_BF16", 3),
-    ("AVX512_CORE", 2),
-    ("AVX2", 1),
-    ("AVX", 0),
-    ("SSE41", 0),
-)
-_FLAG_LEVELS = {
-    "avx2": 1,
-    "avx512f": 2,
-    "avx512_bf16": 3,
-    "avx512_fp16": 4,
-    "amx_tile": 5,
-    "amx_int8": 5,
-    "amx_bf16": 5,
-}
-
-
 # ARM's processors have numbers and no names in /proc/cpuinfo; these are from util-linux (sys-utils/lscpu-arm.c).
 _ARM_PARTS = {
     ("0x41", "0xd08"): "ARM Cortex-A72",
@@ -119,16 +95,8 @@ def cpu_name(root: Path = _ROOT) -> str:
 
 
 def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
-    """Return instruction set extensions by Linux's names (`avx512_bf16`; on ARM `bf16`, `i8mm`, …); empty if unknown.
-
-    Extensions that ONEDNN_MAX_CPU_ISA forbids to oneDNN, and so to PyTorch, are left out.
-    """
-    flags = frozenset((_cpu_field("flags", root) or _cpu_field("Features", root)).split())
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")).upper()
-    least = next((level for name, level in _ISA_LEVELS if limit.startswith(name)), None)
-    if least is None:
-        return flags
-    return frozenset(flag for flag in flags if _FLAG_LEVELS.get(flag, 0) <= least)
+    """Return instruction set extensions by Linux's names (`avx512_bf16`; on ARM `bf16`, `i8mm`); empty if unknown."""
+    return frozenset((_cpu_field("flags", root) or _cpu_field("Features", root)).split())
 
 
 class EnergyCounter:
@@ -194,11 +162,3 @@ def _words(file: Path) -> list[str]:
 
 def _first(file: Path) -> str:
     return next(iter(_words(file)), "")
-
-
-def sums_overflow() -> bool:
-    """Return True for x86 without VNNI, which adds two products of int8 in 16 bits: weights of 7 bits keep these sums
-    from overflowing (onnxruntime.ai, "Quantize ONNX models": reduce_range).
-    """
-    flags = cpu_flags()
-    return "ssse3" in flags and flags.isdisjoint({"avx512_vnni", "avx_vnni", "amx_int8"})

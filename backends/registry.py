@@ -1,12 +1,11 @@
-"""Registry of backends: their order, and the choice of the one that serves.
+"""Registry of backends, those of other packages included: their order, the choice of one, and the report.
 
-Owns: the order, the choice, and the report of what works here. Must not know what a vendor's software is called.
+Must not know what a vendor's software is called.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,26 +13,50 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from anychip_base.extras import entry_points
 from backends import simulated
-from backends.contract.backend import Backend, Device
-from backends.contract.choice import Choice
-from backends.contract.errors import BackendError, BackendUnavailableError
-from backends.external import external_backends
+from backends.contract.backend import AbsentBackend, Backend, Choice, Device
+from backends.contract.errors import BackendError, BackendUnavailableError, first_line
 from backends.vendors import table as vendors
 from backends.vendors.cpu import CpuBackend
-from backends.vendors.cuda import CudaBackend
-from backends.vendors.torch_device import CudaTypeBackend, TorchBackend, driver_files
+from backends.vendors.cuda import CudaBackend, CudaTypeBackend
+from backends.vendors.table import Facts
+from backends.vendors.torch_device import TorchBackend, driver_files
+
+GROUP = "anychip.backends"
 
 
-def _adapter(row: vendors.Facts) -> Backend:
-    """Make a vendor's backend, cheaply, without importing anything of the vendor's."""
+def external_backends() -> tuple[Backend, ...]:
+    """Return other packages' backends, by name; cannot raise: one that cannot be made is in the list, unavailable."""
+    taken = {row.name: row.vendor for row in vendors.ACCELERATORS} | {vendors.CPU.name: ""}
+    found = {(entry.name, entry.value): entry for entry in entry_points(GROUP)}
+    backends: list[Backend] = []
+    for _, entry in sorted(found.items()):
+        try:
+            made = entry.load()
+            backend = made() if callable(made) else made
+            if not isinstance(backend, Backend):
+                raise TypeError(f"{entry.value} makes no backends.Backend")
+            if taken.get(backend.name, backend.facts.vendor) != backend.facts.vendor:
+                raise ValueError(f"there is another backend called {backend.name}")
+        except Exception as error:  # The code of another package must not end the service.
+            name = entry.name
+            row = Facts(vendor=name, device_type=name, engines=(), precisions=(), name=name, title=name)
+            backend = AbsentBackend(name, row, f"The backend {entry.value} cannot be used: {first_line(error)}.")
+        else:
+            vendors.learn(backend.facts)
+            taken[backend.name] = ""
+        backends.append(backend)
+    return tuple(backends)
+
+
+def _adapter(row: Facts) -> Backend:
     if row.name == "cuda":
         return CudaBackend()
     return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
 
 
 def _all() -> tuple[Backend, ...]:
-    """Return the backends in the order of the rows; another package's backend for a vendor replaces ours."""
     others = external_backends()
     theirs = {each.name: each for each in others if each.facts in vendors.known()}
     placed = [theirs.get(row.name) or _adapter(row) for row in vendors.ACCELERATORS]
@@ -139,7 +162,8 @@ def _first_available() -> Choice:
             continue
         ids = tuple(device.id for device in found)
         return Choice(backend, ids, refusals, found, backend.probe().silent)
-    raise BackendUnavailableError(f"No backend can be used here: {_joined(refusals)}")
+    reasons = " ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    raise BackendUnavailableError(f"No backend can be used here: {reasons}")
 
 
 def _automatic() -> list[Backend]:
@@ -154,10 +178,6 @@ def _devices(backend: Backend) -> tuple[Device, ...]:
     if not devices:
         raise BackendUnavailableError(f"{backend.name} has no device that this process may use.")
     return devices
-
-
-def _joined(refusals: Mapping[str, str]) -> str:
-    return " ".join(f"{name}: {reason}" for name, reason in refusals.items())
 
 
 class _KnownComputation(nn.Module):
@@ -191,7 +211,6 @@ _TOLERANCE = 1e-3  # Of the largest number: algorithms of convolutions round in 
 
 
 def _known_answer(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Compute the answer by whole numbers, without PyTorch."""
     windows = np.lib.stride_tricks.sliding_window_view(pixels.astype(np.int64), (3, 3), axis=(1, 2))
     features = np.einsum("nhwcij,kcij->nkhw", windows, _KERNEL)
     answer: npt.NDArray[np.float64] = features.reshape(len(pixels), -1) @ _MATRIX / _SCALE

@@ -1,7 +1,6 @@
 """Simulated accelerators: whether this process has any (docs/simulation.md).
 
-Owns: `ANYCHIP_SIMULATE`, which child processes inherit, and finding the package that has them, an entry point of the
-group `anychip.simulation`. Must not import it if nothing is simulated.
+The package that has them is an entry point of the group `anychip.simulation`, imported only if something is simulated.
 """
 
 from __future__ import annotations

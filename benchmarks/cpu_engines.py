@@ -1,7 +1,7 @@
 """Compare CPU engines: images a second and latency over batch sizes, and their memory.
 
     python -m benchmarks.cpu_engines --models resnet50 yolov8n --sizes 1 8
-    python -m benchmarks.cpu_engines --sizes 8 --engines inductor onnxruntime eager torchscript
+    python -m benchmarks.cpu_engines --sizes 8 --engines openvino onnxruntime eager
 
 Owns: docs/performance.md, "CPU engines, measured". Weights are the sample ones if there are some, else random: speed
 does not depend on them, but int8 needs meaningful images. Compiled files are kept (`--cache-dir`).
@@ -33,6 +33,7 @@ from backends.contract.backend import Pixels
 from backends.engines import EagerEngine, compile_first
 from backends.vendors.cpu import CpuBackend
 from models import Model, WeightsNotFoundError, open_model, parse_spec
+from models.sample import IMAGES
 
 DEVICE = "cpu:0"
 PLAIN = "eager fp32 contiguous"
@@ -120,7 +121,7 @@ def load(
 ) -> Executable:
     """Load a model on an engine, without the gate: only its speed matters here."""
     model = opened(name)
-    calibration = Calibration(model, "") if precision == "int8" and model.weights == "sample" else None
+    calibration = Calibration(model, str(IMAGES)) if precision == "int8" and model.weights == "sample" else None
     options = compile_options(model, None, calibration, cache_dir)
     return backend.load(model.network(), DEVICE, engine, precision, sizes, options=options).executable
 

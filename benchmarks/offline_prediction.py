@@ -19,6 +19,7 @@ import resource
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ import psutil
 from PIL import Image
 
 from anychip_tools.null import backend as null
-from anychip_tools.prediction.image_sources import find_images
-from anychip_tools.prediction.offline import LocalPredictor
+from anychip_tools.prediction.files import find_images
+from anychip_tools.prediction.offline import DecodedFile, LocalPredictor
 from app.cli import main as anychip
 from app.config import Settings
 from backends import Started
@@ -56,16 +57,15 @@ def decoding_rate(predictor: LocalPredictor, folder: Path) -> tuple[float, float
     the processor time of one.
     """
     paths = [source.path for source in find_images([str(folder)])]
-    decoding = predictor.decoding
-    under_way, started_s, before_s = 0, time.perf_counter(), processor_s()
+    under_way: deque[list[Future[list[DecodedFile]]]] = deque()
+    started_s, before_s = time.perf_counter(), processor_s()
     for number, first in enumerate(range(0, len(paths), predictor.block_size)):
-        if under_way == len(decoding.pixels):
-            decoding.finish()
-            under_way -= 1
-        decoding.begin(number % len(decoding.pixels), paths[first : first + predictor.block_size])
-        under_way += 1
-    for _ in range(under_way):
-        decoding.finish()
+        if len(under_way) == len(predictor.pixels):
+            wait(under_way.popleft())
+        block = number % len(predictor.pixels)
+        under_way.append(predictor.decode(block, paths[first : first + predictor.block_size]))
+    for parts in under_way:
+        wait(parts)
     elapsed_s = time.perf_counter() - started_s
     return len(paths) / elapsed_s, (processor_s() - before_s) / len(paths)
 

@@ -27,7 +27,7 @@ import numpy as np
 import uvloop
 
 from app.config import Settings
-from app.ingress.trim import freeze
+from app.ingress.budget import freeze
 from app.link import Frame, Reply, Result, Room, Terms
 from app.serving.service import Service
 from models import Options, open_model, parse_spec
@@ -57,7 +57,7 @@ class Asking:
         due, self._due = self._due, 0
         for token in [next(self._numbers) for _ in range(due)]:
             terms = Terms(time.monotonic() + _DEADLINE_S)
-            self._link.check_now(self._served, terms)
+            self._link.check(self._served, terms)
             room = self._rooms[token] = self._link.reserve(self._served, 1, terms)
             self._link.submit(room, (token,), self._frame, self._options, 0)
 
@@ -74,7 +74,7 @@ class Asking:
 class Nothing:
     """Stand-in for a link and its rooms: it admits everything and does nothing."""
 
-    def check_now(self, *_: object) -> None:
+    def check(self, *_: object) -> None:
         """Admit the request."""
 
     def reserve(self, *_: object) -> Nothing:

@@ -33,8 +33,9 @@ import uvloop
 from anychip_base.interpreter import OURS
 from app import logs
 from app.config import Settings
+from app.core import Loaded
 from app.fleet.plans import worker_plans
-from app.http.routes.stats import snapshot
+from app.http.routes.status import snapshot
 from app.main import serve
 from app.processes.channel import reader, to_packet
 from app.serving.service import Service
@@ -161,6 +162,7 @@ async def _image(settings: Settings) -> Walk:
 async def _start_and_metric(settings: Settings, models: list[Model]) -> tuple[Walk, Walk]:
     """Return the walk of one worker's start, without that of its decoders, and the walk of one metric."""
     start, metric = Walk(("app",), records=True), Walk(("app",))
+    heard: list[Loaded] = []
     service = Service(settings, models)
     try:
         with start:
@@ -168,8 +170,8 @@ async def _start_and_metric(settings: Settings, models: list[Model]) -> tuple[Wa
             await service.fleet.start()
             service.administration.served_on(MODEL)
         with start:
-            loaded = LoadedDevice(plans[0][1])
-            reader(FromWorker)(to_packet([loaded.ready]))
+            loaded = LoadedDevice(plans[0][1], heard.append)
+            reader(FromWorker)(to_packet(heard))
         loaded.close()
         with metric:
             service.fleet.models[MODEL].metrics.batch("cpu")[2].observe(0.01)

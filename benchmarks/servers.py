@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from anychip_tools.benchmark.endpoints import request_bytes
+from anychip_tools.benchmark.load import request_bytes
 from models.sample import IMAGES
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -27,8 +27,7 @@ class _Nothing:
 def main() -> int:
     """Run the command."""
     from app import cli
-    from app.observability.clients import BusiestClients
-    from app.observability.metrics import TABLE, TELEMETRY, Metrics
+    from app.observability.metrics import TABLE, TELEMETRY, BusiestClients, Metrics
     from app.prepared import prepared
 
     class NoClients(BusiestClients):

@@ -16,9 +16,8 @@ from models.contract.model import (
     OutputSpec,
     Placement,
 )
-from models.contract.pixel_model import PixelModel
+from models.contract.pixel_model import NormalisedModel, PixelModel
 from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
-from models.tasks.normalised import NormalisedModel
 
 if TYPE_CHECKING:
     from models.catalog import ARCHITECTURES, ModelSpec, fetched, open_model, parse_spec

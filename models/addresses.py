@@ -97,10 +97,7 @@ def parse(text: str, sha256: str = "") -> ModelAddress:
         raise ModelError(f"{without_secrets(text)} does not end with the name of a file that can be fetched.")
     pinned = _DIGEST.fullmatch(fragment)
     if (fragment and pinned is None) or not (pinned or sha256):
-        raise ModelError(
-            f"{without_secrets(text)} is fetched only with the SHA-256 that the file must have: write "
-            "#sha256= and its 64 digits behind the address (sha256sum FILE prints them)."
-        )
+        raise ModelError(f"{without_secrets(text)} is fetched only with the SHA-256 behind it: #sha256=HEX.")
     found, sidecar = (pinned[1].lower(), pinned[2] or "") if pinned else (sha256, "")
     if sha256 not in ("", found):
         raise ModelError(f"{without_secrets(text)} has two different SHA-256 behind it.")
@@ -111,10 +108,7 @@ def _of_hub(text: str) -> ModelAddress:
     written, _, sidecar = text.partition("?")
     found = _HUB.fullmatch(written.partition("://")[2])
     if found is None:
-        raise ModelError(
-            f"{without_secrets(text)} is no address of the Hub: hf://ORG/NAME, hf://ORG/NAME@REVISION or "
-            "hf://ORG/NAME@REVISION/FILE."
-        )
+        raise ModelError(f"{without_secrets(text)} is no address of the Hub: hf://ORG/NAME[@REVISION[/FILE]].")
     place = f"{found[1]}/{found[2]}"
     return ModelAddress("hf", written, place, found[4].lstrip("/"), found[3] or "", "", sidecar)
 

@@ -15,19 +15,17 @@ from pathlib import Path
 
 from models import addresses, classifiers, fetch
 from models import publishers as weights
-from models.contract.digest import OpenedFiles
 from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
+from models.contract.files import OpenedFiles
 from models.contract.model import PROGRAMS, Model
 from models.exports import exported
 from models.exports.files import names_beside, names_within
 from models.exports.library_files import CONFIG, class_of, config_of, export_of, is_timm, library_of
 from models.vision import torchvision
-from models.weights.checkpoint import SUFFIXES, Checkpoint, read_header
-from models.weights.modules import check_modules
+from models.weights.checkpoint import SUFFIXES, Checkpoint, read
 from models.weights.opened import copied, looked_at
-from models.weights.state import Fitted, SeveralNetworksError
+from models.weights.state import Fitted, SeveralNetworksError, check_modules
 from models.yolo import model as yolo
-from models.yolo.families import architecture_of
 
 log = logging.getLogger(__name__)
 
@@ -44,26 +42,15 @@ _FOLDERS = {"_openvino_model": "xml", "_ascend_model": "om"}
 """Suffixes of Ultralytics' export folders with one network each, and the type of that network's file."""
 _PICKLED = "pytorch_model.bin"
 """Weights in a folder of timm or transformers without safetensors: `save_for_hf` of timm writes them by default."""
-_KERAS = "a file of Keras"
-_UNREAD = {
-    ".engine": "an engine of TensorRT, for one version of it on one kind of GPU",
-    ".tflite": "a file of LiteRT",
-    ".mlpackage": "a package of Core ML",
-    "_ncnn_model": "a folder of NCNN",
-    "_mnn_model": "a folder of MNN",
-    "_paddle_model": "a folder of Paddle",
-    "_saved_model": "a folder of TensorFlow",
-    ".keras": _KERAS,
-    ".h5": _KERAS,
-}
-"""Suffixes of other exporters' files, which anychip does not read, and a description of each."""
+_UNREAD = (
+    *(".engine", ".tflite", ".mlpackage", ".keras", ".h5"),
+    *("_ncnn_model", "_mnn_model", "_paddle_model", "_saved_model"),
+)
+"""Suffixes of other runtimes' files, which anychip does not read."""
 
 
-_EXPORTED_FIRST = {
-    "detection": ("a detector", "([torch.rand(3, 640, 640)],)"),
-    "segmentation": ("a network of semantic segmentation", "torch.rand(1, 3, 520, 520)"),
-}
-"""Modules of torchvision whose networks are not built here, with a description and an example input."""
+_EXPORTED_FIRST = ("detection", "segmentation")
+"""Modules of torchvision whose networks are not built here."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +71,6 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class _Family:
-    """Functions of a family of architectures."""
-
     fitted: Callable[[str, Checkpoint], Fitted]
     default_labels: Callable[[str], tuple[str, ...]]
     model: Callable[[str, str, Sequence[str], str, str | None], Model]
@@ -108,6 +93,7 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         text, sha256 = pinned[1], pinned[2].lower()
     head, _, chosen = text.partition(":")  # a path may hold both signs
     name, equals, architecture = head.rpartition("=")
+    path = Path(text.rpartition("=")[2]).expanduser()
     elsewhere = addresses.split(text, sha256)
     ending = next((each for each in _FOLDERS if text.rstrip("/").endswith(each)), None)
     if elsewhere is not None:
@@ -126,14 +112,9 @@ def parse_spec(text: str, default_weights: str = "official") -> ModelSpec:
         spec = ModelSpec(name if equals else path.stem, path.suffix[1:], str(path), sha256, written[2])
     elif library_of(architecture):
         if not chosen:
-            library = architecture.partition("/")[2]
-            raise UnknownModelError(
-                f"{architecture} is built by timm, and wants weights of yours: {text}:FILE, or the folder that "
-                f"`hf download {architecture}.TAG --local-dir {library}` makes: {name or library}=./{library}."
-            )
+            raise UnknownModelError(f"{architecture} is built by timm from weights of yours: {text}:FILE, or a folder.")
         spec = ModelSpec(name if equals else architecture.partition("/")[2], architecture, chosen, sha256)
-    elif text[-1:] not in ("", "=") and architecture not in ARCHITECTURES and _folder(text).is_dir():
-        path = _folder(text)
+    elif text[-1:] not in ("", "=") and architecture not in ARCHITECTURES and path.is_dir():
         spec = ModelSpec(name if equals else path.resolve().name, "", str(path), sha256)
     elif head.endswith(SUFFIXES) and not chosen:
         name, equals, file = text.partition("=")
@@ -182,7 +163,7 @@ def open_model(
     spec = fetched(spec, cache_directory, allow_download)
     folder = Path(spec.weights).expanduser()
     named = spec.architecture
-    if not named and folder.is_dir() and (found := _of_library(folder) or _onnx_in(folder)):
+    if not named and folder.is_dir() and (found := _of_library(folder)):
         spec = replace(spec, architecture=found[0], weights=str(found[1]))
     if f".{spec.architecture}" in exported.SUFFIXES:
         return _exported(spec, store, trust_exported)
@@ -191,7 +172,7 @@ def open_model(
         files = copied(files, store)
         if not named and (of_copy := _of_library(files.file.parent)) is not None:
             spec = replace(spec, architecture=of_copy[0])
-        return _with(exported.open_exported(spec.name, files.file, "", spec.architecture, files), files)
+        return _with(exported.open_exported(spec.name, files, "", spec.architecture), files)
     if spec.weights == "random":
         family = _family(spec.architecture)
         return family.model(spec.name, spec.architecture, family.default_labels(spec.architecture), "random", None)
@@ -205,7 +186,7 @@ def open_model(
         spec = replace(spec, architecture=_said_by(file, spec))
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
-    header = read_header(file)
+    header = read(file, with_data=False)
     try:
         fitted = family.fitted(spec.architecture, header)
         within = fitted.found
@@ -222,7 +203,8 @@ def open_model(
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
     if header.chosen[1:]:
         every = ", ".join(header.chosen)
-        log.info("%s has several state dicts (%s): %s is served", files.source, every, header.chosen[0])
+        said = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"
+        log.warning(said, files.source, every, header.chosen[0])
     labels, count = header.labels, fitted.class_count
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")
@@ -238,15 +220,13 @@ def open_model(
     return _with(family.model(spec.name, spec.architecture, labels, kind, str(file)), files)
 
 
-def _folder(text: str) -> Path:
-    """Return the folder in `[name=]./folder`."""
-    return Path(text.rpartition("=")[2]).expanduser()
-
-
 def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
     file = Path(spec.weights).expanduser()
     if spec.architecture in _FOLDERS.values() and file.is_dir():
-        file = _network_in(file, spec.architecture)
+        networks = sorted(file.glob(f"*.{spec.architecture}"))
+        if len(networks) != 1:
+            raise WeightsNotFoundError(f"{file} holds {len(networks)} networks (.{spec.architecture}): name one.")
+        [file] = networks
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
     files = _looked_at(file, spec, is_graph=True)
@@ -256,23 +236,19 @@ def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
             f"{spec.name}={spec.weights}@sha256:{files.sha256}, or trust all of them with --trust-exported true."
         )
     files = copied(files, store)
-    return _with(exported.open_exported(spec.name, files.file, spec.sidecar, "", files), files)
+    return _with(exported.open_exported(spec.name, files, spec.sidecar), files)
 
 
 def _said_by(file: Path, spec: ModelSpec) -> str:
-    """Return the architecture that the weights themselves name. Raises WeightsNotFoundError, WeightsError."""
-    header = read_header(file)
-    found = architecture_of(header.state)
+    header = read(file, with_data=False)
+    found = yolo.architecture_of(header.state)
     network, described = (header.metadata.get(key, "") for key in ("network", "yaml_file"))
     if not network.startswith("ultralytics."):
         if found:
             return found
-        heads = [tensor for name, tensor in header.state.items() if name.endswith("weight") and tensor.ndim]
         raise WeightsError(
-            f"{file.name} does not say which network its {len(header.state)} tensors are of (the last has "
-            f"{len(heads[-1]) if heads else 0} rows), nor does a {CONFIG} beside it: name it, for example "
-            f"{spec.name}=resnet50:{spec.weights} for torchvision's network, or "
-            f"{spec.name}=timm/convnext_tiny:{spec.weights} for timm's."
+            f"{file.name} does not say which network its {len(header.state)} tensors are of: name it, for example "
+            f"{spec.name}=resnet50:{spec.weights} or {spec.name}=timm/convnext_tiny:{spec.weights}."
         )
     try:
         yolo.fitted(found or "yolov8n", header)
@@ -280,44 +256,24 @@ def _said_by(file: Path, spec: ModelSpec) -> str:
         first = next((tensor for name, tensor in header.state.items() if name.endswith("model.0.conv.weight")), None)
         channels = "" if first is None or first.shape[1] == 3 else f" for images of {first.shape[1]} channels"
         raise WeightsError(
-            f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics{channels}, which is not "
-            f"built here. Export it, `yolo export model={file.name} format=onnx`, and serve "
-            f"{spec.name}={file.stem}.onnx."
+            f"{file.name} is a {described or network.rpartition('.')[2]} of Ultralytics{channels}, which is not built "
+            f"here: yolo export model={file.name} format=onnx."
         ) from None
     return found
 
 
 def _of_library(folder: Path) -> tuple[str, Path] | None:
-    """Return the architecture of timm or transformers for a folder, and its weights. Raises WeightsError."""
     config, files = config_of(folder), sorted(folder.glob("*.safetensors")) or sorted(folder.glob(_PICKLED))
-    if not config and not any(folder.glob("*.onnx")) and (sentence := export_of(folder)):
+    graphs = sorted(folder.glob("*.onnx"))
+    if not config and not graphs and (sentence := export_of(folder)):
         raise WeightsError(sentence)
-    if not config or (not files and any(folder.glob("*.onnx"))):
-        return None
+    if not config or (graphs and not files):
+        return ("onnx", graphs[0]) if len(graphs) == 1 else None
     if len(files) != 1:
-        raise WeightsError(
-            f"{folder} has a {CONFIG} and {len(files)} files of weights, and one .safetensors or {_PICKLED} is read: "
-            'save_pretrained("folder", max_shard_size="1TB") of transformers writes one.'
-        )
+        raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights, of which one is read.")
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]
     return f"transformers/{class_of(config) or config['model_type']}", files[0]
-
-
-def _onnx_in(folder: Path) -> tuple[str, Path] | None:
-    """Return the folder's .onnx if it has exactly one."""
-    files = sorted(folder.glob("*.onnx"))
-    return ("onnx", files[0]) if len(files) == 1 else None
-
-
-def _network_in(folder: Path, kind: str) -> Path:
-    """Return the only network in a folder of an export. Raises WeightsNotFoundError."""
-    files = sorted(folder.glob(f"*.{kind}"))
-    if len(files) != 1:
-        raise WeightsNotFoundError(
-            f"{folder} holds {len(files)} networks (.{kind}); it must hold one, or name the file."
-        )
-    return files[0]
 
 
 def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> OpenedFiles:
@@ -332,40 +288,34 @@ def _looked_at(file: Path, spec: ModelSpec, *, is_graph: bool = False) -> Opened
 
 
 def _with(model: Model, files: OpenedFiles) -> Model:
-    """Return the model with these files. Raises WeightsError for labels without measure, or if uncopied files changed
-    during the reading.
-    """
     if len(model.labels) > _MAX_LABELS or any(len(label) > _MAX_LABEL for label in model.labels):
-        raise WeightsError(
-            f"{model.name} has {len(model.labels)} labels, the longest of {max(map(len, model.labels))} characters: "
-            f"{_MAX_LABELS} of {_MAX_LABEL} characters are the most."
-        )
+        raise WeightsError(f"{model.name} has more than {_MAX_LABELS} labels, or one of over {_MAX_LABEL} characters.")
     if not files.is_copy:
         files.check()
     return replace(model, weights_sha256=files.sha256, files=files)
 
 
 def _family(architecture: str) -> _Family:
-    kind = next((kind for ending, kind in _UNREAD.items() if architecture.rstrip("/").endswith(ending)), None)
-    if kind is not None:
-        said = f"{architecture} is {kind}, which is not read: export the network as .onnx instead"
-        if kind == _KERAS:
-            said += f': keras.models.load_model("{architecture}").export("mine.onnx", format="onnx")'
-        raise UnknownModelError(f"{said}.")
+    if architecture.rstrip("/").endswith(_UNREAD):
+        by_keras = f': keras.models.load_model("{architecture}").export("mine.onnx", format="onnx")'
+        raise UnknownModelError(
+            f"{architecture} is not read: export the network that it was made of as .onnx instead"
+            f"{by_keras if architecture.endswith(('.keras', '.h5')) else ''}."
+        )
     if architecture in classifiers.ARCHITECTURES:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:
         return _YOLO
-    for module, (what, given) in _EXPORTED_FIRST.items():
+    for module in _EXPORTED_FIRST:
         if architecture in torchvision.models.list_models(module=getattr(torchvision.models, module)):
             raise UnknownModelError(
-                f"{architecture} is {what} of torchvision, which is served from an export: "
-                f'torch.onnx.export(network.eval(), {given}, "best.onnx", dynamo=False), and then best.onnx.'
+                f"{architecture} of torchvision is served from an export, as docs/which-file.md says: "
+                'torch.onnx.export(network.eval(), …, "best.onnx", dynamo=False).'
             )
     if architecture.startswith(("/", ".", "~")):
         raise UnknownModelError(f"There is no folder {architecture!r}, and no file of a kind that is read.")
     near = difflib.get_close_matches(architecture.lower(), ARCHITECTURES, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are."
+    hint = f"did you mean {' or '.join(near)}?" if near else "`anychip weights list` names those that are known."
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")
 
 
@@ -375,22 +325,11 @@ def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, 
     if spec.weights == "sample":
         return weights.sample_file(spec.architecture)
     path = Path(spec.weights).expanduser()
-    if path.is_dir():
-        return _only_file(path)
+    if path.is_dir():  # E.g. /mnt/models filled by KServe's storage initialiser.
+        files = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and each.is_file())
+        if len(files) != 1:
+            raise WeightsNotFoundError(f"{path} holds {len(files)} weights files ({', '.join(SUFFIXES)}): name it.")
+        [path] = files
     if not path.is_file():
-        raise WeightsNotFoundError(
-            f"There is no weights file {spec.weights!r} for {spec.name}; give official, sample, random "
-            f"or the path of a file ({', '.join(SUFFIXES)})."
-        )
+        raise WeightsNotFoundError(f"There is no weights file {spec.weights!r} for {spec.name}.")
     return path
-
-
-def _only_file(folder: Path) -> Path:
-    """Return the only weights file of a folder, e.g. /mnt/models filled by KServe's storage initialiser."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
-    if len(files) != 1:
-        what = f"{len(files)} weights files ({', '.join(path.name for path in files)})" if files else "no weights file"
-        raise WeightsNotFoundError(
-            f"{folder} holds {what}; it must hold one ({', '.join(SUFFIXES)}), or name the file."
-        )
-    return files[0]

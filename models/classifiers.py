@@ -1,7 +1,6 @@
 """torchvision's classifiers, all by name: their networks and the preprocessing of their published weights.
 
-Owns: building these networks, checking that weights fit them, untrained ones that behave like trained ones. Must not
-know HTTP, devices or how images and files are read.
+Must not know HTTP, devices or how images and files are read.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from models.contract.resize import Centre
 from models.contract.task_adapter import AdaptedFile
 from models.vision import torchvision
 from models.weights.checkpoint import Checkpoint
-from models.weights.state import Fitted, check_fits, fitted_within, read_state
-from models.weights.without_values import WithoutValues
+from models.weights.state import Fitted, WithoutValues, check_fits, fitted_within, read_state
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
@@ -48,7 +46,9 @@ def fitted(architecture: str, found: Checkpoint) -> Fitted:
 
 
 def _fitted(architecture: str, found: Checkpoint) -> Fitted:
-    found = replace(found, state=_renamed(architecture, found.state))
+    if architecture.startswith("densenet"):  # The published files call `norm1` of a layer `norm.1`.
+        renamed = {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in found.state.items()}
+        found = replace(found, state=renamed)
     state, head = found.state, _head(architecture)
     if head not in state or state[head].ndim == 0 or not len(state[head]):
         yolo = " (is this a YOLOv8 file?)" if any(name.startswith("model.22.") for name in state) else ""
@@ -115,15 +115,12 @@ class Classifier(PixelModel):
         return self._around(core)
 
     def _around(self, core: nn.Module) -> ClassificationNetwork:
-        network = ClassificationNetwork(core, self.input_shape, self.mean, self.std)
-        return network.eval().requires_grad_(False)
+        return ClassificationNetwork(core, self.input_shape, self.mean, self.std).eval().requires_grad_(False)
 
     def _random_core(self) -> nn.Module:
         """Build an untrained network that behaves like a trained one: layers of unit variance, logits that differ.
 
-        Default weights alone fade out layer by layer (MobileNetV3 ends at 1e-10) and some heads start at zero. So
-        BatchNorm and the head are measured on noise, smooth and sharp as images are. Two images serve, one of low and
-        one of high contrast; each further image makes every start slower.
+        Default weights fade out layer by layer. So BatchNorm and the head are measured on two images of noise.
         """
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
@@ -145,13 +142,15 @@ class Classifier(PixelModel):
         # MNASNet refuses to load without the version of its layout; every published file has the present one.
         values._metadata = {"": {"version": core._version}}  # type: ignore[attr-defined]
         core.load_state_dict(values, assign=True)
+        root = read.found.modules.get("")  # Of a network that was saved whole; of others torchvision's published form.
+        if root is not None and "transform_input" in root.facts:
+            setattr(core, "transform_input", bool(root.facts["transform_input"]))  # noqa: B010
         for auxiliary in _WITH_AUXILIARY.get(self.architecture, ()):
             setattr(core, auxiliary, None)  # only used in training
         return core
 
 
 def _published(architecture: str) -> Any:
-    """Return torchvision's entry for the best published weights: its `meta`, `transforms` and `url`."""
     if architecture not in ARCHITECTURES:
         raise UnknownModelError(f"torchvision has no classifier called {architecture}.")
     return torchvision.models.get_model_weights(architecture).DEFAULT
@@ -170,7 +169,6 @@ def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:
 
 
 def _skeleton(architecture: str, count: int, auxiliary: bool) -> nn.Module:
-    """Build the module with weights on the meta device."""
     with WithoutValues():
         return _build(architecture, count, auxiliary)
 
@@ -182,18 +180,8 @@ def _head(architecture: str) -> str:
     return next(name for name in one if one[name].shape != other[name].shape)
 
 
-def _renamed(architecture: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rename to today's names: the published DenseNet files call `norm1` of a layer `norm.1`."""
-    if not architecture.startswith("densenet"):
-        return state
-    return {_OLD_DENSENET_NAME.sub(r"\1\2", name): tensor for name, tensor in state.items()}
-
-
 def _fuse(core: nn.Module) -> None:
-    """Fold a BatchNorm into the convolution before it (in place), if nothing else uses that convolution's output.
-
-    The traced graph only shows which modules follow each other; the module itself keeps its structure.
-    """
+    """Fold a BatchNorm into the convolution before it (in place), if nothing else uses that convolution's output."""
     try:
         graph = fx.Tracer().trace(core)
     except Exception:  # data-dependent Python of a network; unfused it is as right, and a little slower

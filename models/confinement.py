@@ -2,8 +2,8 @@
 
     limits of resources ─► landlock: which files ─► seccomp: which system calls
 
-Owns: these three means of Linux, which bind the calling process for good. Must not know what the process is for. Where
-the kernel lacks one, the others hold, and `what_there_is` says so.
+These means of Linux bind the calling process for good. Where the kernel lacks one, the others hold, and
+`what_there_is` says so. Must not know what the process is for.
 
 System calls are named by number, so only x86-64 and AArch64 are known here; elsewhere there is no filter. Numbers are
 those of linux/arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h; layouts those of
@@ -41,97 +41,68 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 
 
-def _table(text: str) -> Mapping[str, tuple[int | None, int | None]]:
-    found = {}
-    for entry in text.split(","):
-        name, *numbers = entry.split()
-        first, second = (None if number == "-" else int(number) for number in numbers)
-        found[name] = (first, second)
-    return found
+def _table(text: str) -> Mapping[str, int]:
+    """Return the number of each call that this processor has. `text`: of all, those on x86-64 and on AArch64."""
+    rows = [entry.split() for entry in text.split(",")] if _COLUMN is not None else []
+    return {name: int(numbers[_COLUMN or 0]) for name, *numbers in rows if numbers[_COLUMN or 0] != "-"}
 
 
-def _words(text: str) -> Sequence[str]:
-    return text.split()
-
-
-_NUMBERS = _table(
+_DECODING = _table(
     """
-    read 0 63, write 1 64, readv 19 65, writev 20 66, close 3 57, fstat 5 80, lseek 8 62, mmap 9 222,
-    mprotect 10 226, munmap 11 215, brk 12 214, mremap 25 216, msync 26 227, madvise 28 233, rt_sigaction 13 134,
-    rt_sigprocmask 14 135, rt_sigreturn 15 139, sigaltstack 131 132, sched_yield 24 124, poll 7 -, ppoll 271 73,
-    nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, gettimeofday 96 169, futex 202 98,
-    getpid 39 172, gettid 186 178, getppid 110 173, exit 60 93, exit_group 231 94, restart_syscall 219 128,
-    getrandom 318 278, recvfrom 45 207, sendto 44 206, recvmsg 47 212, sendmsg 46 211, getrusage 98 165,
-    sysinfo 99 179, times 100 153, sched_getaffinity 204 123, set_robust_list 273 99, rseq 334 293,
-    membarrier 324 283, tgkill 234 131, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177,
-    fork 57 -, vfork 58 -, clone 56 220, clone3 435 435, execve 59 221, execveat 322 281, socket 41 198,
-    socketpair 53 199, connect 42 203, bind 49 200, listen 50 201, accept 43 202, accept4 288 242,
-    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438,
-    pidfd_send_signal 424 424, kill 62 129, tkill 200 130, mount 165 40, umount2 166 39, pivot_root 155 41,
-    chroot 161 51, unshare 272 97, setns 308 268, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282,
-    io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, keyctl 250 219, add_key 248 217,
-    request_key 249 218, init_module 175 105, finit_module 313 273, kexec_load 246 104, reboot 169 142,
-    swapon 167 224, setuid 105 146, setgid 106 144, setresuid 117 147, setresgid 119 149, memfd_create 319 279,
-    prlimit64 302 261, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, setpriority 141 140,
-    sched_setaffinity 203 122, sched_setparam 142 118, sched_setscheduler 144 119, sched_setattr 314 274,
-    ioprio_set 251 30, process_madvise 440 440, process_mrelease 448 448, kcmp 312 272, move_pages 279 239,
-    migrate_pages 256 238, name_to_handle_at 303 264, open_by_handle_at 304 265, chmod 90 -, fchmod 91 52,
-    fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54, truncate 76 45,
-    utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
-    removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, shmget 29 194, shmat 30 196, shmctl 31 195,
-    semget 64 190, semop 65 193, semctl 66 191, msgget 68 186, msgsnd 69 189, msgrcv 70 188, msgctl 71 187,
-    mq_open 240 180, mq_unlink 241 181, inotify_init 253 -, inotify_init1 294 26, fanotify_init 300 262,
-    fsopen 430 430, fspick 433 433, open_tree 428 428, move_mount 429 429, mount_setattr 442 442, fcntl 72 25,
-    ioctl 16 29
-    """
-)
-"""Number of each call on x86-64 and on AArch64; None where there is no such call."""
-
-_DECODING = _words(
-    """
-    read write readv writev close fstat lseek mmap mprotect munmap brk mremap msync madvise rt_sigaction
-    rt_sigprocmask rt_sigreturn sigaltstack sched_yield poll ppoll nanosleep clock_nanosleep clock_gettime
-    gettimeofday futex getpid gettid getppid exit exit_group restart_syscall getrandom recvfrom sendto recvmsg
-    sendmsg getrusage sysinfo times sched_getaffinity set_robust_list rseq membarrier getuid geteuid getgid
-    getegid
+    read 0 63, write 1 64, readv 19 65, writev 20 66, close 3 57, fstat 5 80, lseek 8 62, mmap 9 222, mprotect 10 226,
+    munmap 11 215, brk 12 214, mremap 25 216, msync 26 227, madvise 28 233, rt_sigaction 13 134, rt_sigprocmask 14 135,
+    rt_sigreturn 15 139, sigaltstack 131 132, sched_yield 24 124, poll 7 -, ppoll 271 73, nanosleep 35 101,
+    clock_nanosleep 230 115, clock_gettime 228 113, gettimeofday 96 169, futex 202 98, getpid 39 172, gettid 186 178,
+    getppid 110 173, exit 60 93, exit_group 231 94, restart_syscall 219 128, getrandom 318 278, recvfrom 45 207,
+    sendto 44 206, recvmsg 47 212, sendmsg 46 211, getrusage 98 165, sysinfo 99 179, times 100 153,
+    sched_getaffinity 204 123, set_robust_list 273 99, rseq 334 293, membarrier 324 283, getuid 102 174,
+    geteuid 107 175, getgid 104 176, getegid 108 177
     """
 )
 """Calls of a process that computes on memory it has and talks over sockets it has."""
 
-_NEVER = _words(
+_NEVER = _table(
     """
-    fork vfork execve execveat socket socketpair connect bind listen accept accept4 ptrace process_vm_readv
-    process_vm_writev pidfd_open pidfd_getfd pidfd_send_signal mount umount2 pivot_root chroot fsopen fspick
-    open_tree move_mount mount_setattr unshare setns bpf perf_event_open userfaultfd io_uring_setup io_uring_enter
-    io_uring_register keyctl add_key request_key init_module finit_module kexec_load reboot swapon setuid setgid
-    setresuid setresgid rt_sigqueueinfo rt_tgsigqueueinfo setpriority sched_setparam
-    sched_setscheduler sched_setattr ioprio_set process_madvise process_mrelease kcmp move_pages migrate_pages
-    name_to_handle_at open_by_handle_at chmod fchmod fchmodat fchmodat2 chown lchown fchown fchownat truncate utime
-    utimes futimesat utimensat setxattr lsetxattr fsetxattr removexattr lremovexattr fremovexattr shmget shmat shmctl
-    semget semop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink inotify_init inotify_init1 fanotify_init
+    fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, socket 41 198, socketpair 53 199, connect 42 203,
+    bind 49 200, listen 50 201, accept 43 202, accept4 288 242, ptrace 101 117, process_vm_readv 310 270,
+    process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438, pidfd_send_signal 424 424, mount 165 40,
+    umount2 166 39, pivot_root 155 41, chroot 161 51, fsopen 430 430, fspick 433 433, open_tree 428 428,
+    move_mount 429 429, mount_setattr 442 442, unshare 272 97, setns 308 268, bpf 321 280, perf_event_open 298 241,
+    userfaultfd 323 282, io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, keyctl 250 219,
+    add_key 248 217, request_key 249 218, init_module 175 105, finit_module 313 273, kexec_load 246 104, reboot 169 142,
+    swapon 167 224, setuid 105 146, setgid 106 144, setresuid 117 147, setresgid 119 149, rt_sigqueueinfo 129 138,
+    rt_tgsigqueueinfo 297 240, setpriority 141 140, sched_setparam 142 118, sched_setscheduler 144 119,
+    sched_setattr 314 274, ioprio_set 251 30, process_madvise 440 440, process_mrelease 448 448, kcmp 312 272,
+    move_pages 279 239, migrate_pages 256 238, name_to_handle_at 303 264, open_by_handle_at 304 265, chmod 90 -,
+    fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54,
+    truncate 76 45, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6,
+    fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, shmget 29 194, shmat 30 196,
+    shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
+    msgctl 71 187, mq_open 240 180, mq_unlink 241 181, inotify_init 253 -, inotify_init1 294 26, fanotify_init 300 262
     """
 )
 """Calls that no network of a file needs: other programs, other processes, the network, the system. Also calls on files
 that Landlock does not cover (modes, owners, times, opening by handle), and named memory and queues.
 """
 
-_RINGS = _words("io_uring_setup io_uring_enter io_uring_register")
-_STARTING = _words("fork vfork execve socketpair")
-_CONNECTING = _words("socket connect")
+_STARTING = ("fork", "vfork", "execve", "socketpair")
+_CONNECTING = ("socket", "connect")
 """Calls of `_NEVER` that a server needs to start its own programs, and to connect to other machines."""
 
-_OF_ITSELF = _words("kill tkill tgkill prlimit64 sched_setaffinity")
+_OF_ITSELF = _table("kill 62 129, tkill 200 130, tgkill 234 131, prlimit64 302 261, sched_setaffinity 203 122")
 """Calls whose first argument is a process and must be this one: libraries end and limit their own process, and OpenVINO
 gives each of its threads a core.
 """
 _ZERO_IS_ITSELF = ("prlimit64", "sched_setaffinity")
 
+_COMMANDING = _table("fcntl 72 25, ioctl 16 29")
 _NO_COMMANDS = {
     "fcntl": (8, 10, 15),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send the signal.
     "ioctl": (0x8901, 0x8902, 0x5412, 0x541C, 0x5423),  # FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX, TIOCSETD
 }
 """Forbidden values of the second argument, by call. A process that may write to a terminal could type there."""
 
+_CLONE, _CLONE3 = {"x86_64": 56}.get(_MACHINE, 220), 435
 _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE = 38, 4
 _SECCOMP, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = {"x86_64": 317}.get(_MACHINE, 277), 1, 1
 _CAPSET = {"x86_64": 126}.get(_MACHINE, 91)
@@ -156,31 +127,18 @@ _SCOPES, _SCOPED = 3, 6  # abstract sockets, signals; from version 6 on
 
 _OWN_PROCESS = Path("/proc/self")
 _SYSTEM = (
-    "/usr/lib",
-    "/usr/lib64",
-    "/usr/local/lib",
-    "/usr/share",
-    "/lib",
-    "/lib64",
-    "/etc/ld.so.cache",
-    str(_OWN_PROCESS),
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/stat",
-    "/sys/devices/system",
-    "/sys/fs/cgroup",
-    "/dev/urandom",
+    *("/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share", "/lib", "/lib64", "/etc/ld.so.cache"),
+    *(str(_OWN_PROCESS), "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"),
+    *("/sys/devices/system", "/sys/fs/cgroup", "/dev/urandom"),
 )
 _OF_NETWORK = tuple(
     Path("/etc", name) for name in ("resolv.conf", "hosts", "nsswitch.conf", "gai.conf", "host.conf", "ssl", "pki")
 )
 _MODULES = (".py", ".so", ".dist-info", ".egg-info", ".libs")
 _PROJECT = (".git", "pyproject.toml", "setup.py")
-_LATER = _words(
-    """
-    PIL cv2 google numpy onnx onnxruntime onnxscript openvino safetensors timm torch torchao torchvision transformers
-    yaml
-    """
+_LATER = (
+    *("PIL", "cv2", "google", "numpy", "onnx", "onnxruntime", "onnxscript", "openvino", "safetensors", "timm", "torch"),
+    *("torchao", "torchvision", "transformers", "yaml"),
 )
 """Packages that readers of files import when a file needs them."""
 
@@ -217,7 +175,7 @@ def confine_decoder(memory_bytes: int) -> None:
     libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # Another process of this user can no longer trace it either.
     _drop_capabilities(libc, 0)
     _restrict_files(libc, (), ())
-    _filter(libc, _allowing(_DECODING))
+    _filter(libc, [*_answering(_DECODING.values(), _ALLOW), *_of_itself(), _REFUSE])
 
 
 def confine_program(
@@ -243,7 +201,7 @@ def confine_program(
         return
     _drop_capabilities(libc, _READ_ANY_FILE)
     _restrict_files(libc, readable, writable, own)
-    _filter(libc, _refusing(_NEVER))
+    _filter(libc, _refusing(_NEVER.values()))
 
 
 def confine_server(readable: Iterable[Path], *, network: bool) -> None:
@@ -262,8 +220,8 @@ def confine_server(readable: Iterable[Path], *, network: bool) -> None:
     nothing = [Path(os.devnull)]
     _restrict_files(libc, [*readable, *programs, *nothing, *(_OF_NETWORK if network else ())], nothing, network=network)
     scoped = what_there_is().landlock >= _SCOPED
-    allowed = {*_STARTING, *(_CONNECTING if network else ())}
-    never = [name for name in _NEVER if name not in allowed]
+    allowed = (*_STARTING, *(_CONNECTING if network else ()))
+    never = [number for name, number in _NEVER.items() if name not in allowed]
     _filter(libc, _refusing(never, itself=_ZERO_IS_ITSELF if scoped else _OF_ITSELF, starts=True))
 
 
@@ -280,8 +238,9 @@ def begun_before() -> list[str]:
 def refuse_rings() -> None:
     """Refuse io_uring, whose calls bypass the filter of system calls. libuv works without it, if its loop begins so."""
     libc = _ready()
-    if libc is not None and _COLUMN is not None:
-        _filter(libc, [*_answering(_RINGS, _RET_ERRNO | errno.EPERM), (_RETURN, 0, 0, _RET_ALLOW)])
+    if libc is not None:
+        rings = [number for name, number in _NEVER.items() if name.startswith("io_uring_")]
+        _filter(libc, [*_answering(rings, _REFUSE), _ALLOW])
 
 
 def python_files() -> list[Path]:
@@ -306,10 +265,7 @@ def python_files() -> list[Path]:
 
 
 def _installed_in(entry: Path) -> list[Path]:
-    """Return the readable parts of an entry of sys.path: an archive, or the packages installed into a folder.
-
-    A site-packages folder is given whole: a process that begins later lists it to find modules.
-    """
+    # A site-packages folder is given whole: a process that begins later lists it to find modules.
     if entry.is_file() or entry.name in ("site-packages", "dist-packages"):
         return [entry]
     installs = any(True for pattern in ("*.dist-info", "*.egg-info") for _ in entry.glob(pattern))
@@ -340,7 +296,6 @@ def _needed() -> set[str]:
 
 
 def _places(name: str) -> list[str]:
-    """Return a package's folders, or a module's file; empty if it is not installed, or built into Python."""
     try:
         spec = getattr(sys.modules.get(name), "__spec__", None) or importlib.util.find_spec(name)
     except Exception:  # Finders of other packages may raise anything.
@@ -443,75 +398,53 @@ def _allow_beneath(libc: ctypes.CDLL, rules: int, path: Path, rights: int, flags
 
 Instruction = tuple[int, int, int, int]
 """Instruction of a classic BPF program: code, jump if true, jump if false, operand."""
+_ALLOW: Instruction = (_RETURN, 0, 0, _RET_ALLOW)
+_REFUSE: Instruction = (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)
 
 
-def _number(name: str) -> int | None:
-    assert _COLUMN is not None
-    return _NUMBERS[name][_COLUMN]
-
-
-def _begin() -> list[Instruction]:
-    """Refuse calls of another architecture (32-bit, x32), whose numbers mean something else; then load the number."""
-    refuse = (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)
-    program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _AUDIT_ARCH[_MACHINE]), refuse, (_LOAD, 0, 0, 0)]
-    if _MACHINE == "x86_64":
-        program += [(_AT_LEAST, 0, 1, _X32_BIT), refuse]
-    return program
-
-
-def _clones() -> list[Instruction]:
-    """Allow new threads, refuse new processes. clone3 hides its flags in memory, so ENOSYS makes glibc use clone."""
-    clone, clone3 = _number("clone"), _number("clone3")
-    assert clone is not None
-    assert clone3 is not None
-    return [
-        (_EQUAL, 0, 1, clone3),
-        (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
-        (_EQUAL, 0, 4, clone),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        (_ANY_BIT, 1, 0, _CLONE_THREAD),
-        (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM),
-        (_RETURN, 0, 0, _RET_ALLOW),
+def _answering(numbers: Iterable[int], answer: Instruction) -> list[Instruction]:
+    """Begin a program that returns `answer` for these calls, and refuses those of another architecture."""
+    program: list[Instruction] = [
+        (_LOAD, 0, 0, 4),
+        (_EQUAL, 1, 0, _AUDIT_ARCH.get(_MACHINE, 0)),
+        _REFUSE,
+        (_LOAD, 0, 0, 0),
     ]
-
-
-def _answering(names: Sequence[str], answer: int) -> list[Instruction]:
-    """Begin a program that returns `answer` for these calls; a processor lacks some of them."""
-    program = _begin()
-    for name in names:
-        if (number := _number(name)) is not None:
-            program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, answer)]
+    if _MACHINE == "x86_64":
+        program += [(_AT_LEAST, 0, 1, _X32_BIT), _REFUSE]
+    for number in numbers:
+        program += [(_EQUAL, 0, 1, number), answer]
     return program
 
 
-def _allowing(names: Sequence[str]) -> list[Instruction]:
-    return [*_answering(names, _RET_ALLOW), *_of_itself(), (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+_CLONES: Sequence[Instruction] = (
+    (_EQUAL, 0, 1, _CLONE3),
+    (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
+    (_EQUAL, 0, 4, _CLONE),
+    (_LOAD, 0, 0, _FIRST_ARGUMENT),
+    (_ANY_BIT, 1, 0, _CLONE_THREAD),
+    _REFUSE,
+    _ALLOW,
+)
+"""Allow new threads, refuse new processes. clone3 hides its flags in memory, so ENOSYS makes glibc use clone."""
 
 
-def _refusing(names: Sequence[str], *, itself: Sequence[str] = _OF_ITSELF, starts: bool = False) -> list[Instruction]:
-    program = _answering(names, _RET_ERRNO | errno.EPERM)
-    for name, commands in _NO_COMMANDS.items():
-        number = _number(name)
-        assert number is not None
-        refused = [(_EQUAL, 0, 1, command) for command in commands]
-        refuse = (_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)
-        after = [each for command in refused for each in (command, refuse)]
-        program += [(_EQUAL, 0, len(after) + 2, number), (_LOAD, 0, 0, _SECOND_ARGUMENT), *after]
-        program += [(_RETURN, 0, 0, _RET_ALLOW)]
-    return [*program, *_of_itself(itself), *([] if starts else _clones()), (_RETURN, 0, 0, _RET_ALLOW)]
+def _refusing(numbers: Iterable[int], *, itself: Iterable[str] = _OF_ITSELF, starts: bool = False) -> list[Instruction]:
+    program = _answering(numbers, _REFUSE)
+    for name, number in _COMMANDING.items():
+        after = [each for command in _NO_COMMANDS[name] for each in ((_EQUAL, 0, 1, command), _REFUSE)]
+        program += [(_EQUAL, 0, len(after) + 2, number), (_LOAD, 0, 0, _SECOND_ARGUMENT), *after, _ALLOW]
+    return [*program, *_of_itself(itself), *(() if starts else _CLONES), _ALLOW]
 
 
-def _of_itself(names: Sequence[str] = _OF_ITSELF) -> list[Instruction]:
+def _of_itself(names: Iterable[str] = _OF_ITSELF) -> list[Instruction]:
     """Allow signals, limits and cores for this process alone; for kill, 0 is its whole group and refused."""
     program: list[Instruction] = []
     for name in names:
-        number = _number(name)
-        assert number is not None
-        itself: list[Instruction] = [(_EQUAL, 0, 1, os.getpid()), (_RETURN, 0, 0, _RET_ALLOW)]
+        itself: list[Instruction] = [(_EQUAL, 0, 1, os.getpid()), _ALLOW]
         if name in _ZERO_IS_ITSELF:
             itself = [(_EQUAL, 1, 0, 0), *itself]
-        program += [(_EQUAL, 0, len(itself) + 2, number), (_LOAD, 0, 0, _FIRST_ARGUMENT), *itself]
-        program += [(_RETURN, 0, 0, _RET_ERRNO | errno.EPERM)]
+        program += [(_EQUAL, 0, len(itself) + 2, _OF_ITSELF[name]), (_LOAD, 0, 0, _FIRST_ARGUMENT), *itself, _REFUSE]
     return program
 
 

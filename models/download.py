@@ -11,17 +11,15 @@ import fcntl
 import hashlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from models.addresses import without_secrets
-from models.contract.digest import sha256_of
 from models.contract.errors import WeightsError, WeightsNotFoundError
-from models.contract.regular import open_regular
+from models.contract.files import open_regular, sha256_of
 
 if TYPE_CHECKING:
     import httpx
@@ -30,7 +28,7 @@ log = logging.getLogger("anychip.downloads")
 
 ATTEMPTS = 5
 PERIOD_S = 5.0
-"""Longest silence of a download."""
+"""Time between lines of the log on a download."""
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
@@ -38,21 +36,19 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """File to download. `name`: its name in the folder; `said_by`: who states its digest.
+    """File to download. `name`: its name in the folder.
 
     `sha256`: the whole checksum or its beginning; `git_sha1`: instead of it, Git's name of the content; `size_bytes`:
-    None if unknown. `remedy`: what to do without it; `remedies`: the same by the server's status.
+    None if unknown. `remedy`: what to do without it.
     """
 
     name: str
     url: str
     sha256: str
-    said_by: str = "as published"
     git_sha1: str = ""
     size_bytes: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     remedy: str = ""
-    remedies: Mapping[int, str] = field(default_factory=dict)
 
     def check(self, path: Path) -> None:
         """Compare a file with size and digest. Raises WeightsError."""
@@ -62,9 +58,7 @@ class RemoteFile:
         kind, wanted = ("Git's SHA-1", self.git_sha1) if self.git_sha1 else ("SHA-256", self.sha256)
         digest = _git_sha1(path) if self.git_sha1 else sha256_of(path)
         if not digest.startswith(wanted):
-            raise WeightsError(
-                f"{self.name} has {kind} {digest}, not {wanted} {self.said_by}; delete it and try again."
-            )
+            raise WeightsError(f"{self.name} has {kind} {digest}, not {wanted}; delete it.")
 
 
 def downloaded(file: RemoteFile, directory: Path) -> Path:
@@ -84,11 +78,12 @@ def downloaded(file: RemoteFile, directory: Path) -> Path:
                 _download_whole(file, partial)
                 partial.replace(target)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        remedy = file.remedy
+        reason = without_secrets(str(error)).rstrip(".") or type(error).__name__
         if isinstance(error, httpx.HTTPStatusError):
-            remedy = file.remedies.get(error.response.status_code, remedy)
-        reason = f"{without_secrets(file.url)} could not be downloaded ({_reason(error)})"
-        raise WeightsNotFoundError(f"{reason}; {remedy}") from error
+            reason = f"HTTP {error.response.status_code}"
+        raise WeightsNotFoundError(
+            f"{without_secrets(file.url)} could not be downloaded ({reason}); {file.remedy}"
+        ) from error
     except OSError as error:
         raise WeightsNotFoundError(f"{target} could not be written: {error.strerror or error}.") from error
     return target
@@ -97,17 +92,6 @@ def downloaded(file: RemoteFile, directory: Path) -> Path:
 def megabytes(size_bytes: int) -> str:
     """Return a size for people, in MB."""
     return f"{size_bytes / 1e6:.1f} MB"
-
-
-def check_room(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raise WeightsNotFoundError if the disk has less room than is needed."""
-    free = os.statvfs(folder)
-    free_bytes = free.f_bavail * free.f_frsize
-    if free_bytes < needed_bytes:
-        raise WeightsNotFoundError(
-            f"{what} needs {megabytes(needed_bytes)}, and {folder} has {megabytes(free_bytes)} free: make room, or "
-            "name another folder with --cache-dir."
-        )
 
 
 def _download_whole(file: RemoteFile, partial: Path) -> None:
@@ -128,11 +112,10 @@ def _download_whole(file: RemoteFile, partial: Path) -> None:
             try:
                 file.check(partial)
             except WeightsError:
-                _discard(partial)
+                partial.unlink(missing_ok=True)
                 if resumed:
                     continue  # the earlier part may be of another file: once more, from the beginning
                 raise
-            _etag_file(partial).unlink(missing_ok=True)
             log.info("%s is here, %s", file.name, megabytes(partial.stat().st_size))
             return
     raise WeightsNotFoundError(f"{without_secrets(file.url)} could not be downloaded in {ATTEMPTS} attempts.")
@@ -145,76 +128,38 @@ def _without_secrets(record: logging.LogRecord) -> bool:
 
 
 def _stay_encrypted(request: httpx.Request) -> None:
-    """Refuse a redirection from https to anything else."""
     if request.url.scheme != "https":
-        raise WeightsNotFoundError(
-            f"{without_secrets(str(request.url))} is not encrypted, and an https:// address leads there: name another."
-        )
+        raise WeightsNotFoundError(f"{without_secrets(str(request.url))} is not encrypted, and https:// leads there.")
 
 
 def _download_rest(client: httpx.Client, file: RemoteFile, partial: Path) -> None:
-    """Make one request: append the rest to `partial`, or write it anew if the server cannot or must not resume."""
     start = partial.stat().st_size if partial.exists() else 0
     headers = {**file.headers, "Accept-Encoding": "identity"}
-    etag_file = _etag_file(partial)
     if start:
         headers["Range"] = f"bytes={start}-"
-        if etag_file.exists():
-            headers["If-Range"] = etag_file.read_text()
     with client.stream("GET", file.url, headers=headers) as response:
         if response.status_code == 416:
             return  # nothing is left to send; the check decides whether this is the whole file
         response.raise_for_status()
         if response.status_code != 206:
             start = 0
-        etag = response.headers.get("ETag", "")
-        if etag and not etag.startswith("W/"):
-            etag_file.write_text(etag)
-        else:
-            etag_file.unlink(missing_ok=True)
         sent = response.headers.get("Content-Length", "")
         total = start + int(sent) if sent and "Content-Encoding" not in response.headers else None
         if None not in (total, file.size_bytes) and total != file.size_bytes:
-            raise WeightsError(
-                f"{without_secrets(file.url)} offers {total} bytes, not the {file.size_bytes} that were published."
-            )
-        if total is not None:
-            check_room(partial.parent, total - start, file.name)
-        with partial.open("ab" if start else "wb") as written, _told(file, start, total) as advance:
+            raise WeightsError(f"{without_secrets(file.url)} offers {total} bytes, not {file.size_bytes}.")
+        whole, came, told_s = "" if total is None else f" of {megabytes(total)}", start, time.monotonic()
+        place = without_secrets(file.url).rpartition("/")[0]
+        log.info("%s: %s%s are here, the rest is being downloaded from %s", file.name, megabytes(start), whole, place)
+        with partial.open("ab" if start else "wb") as written:
             for chunk in response.iter_bytes():  # as it comes: a chunk size would lose bytes before a break
                 written.write(chunk)
-                advance(len(chunk))
-
-
-@contextlib.contextmanager
-def _told(file: RemoteFile, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Log the size, and how far the download is, also where nothing arrives. Yields what counts bytes."""
-    came, began_s, ended = start, time.monotonic(), threading.Event()
-    whole = "" if total is None else f" of {megabytes(total)}"
-    place = without_secrets(file.url).rpartition("/")[0]
-    log.info("%s: %s%s are here, the rest is being downloaded from %s", file.name, megabytes(start), whole, place)
-
-    def tell() -> None:
-        while not ended.wait(PERIOD_S):
-            share = f" ({came * 100 // total} %)" if total else ""
-            rate = megabytes(int((came - start) / (time.monotonic() - began_s)))
-            log.info("%s: %s%s%s, %s a second", file.name, megabytes(came), whole, share, rate)
-
-    def advance(count: int) -> None:
-        nonlocal came
-        came += count
-
-    teller = threading.Thread(target=tell, name="anychip-download", daemon=True)
-    teller.start()
-    try:
-        yield advance
-    finally:
-        ended.set()
-        teller.join()
+                came += len(chunk)
+                if time.monotonic() - told_s > PERIOD_S:
+                    told_s = time.monotonic()
+                    log.info("%s: %s%s", file.name, megabytes(came), whole)
 
 
 def _git_sha1(path: Path) -> str:
-    """Return the name that Git gives a content. Raises WeightsError."""
     with open(open_regular(path), "rb", buffering=0) as file:
         digest = hashlib.sha1(b"blob %d\0" % os.fstat(file.fileno()).st_size, usedforsecurity=False)
         while chunk := file.read(_CHUNK_BYTES):
@@ -222,30 +167,9 @@ def _git_sha1(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _discard(partial: Path) -> None:
-    partial.unlink(missing_ok=True)
-    _etag_file(partial).unlink(missing_ok=True)
-
-
-def _etag_file(partial: Path) -> Path:
-    return partial.with_name(partial.name + ".etag")
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Hold a lock for one process at a time; the system releases it when the process ends in any way."""
     with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: another process downloads it and is waited for", path.stem)
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield file
-
-
-def _reason(error: Exception) -> str:
-    import httpx
-
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}"
-    return without_secrets(str(error)).rstrip(".") or type(error).__name__

@@ -1,4 +1,4 @@
-"""Sources of weights: the publishers' files, their cache, the sample weights, conversion.
+"""Sources of weights: publishers' files, their cache, sample weights; conversion.
 
 Owns: addresses, sizes and checksums of published files; the cache directory's layout. Must not know what a
 network looks like, and reads no environment: directories and mirrors are parameters.
@@ -24,8 +24,7 @@ from models import classifiers
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.download import RemoteFile, downloaded
 from models.vision import torchvision
-from models.weights import model_archive
-from models.weights.checkpoint import labels_beside, read
+from models.weights.checkpoint import read
 
 YOLOV8_RELEASE = "https://github.com/ultralytics/assets/releases/download/v8.3.0"
 SAMPLES_IN_SOURCES = Path(__file__).parents[1] / "plugins" / "samples" / "anychip_samples"
@@ -56,9 +55,7 @@ def official_source(architecture: str, mirror: str | None = None) -> RemoteFile:
         # torchvision ends every file name with the first digits of its checksum, as torch.hub checks them.
         sha256 = Path(url).stem.rpartition("-")[2]
     else:
-        raise UnknownModelError(
-            f"No published weights of {architecture} are known here: give a file, {architecture}:best.pt."
-        )
+        raise UnknownModelError(f"No published weights of {architecture} are known: give a file of yours.")
     name = url.rpartition("/")[2]
     if mirror is not None:
         url = f"{mirror.rstrip('/')}/{name}"
@@ -71,18 +68,12 @@ def sample_file(architecture: str) -> Path:
     if not directory.is_dir():
         package = importlib.util.find_spec("anychip_samples")
         if package is None or package.origin is None:
-            raise WeightsNotFoundError(
-                f"The sample weights are in a wheel of their own, beside anychip's: pip install "
-                f"./anychip_samples-{version()}-py3-none-any.whl, or ./plugins/samples in anychip's sources."
-            )
+            raise WeightsNotFoundError(f"pip install ./anychip_samples-{version()}-py3-none-any.whl brings them.")
         directory = Path(package.origin).parent
     path = directory / f"{architecture}.safetensors"
     if not path.is_file():
         there = " and ".join(sorted(file.stem for file in directory.glob("*.safetensors"))) or "none"
-        raise WeightsNotFoundError(
-            f"There are no sample weights of {architecture} (there are: {there}); "
-            f"use `--weights official`, `--weights random` or a path."
-        )
+        raise WeightsNotFoundError(f"There are no sample weights of {architecture}; there are {there}.")
     return path
 
 
@@ -105,19 +96,6 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     return downloaded(replace(source, remedy=remedy), cache_directory)
 
 
-def verify(architecture: str, cache_directory: Path) -> Path:
-    """Return the published weights in the cache, after a check of their size and checksum.
-
-    Raises UnknownModelError, WeightsNotFoundError, WeightsError.
-    """
-    source = official_source(architecture)
-    path = cache_directory / source.name
-    if not path.is_file():
-        raise WeightsNotFoundError(f"{path} is not there; `anychip weights fetch {architecture}` downloads it.")
-    source.check(path)
-    return path
-
-
 @dataclass(frozen=True)
 class CachedFile:
     """Published weights in the cache."""
@@ -136,12 +114,8 @@ def cached_files(cache_directory: Path) -> list[CachedFile]:
 def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write the content of `source` as safetensors, floating-point tensors in `dtype`, labels in the metadata.
 
-    `source` is a checkpoint or an archive of TorchServe. Raises WeightsNotFoundError, WeightsError.
+    Raises WeightsNotFoundError, WeightsError.
     """
-    if source.suffix == model_archive.SUFFIX:
-        with model_archive.unpacked(source) as checkpoint_file:
-            convert(checkpoint_file, target, dtype)
-        return
     checkpoint = read(source)
     state = {}
     for name, tensor in checkpoint.state.items():
@@ -152,9 +126,8 @@ def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> N
             tensor = converted  # noqa: PLW2901
         state[name] = tensor.contiguous().clone()
     metadata = dict(checkpoint.metadata)
-    labels = checkpoint.labels or labels_beside(source)
-    if labels is not None:
-        metadata["labels"] = json.dumps(labels, ensure_ascii=False)
+    if checkpoint.labels is not None:
+        metadata["labels"] = json.dumps(checkpoint.labels, ensure_ascii=False)
     partial = target.with_name(target.name + ".part")
     try:
         save_file(state, partial, metadata)

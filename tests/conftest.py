@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import older_cpu, warm
+from tests.support import warm
 
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
@@ -21,8 +21,6 @@ for name in [name for name in os.environ if name.startswith("ANYCHIP_") and not 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Others compute beside this process: a thread that waits for its turn must not keep a core busy meanwhile.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if "ANYCHIP_TEST_CPU" in os.environ:
-    older_cpu.set_variables(os.environ["ANYCHIP_TEST_CPU"])
 warm.STARTED_WITH.update(os.environ)
 
 # An example takes as long as the machine is busy: that is no failure, and no environment but ours has hypothesis.
@@ -31,12 +29,6 @@ with contextlib.suppress(ImportError):
 
     settings.register_profile("anychip", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("anychip")
-
-
-def pytest_configure() -> None:
-    """Hide the kernels that the processor in ANYCHIP_TEST_CPU does not have."""
-    if "ANYCHIP_TEST_CPU" in os.environ:
-        older_cpu.hide_kernels(os.environ["ANYCHIP_TEST_CPU"])
 
 
 def pytest_report_header() -> str:

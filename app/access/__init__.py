@@ -1,5 +1,1 @@
-"""Access: keys, roles, the administration's own bind, fair shares, the audit.
-
-Both transports call this package, so that one rule holds for HTTP and gRPC. It must not know frameworks, models, or how
-a request is answered.
-"""
+"""Access: keys, roles, fair shares, the audit, for HTTP and gRPC alike. Must not know frameworks or models."""

@@ -1,31 +1,108 @@
-"""Admission of callers: a caller may ask for some things, and is refused others.
+"""Admission of callers, under the names that they are counted by, and the limits of what each has in flight.
 
-    bind, Host, Origin ─► key ─► role ─► Caller
+    bind, Host, Origin ─► key ─► role ─► Caller ─► its lease: requests, bytes, images, pixels
 
-Owns: this order and the sentences of a refusal, for every transport. Must not know frameworks, nor anything of a
-request but its `Need`.
+The Host is checked against DNS rebinding, with which a page gives its own name this service's address to read answers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import ipaddress
 import logging
+import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from app.access.addresses import Hosts, client_of, is_loopback
+from app import clock
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role, client_limits
 from app.access.rules import Bind, Need
-from app.config import split
+from app.config import Settings, split
 from app.errors import ServiceError
-
-if TYPE_CHECKING:
-    from app.config import Settings
-
+from app.pace import Pace
 
 log = logging.getLogger("anychip.access")
+
+_PORT = re.compile(rb"(.*?)(?::\d{0,5})?")
+_KNOWN_AT_MOST = 1024
+_WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
+_LABELLING_KEY = b"token"
+"""Header of X-AnyLabeling's key."""
+HIGHEST_PRIORITY = 100
+"""Highest priority of every client if there are no keys."""
+
+
+def client_of(address: str) -> str:
+    """Return the client that an address without its port belongs to.
+
+    An IPv6 address counts as its /64: a host is given all of it, and could use one address after the other. An IPv4
+    address written in IPv6 counts as itself. Any other text ("", a path) is its own name.
+    """
+    return _network_of(address) if ":" in address else address
+
+
+@functools.lru_cache(1024)
+def _network_of(address: str) -> str:
+    try:
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(parsed) >> 64 << 64, 64)))
+
+
+class Hosts:
+    """Names that mean this service."""
+
+    def __init__(self, names: tuple[str, ...], *, checked: bool) -> None:
+        """Keep `names`: `*` is all of them, `*.example.com` those below.
+
+        Localhost and addresses are this service's always, as rebinding needs a name. `checked`: without any `names`,
+        other names are refused.
+        """
+        self._every = "*" in names or not (names or checked)
+        self._exact = {name.lower() for name in names if not name.startswith("*")}
+        self._below = tuple(name[1:].lower() for name in names if name.startswith("*."))
+        self._known: set[bytes] = set()  # Headers that were found good.
+
+    def accepts(self, header: bytes) -> bool:
+        """Return True if a Host header names this service. A request without one (HTTP/1.0) is no browser's."""
+        if self._every or not header or header in self._known:
+            return True
+        if not self._names(header):
+            return False
+        if len(self._known) < _KNOWN_AT_MOST:
+            self._known.add(header)
+        return True
+
+    def _names(self, header: bytes) -> bool:
+        found = _PORT.fullmatch(header)
+        host = found[1].decode("latin-1").lower().rstrip(".") if found else ""
+        if host in self._exact or host.endswith(self._below):
+            return True
+        return host == "localhost" or host.endswith(".localhost") or is_address(host)
+
+
+def is_address(host: str) -> bool:
+    """Return True if a host is an IP address, in brackets if it has colons."""
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a service that listens on this host hears this machine alone."""
+    if host == "localhost":
+        return True
+    return is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback
 
 
 @dataclass(eq=False, slots=True)
@@ -44,13 +121,6 @@ class Caller:
         if priority > self.limits.priority:
             message = f"a priority of {priority} is more than the {self.limits.priority} that this key may have"
             raise ServiceError("FORBIDDEN", message)
-
-
-_WANTED = frozenset((b"host", b"authorization", b"origin", b"x-api-key"))
-_LABELLING_KEY = b"token"
-"""Header of X-AnyLabeling's key."""
-HIGHEST_PRIORITY = 100
-"""Highest priority of every client if there are no keys."""
 
 
 class KeyForbiddenError(ServiceError):
@@ -169,3 +239,102 @@ class Access:
                 Caller(f"key:{key.name}", key.limited(self._limits), key.name, key.role == "admin"),
             )
         return known[1]
+
+
+@dataclass(eq=False, slots=True)
+class ClientUsage:
+    """Counts of one caller's requests in flight; `pace`: of its images, if they have a rate."""
+
+    pace: Pace | None
+    requests: int = 0
+    bytes: int = 0
+    pixels: int = 0
+
+
+class ClientLimits:
+    """Limits of all callers that have something in flight, or a rate that is remembered."""
+
+    def __init__(self) -> None:
+        self._usages: dict[str, ClientUsage] = {}
+
+    def usage(self, caller: Caller) -> ClientUsage:
+        """Return the counts of a caller, made if need be."""
+        usage = self._usages.get(caller.name)
+        if usage is None:
+            rate = caller.limits.images_per_s
+            usage = ClientUsage(Pace(rate * 60, burst=max(1.0, rate)) if rate else None)
+            self._usages[caller.name] = usage
+        return usage
+
+    def ended(self, caller: Caller) -> None:
+        """Forget a caller that has nothing in flight: addresses are the clients', and must not pile up."""
+        usage = self._usages[caller.name]
+        if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(clock.monotonic(), math.inf) <= 0):
+            del self._usages[caller.name]
+
+    def __len__(self) -> int:
+        return len(self._usages)
+
+
+class ClientLease:
+    """Share that one request holds of its caller's limits, until its context ends. Entering that raises QUEUE_FULL."""
+
+    __slots__ = ("_bytes", "_limits", "_pixels", "_usage", "caller")
+
+    def __init__(self, limits: ClientLimits, caller: Caller) -> None:
+        self.caller = caller
+        self._limits = limits
+        self._bytes = self._pixels = 0
+
+    def __enter__(self) -> ClientLease:
+        usage = self._usage = self._limits.usage(self.caller)
+        most = self.caller.limits.requests
+        if most and usage.requests >= most:
+            self._limits.ended(self.caller)
+            raise _enough(f"{most} requests at a time")
+        usage.requests += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        usage = self._usage
+        usage.requests -= 1
+        usage.bytes -= self._bytes
+        usage.pixels -= self._pixels
+        if usage.requests == 0:
+            self._limits.ended(self.caller)
+
+    def hold_bytes(self, size: int) -> None:
+        """Hold so many more bytes of the body. Raises QUEUE_FULL."""
+        most = self.caller.limits.bytes
+        if most and self._usage.bytes + size > most:
+            raise _enough(f"{most} bytes of requests")
+        self._usage.bytes += size
+        self._bytes += size
+
+    def admit_images(self, count: int) -> None:
+        """Admit so many images to be computed. Raises QUEUE_FULL."""
+        pace = self._usage.pace
+        if pace is None:
+            return
+        wait_s = pace.wait_s(clock.monotonic(), count)
+        if wait_s > 0:
+            raise _enough(f"{self.caller.limits.images_per_s:g} images a second", math.ceil(wait_s))
+        pace.take(count)
+
+    @property
+    def counts_pixels(self) -> bool:
+        """True if the caller's pixels are limited: then an image's header is to be read before it is decoded."""
+        return self.caller.limits.pixels > 0
+
+    def hold_pixels(self, pixels: int) -> None:
+        """Hold the pixels of an image that is to be decoded. Raises QUEUE_FULL."""
+        most = self.caller.limits.pixels
+        if most and self._usage.pixels + pixels > most:
+            raise _enough(f"{most} pixels")
+        self._usage.pixels += pixels
+        self._pixels += pixels
+
+
+def _enough(what: str, retry_after_s: int = 1) -> ServiceError:
+    message = f"this client has all it may have, {what}; try again"
+    return ServiceError("QUEUE_FULL", message, retry_after_s=retry_after_s)

@@ -2,12 +2,9 @@
 
     sha256:9f86d081884c… NAME infer requests=8 images_per_s=50 priority=10
 
-Owns: the file's form, finding the key that was sent, and making a new one. Must not know what a key opens.
-
-A key is 256 random bits, so a plain SHA-256 hides it: they are too many to be guessed. The time of a look-up says
-nothing about the hashes in the file, nor about the keys that have been found, which are remembered as they were sent
-until the file changes: a `dict` compares bytes only if Python's hashes of them are equal, and these are keyed anew in
-each process.
+A key is 256 random bits, so a plain SHA-256 hides it. The time of a look-up says nothing about the hashes, nor about
+keys that were found and are remembered as they were sent: a `dict` compares bytes only if Python's hashes of them are
+equal, and these are keyed anew in each process.
 """
 
 from __future__ import annotations
@@ -24,8 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
-
-from app.access.stamp import stamp
 
 log = logging.getLogger("anychip.access")
 
@@ -84,6 +79,15 @@ def client_limits(text: str) -> CallerLimits:
     except KeysError as error:
         raise KeysError(f"--client-limits: {error}") from None
     return Key("", "infer", limits).limited(CallerLimits())
+
+
+def stamp(path: Path) -> tuple[int, ...]:
+    """Return the stamp of a link's target, as Kubernetes changes that; empty if nothing is there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_dev, found.st_mtime_ns, found.st_size
 
 
 def digest_of(key: str | bytes) -> bytes:

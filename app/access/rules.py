@@ -1,8 +1,4 @@
-"""Rules of access: the need of each route.
-
-Owns: the table. A route that is not in it is not reached; a test compares it with the routes that there are. Must not
-know keys.
-"""
+"""Rules of access: the need of each route. A route that is not in the table is not reached; a test compares them."""
 
 from __future__ import annotations
 
@@ -36,34 +32,22 @@ ROUTES: dict[str, dict[str, Need]] = {
     "/docs/assets/{path:path}": {"GET": "open", "HEAD": "open"},
     "/openapi.json": {"GET": "open"},
     "/v1/models/{model}:predict": {"POST": "infer"},
-    "/v1/models": {"GET": "infer"},
-    "/v1/models/{model}": {"GET": "infer"},
-    "/v1/models/{model}/labels": {"GET": "infer"},
-    "/v1/devices": {"GET": "infer"},
-    "/v1/devices/{device}:release": {"POST": "admin"},
-    "/v1/stats": {"GET": "infer"},
-    "/v1/stats/stream": {"GET": "infer"},
-    "/v2": {"GET": "infer"},
-    "/v2/": {"GET": "infer"},
-    "/v2/stats": {"GET": "infer"},
-    "/v2/models/stats": {"GET": "infer"},
-    "/v2/models/{model}": {"GET": "infer"},
-    "/v2/models/{model}/ready": {"GET": "infer"},
-    "/v2/models/{model}/config": {"GET": "infer"},
-    "/v2/models/{model}/stats": {"GET": "infer"},
+    **{
+        path: {"GET": "infer"}
+        for path in (
+            *("/v1/models", "/v1/models/{model}", "/v1/models/{model}/labels", "/v1/devices", "/models"),
+            *("/v1/stats", "/v1/stats/stream", "/v2", "/v2/", "/v2/stats", "/v2/models/stats"),
+            *(f"/v2/models/{{model}}{each}" for each in ("", "/ready", "/config", "/stats")),
+            *(f"/v2/models/{{model}}/versions/{{version}}{each}" for each in ("", "/ready", "/config", "/stats")),
+        )
+    },
     "/v2/models/{model}/infer": {"POST": "infer"},
-    "/v2/models/{model}/versions/{version}": {"GET": "infer"},
-    "/v2/models/{model}/versions/{version}/ready": {"GET": "infer"},
-    "/v2/models/{model}/versions/{version}/config": {"GET": "infer"},
-    "/v2/models/{model}/versions/{version}/stats": {"GET": "infer"},
     "/v2/models/{model}/versions/{version}/infer": {"POST": "infer"},
     "/v2/repository/index": {"POST": "infer"},
-    "/v2/repository/models/{model}/load": {"POST": "admin"},
-    "/v2/repository/models/{model}/unload": {"POST": "admin"},
-    "/v2/repository/models/{model}/traffic": {"POST": "admin"},
-    "/models": {"GET": "infer"},
     "/predictions/{model}": {"POST": "infer", "PUT": "infer"},
     "/predictions/{model}/{version}": {"POST": "infer", "PUT": "infer"},
+    "/v1/devices/{device}:release": {"POST": "admin"},
+    **{f"/v2/repository/models/{{model}}/{each}": {"POST": "admin"} for each in ("load", "unload", "traffic")},
 }
 """Needs by path, as the application writes it, and method."""
 

@@ -1,7 +1,5 @@
 """TLS by files, for HTTP and gRPC: read again when they change.
 
-Owns: the certificate, its key and the authority that clients' certificates are from. Must not know what is asked.
-
 A file that cannot be used (a certificate is there before its key, say) changes nothing until it can. An authority that
 is taken out of its file is trusted until the service starts again: OpenSSL can only add one.
 """
@@ -13,7 +11,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from app.access.stamp import stamp
+from app.access.keys import stamp
 from app.config import Settings
 
 log = logging.getLogger("anychip.access")

@@ -1,9 +1,8 @@
 """Clients of other servers that packages answer, by the entry-point group `anychip.clients`: `--compat NAME`.
 
-Owns: that contract. A package brings a module with `router` and `NEEDS` (the need of each of its paths), and perhaps
-`collector`, which makes further metrics of ours (app.serving). For clients that post a JSON object with one image in
-base64, it may bring a JsonClient instead. A JsonClient gives the path, the model and the form of the answer; the rest
-is that of any request.
+A package brings a module with `router` and `NEEDS` (the need of each of its paths), and perhaps `collector`, which
+makes further metrics of ours (app.serving); or, for clients that post a JSON object with one image in base64, a
+JsonClient, which gives the path, the model and the form of the answer.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from anychip_base.extras import entry_points
 from app.access.rules import offer
 from app.config.values import CLIENT_GROUP
 from app.errors import ServiceError
-from app.http.answer import as_json, as_response
-from app.http.call import AsgiRequest, HttpCall
+from app.http.call import AsgiRequest, HttpCall, as_json, as_response
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Run
@@ -65,6 +63,7 @@ class ClientCall(HttpCall[Answer]):
         lease.take(len(packed))
         self.document, [image] = documents.unpack(packed)
         self.context.model, options = self._client.choose(self.document, ingress.link.cascades)
+        self.context.served = ingress.link.find(self.context.model)
         cascade = ingress.link.cascades[self.context.model]
         return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
 

@@ -1,8 +1,4 @@
-"""TorchServe's routes: `/ping`, `/predictions/{model}`, `/models`. For clients that leave it: it is archived.
-
-Owns: its paths, and answers in the shape of its handlers `image_classifier` and `object_detector`. Errors are ours.
-TorchServe listened on three ports; here inference and the list of models are on one.
-"""
+"""TorchServe's routes, with answers in the shape of its `image_classifier` and `object_detector`. Errors are ours."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from app.http.answer import Content, as_json, as_large_json, as_response
-from app.http.call import AsgiRequest, HttpRequest
+from app.http.call import AsgiRequest, Content, HttpRequest, as_json, as_large_json, as_response
 from app.http.hot import NAME, HotRoute
 from app.http.routes.predict import PredictCall
 from app.ingress.ingress import Ingress

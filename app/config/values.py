@@ -10,12 +10,10 @@ from pydantic import AfterValidator, BeforeValidator
 
 from anychip_base.extras import entry_points
 
-CLIENTS = ("image-client", "triton", "ultralytics")
+CLIENTS = ("image-client", "triton")
 """Clients of other servers that are answered if `compat` names them."""
 CLIENT_GROUP = "anychip.clients"
 """Entry-point group of clients that other packages answer (app.compat.client)."""
-CASCADE_GROUP = "anychip.cascades"
-"""Entry-point group of cascades that other packages bring (models.contract.cascade)."""
 STAGES = ">"
 """Sign between a detector and the classifier of its detections."""
 _FIRST_SIZES = "1,2,4,8"
@@ -28,15 +26,16 @@ def split(value: str) -> tuple[str, ...]:
 
 def is_cascade(entry: str) -> bool:
     """Return True if an entry of `models` is a cascade: it has stages, or names a kind that a package brings."""
-    kind = entry.partition("=")[2].partition(":")[0].strip()
-    return STAGES in entry or any(kind == each.name for each in entry_points(CASCADE_GROUP))
+    from models.contract.cascade import kinds  # Here, as `--help` has to answer at once.
+
+    return STAGES in entry or entry.partition("=")[2].partition(":")[0].strip() in kinds()
 
 
 def written_in(entry: str) -> Sequence[str]:
     """Return the text of each model of a cascade. Raises ModelError."""
     if STAGES in entry:
         return [stage.partition("?")[0].strip() for stage in entry.partition("=")[2].split(STAGES)]
-    from models.contract.cascade import made  # Here, as it imports torch.
+    from models.contract.cascade import made
 
     return made(entry).written
 

@@ -1,4 +1,1 @@
-"""Decoder process, from inside: its loop, its jobs, its inbox.
-
-Must not know requests, queues or a transport. Bytes of clients are parsed here and nowhere else.
-"""
+"""Decoder process, from inside. Must not know requests or queues. Clients' bytes are parsed here and nowhere else."""

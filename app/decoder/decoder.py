@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from app.decoder.messages import MAX_TEXT, Decoded, DecodePlan, Inbox, Job, Kind, Status
-from app.images.decoding import Encoded, decode
+from app.images.decoding import Encoded, decode, part_of
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
-from app.images.parts import part_of
 from app.processes.channel import reader
 from models import PixelModel, Placement
 from models.contract.cascade import Region

@@ -3,21 +3,20 @@
 Owns: the imports of their fork server before it forks (app/processes/forking.py), and the main loop of a decoder. Must
 not import a device's package or touch a device. A decoder holds no descriptor but its socket, its inbox, the arena and
 /dev/null, can open nothing else (models.confinement), and ends when the server's end closes. It does not write to the
-streams of the service: it sends its log lines to the server, which logs them as a decoder's words.
+streams of the service.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import socket
 import time
 from typing import TYPE_CHECKING
 
 from app import logs
-from app.decoder.messages import MAX_LINE, PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Status
+from app.decoder.messages import PACKET_BYTES, DecodePlan, Inbox, Job
 from app.processes.channel import reader, to_packet
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from app.processes.arena import Arena
 
 _LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
-
-log = logging.getLogger("anychip.decoders")
 
 
 def main(control: socket.socket, server: int) -> None:
@@ -83,19 +80,6 @@ def prepare_to_decode() -> None:
     decoding.library()
 
 
-class _ToServer(logging.Handler):
-    """Log handler that sends lines to the server, among the answers."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-        self._connection = connection
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # The server is gone.
-            self._connection.send(to_packet([Decoded(0, Status.SAID, text=self.format(record)[:MAX_LINE])]))
-
-
 def _close_all_but(*kept: int) -> None:
     """Close all descriptors but the streams and those kept: the starter of the service may have left others open."""
     for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
@@ -103,14 +87,12 @@ def _close_all_but(*kept: int) -> None:
             os.close(descriptor)
 
 
-def _leave_streams(plan: DecodePlan, connection: socket.socket) -> None:
+def _leave_streams() -> None:
     """Drop the output of libraries: libjpeg and others write to stderr for strange images, without form or request."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
     os.close(nowhere)
-    level, _ = plan.log_style
-    logging.basicConfig(level=level.upper(), handlers=[_ToServer(connection)], force=True)
 
 
 def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descriptor: int, inbox_descriptor: int) -> None:
@@ -122,17 +104,13 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
 
     _close_all_but(*arena_descriptors, connection_descriptor, inbox_descriptor)
     connection = socket.socket(fileno=connection_descriptor)
-    arena = Arena.opened(plan.pools, *arena_descriptors)
+    arena = Arena.opened(plan.pools, *arena_descriptors, memories=plan.memories)
     inbox = Inbox(plan.buffers, plan.buffer_bytes, inbox_descriptor)
-    _leave_streams(plan, connection)
+    _leave_streams()
     # From here on it reads what strangers have sent, and needs nothing that it does not have.
     confine_decoder(plan.memory_bytes)
-    try:
-        with contextlib.suppress(EOFError, ConnectionError), torch.inference_mode():  # The server is gone.
-            decode_forever(plan, connection, inbox, arena)
-    except Exception:
-        log.exception("a decoder ends")
-        raise SystemExit(1) from None
+    with contextlib.suppress(EOFError, ConnectionError), torch.inference_mode():  # The server is gone.
+        decode_forever(plan, connection, inbox, arena)
 
 
 def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PACKET_BYTES = 1 << 16
 """Size of a packet: more than all answers that a decoder can owe."""
 
-MAX_TEXT, MAX_LINE = 300, 4096
-"""Most characters of an answer's sentence, and of a log line."""
+MAX_TEXT = 300
+"""Most characters of an answer's sentence."""
 
 
 class Kind(IntEnum):
@@ -56,8 +56,6 @@ class Status(IntEnum):
     """Not decoded: a large image, which the job did not allow; `width` and `height` are its size."""
     FAILED = 4
     """Decoder's own fault; the text is for the log."""
-    SAID = 5
-    """Log line, not an answer: the text is for the log."""
 
 
 class Job(msgspec.Struct, frozen=True, array_like=True):
@@ -96,15 +94,15 @@ class Decoded(msgspec.Struct, frozen=True, array_like=True):
     scale: float = 1.0
     pad_x: float = 0.0
     pad_y: float = 0.0
-    text: Annotated[str, msgspec.Meta(max_length=MAX_LINE)] = ""
+    text: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)] = ""
 
 
 @dataclass(frozen=True)
 class DecodePlan:
     """Plan for every decoder, written by the server (app.processes.packing).
 
-    `models`: the geometry of each model by its number, None if it takes no images; `pools`: the arena's layout;
-    `memory_bytes`: memory that one image may take to decode.
+    `models`: the geometry of each model by its number, None if it takes no images; `pools` and `memories`: the
+    arena's; `memory_bytes`: memory that one image may take to decode.
     """
 
     models: tuple[PixelModel | None, ...]
@@ -113,10 +111,12 @@ class DecodePlan:
     buffer_bytes: int
     log_style: Style
     memory_bytes: int = 4 << 30
+    memories: tuple[int, ...] = ()
 
 
 _STATE_BYTES = 4096
-_KEPT_BYTES = 1 << 20  # Kept of a buffer; the rest goes back to the system after use.
+KEPT_BYTES = 1 << 20
+"""Bytes of a buffer that keep their memory after use; the rest goes back to the system."""
 
 
 class Inbox:
@@ -159,11 +159,10 @@ class Inbox:
         return self._view[start : start + min(size, self.buffer_bytes)]
 
     def trim(self, buffer: int, used: int) -> None:
-        """Give the memory of a large image in a buffer back; `used`: its size in bytes."""
-        if used > _KEPT_BYTES:
-            start = _STATE_BYTES + buffer * self.buffer_bytes + _KEPT_BYTES
-            length = -(-(used - _KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
-            self._memory.madvise(mmap.MADV_REMOVE, start, min(length, self.buffer_bytes - _KEPT_BYTES))
+        """Give the memory of a large image in a buffer back; `used`: its size in bytes, more than KEPT_BYTES."""
+        start = _STATE_BYTES + buffer * self.buffer_bytes + KEPT_BYTES
+        length = -(-(used - KEPT_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._memory.madvise(mmap.MADV_REMOVE, start, min(length, self.buffer_bytes - KEPT_BYTES))
 
     def close(self) -> None:
         """Give the descriptor back; the memory goes with it. Idempotent."""

@@ -23,7 +23,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from app import clock
-from app.decoder.messages import MAX_TEXT, PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Kind, Status
+from app.decoder.messages import KEPT_BYTES, PACKET_BYTES, Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.decoding.waiting import (
     DecodeFailedError,
     DecodeQueue,
@@ -35,7 +35,6 @@ from app.decoding.waiting import (
     PendingImage,
 )
 from app.images.header import ImageTooLargeError, InvalidImageError
-from app.pace import Pace
 from app.prepared import DECODERS
 from app.processes.arena import Arena
 from app.processes.channel import reader, to_packet
@@ -60,8 +59,6 @@ _CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
 """Longest credible time of an image, as a factor of the mean and as a floor. In the rest of the time something stood
 still (a paused container, a stopped process), which is charged to no model."""
 _ALWAYS = (1 << 64) - 1
-_LINES_PER_MINUTE, _LINES_AT_ONCE = 60, 20
-"""Most log lines of one decoder, per minute and at once: a decoder that writes more was taken over."""
 _answers = reader(Decoded)
 
 
@@ -88,7 +85,7 @@ class DecoderProcess(SupervisedChild):
     """One decoder process, from its fork to its end.
 
     `sent`: its images, by token, in the order of dispatch, with the buffer of each, and `bytes` of them; `out`: jobs to
-    send at the end of this turn of the loop. `heard_s` is of `clock.monotonic()`.
+    send at the end of this turn of the loop.
     """
 
     look_s, kill_s = 0.25, 4.0
@@ -100,13 +97,11 @@ class DecoderProcess(SupervisedChild):
         self.sent: dict[int, tuple[PendingImage, int]] = {}
         self.bytes = 0
         self.out: list[Job] = []
-        self.heard_s = 0.0
         self.is_reserved = False
         """True if it has an image that must be its only one."""
         self.parent: int | None = None
         """Process id of the fork server that has forked it."""
         self._of = of
-        self._lines = Pace(_LINES_PER_MINUTE, _LINES_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         self._connection: socket.socket | None = None
 
@@ -115,24 +110,6 @@ class DecoderProcess(SupervisedChild):
         """Return the image that it says it has begun and not ended."""
         token = self.inbox.working_on
         return None if token is None or token not in self.sent else self.sent[token][0]
-
-    def add(self, token: int, image: PendingImage, buffer: int) -> None:
-        """Give it an image."""
-        if not self.sent:
-            self.hear()
-        self.sent[token] = image, buffer
-        self.bytes += len(image.body)
-        self.is_reserved = image.deaths > 0
-
-    def answered(self, token: int) -> PendingImage:
-        """Take back an image that it has answered. Raises KeyError."""
-        image, buffer = self.sent.pop(token)
-        self.bytes -= len(image.body)
-        self.inbox.trim(buffer, len(image.body) + len(image.tail))
-        self.free_buffers.append(buffer)
-        self.is_reserved, self.has_served = False, True
-        self.hear()
-        return image
 
     def clear(self) -> list[PendingImage]:
         """Take back all images; return them."""
@@ -218,22 +195,10 @@ class DecoderProcess(SupervisedChild):
             if not answers:  # These alone would be bounded by nothing.
                 raise ValueError("it says nothing")
             for answer in answers:
-                if answer.status == Status.SAID:
-                    self._log(answer.text)
-                elif len(answer.text) > MAX_TEXT:
-                    raise ValueError(f"a sentence of {len(answer.text)} characters")
-                else:
-                    self._of.answered(self, answer)
+                self._of.answered(self, answer)
         except Exception as error:  # Nothing this decoder says can be trusted any more.
             log.exception("%s: unreadable answer", self.name)
             self.kill(f"unreadable answer: {error}")
-
-    def _log(self, text: str) -> None:
-        """Log a decoder's line, as its own words. Raises ValueError if it says too much."""
-        if self._lines.wait_s(clock.monotonic()):
-            raise ValueError(f"it says more than {_LINES_PER_MINUTE} lines a minute")
-        self._lines.take()
-        log.warning("%s says: %s", self.name, text)
 
 
 class Decoders:
@@ -263,6 +228,8 @@ class Decoders:
         self._large = 0  # Large images with decoders, and their pixels.
         self._large_pixels = 0
         self._image_s, self._image_bytes = MeanOfLate(), MeanOfLate()
+        self.seconds_an_image = 0.0
+        """Recent seconds of all decoders together for an image."""
         self._flushing = False
         self._rejecting: set[asyncio.Task[None]] = set()
 
@@ -276,11 +243,6 @@ class Decoders:
         """Return the number of images in decoding or waiting for it."""
         return self._queue.held
 
-    @property
-    def seconds_an_image(self) -> float:
-        """Return the recent seconds of all decoders together for an image."""
-        return self._image_s.value / self.count
-
     def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
         """Return the seconds until a decoder should begin the last of `images` that a client may send now.
 
@@ -290,7 +252,7 @@ class Decoders:
         in any case. If nothing waits, this is 0 for one image: its own decoding is not included.
         """
         queue, count = self._queue, self.count
-        image_s = queue.image_s(model)
+        image_s = queue.models[model].image_s.value
         if not image_s:
             return None
         if not queue.held:
@@ -366,7 +328,6 @@ class Decoders:
             self._end(image, DecodeFailedError(reason))
 
     def _end(self, image: PendingImage, outcome: Outcome) -> None:
-        """End an image that no decoder has any more."""
         self._queue.leave(image)
         image.ended(image, outcome)
 
@@ -378,9 +339,9 @@ class Decoders:
 
     def _flush(self) -> None:
         self._flushing = False
-        now_s = clock.monotonic()
+        now_s, ready = clock.monotonic(), self.ready
         while self._queue.waiting:
-            decoder = self._next_decoder()
+            decoder = self._next_decoder(ready)
             if decoder is None:
                 break
             image = self._queue.pop(self._has_room)
@@ -388,7 +349,7 @@ class Decoders:
                 break
             if image.deaths and decoder.sent:
                 # It wants a decoder of its own; there is one as soon as one has nothing left.
-                idle = next((each for each in self.ready if not each.sent), None)
+                idle = next((each for each in ready if not each.sent), None)
                 if idle is None:
                     self._queue.push(image)
                     break
@@ -397,14 +358,14 @@ class Decoders:
                 self._end(image, DecodeTooLateError())
                 continue
             self._give_to(decoder, image, now_s)
-        for decoder in self.ready:
+        for decoder in ready:
             if decoder.out:
                 decoder.flush()
 
     def _is_hopeless(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> bool:
         """Return True if its pixels would come too late; the caller drops it if others wait."""
         ahead_s = len(decoder.sent) * self._image_s.value
-        return now_s + ahead_s + self._queue.image_s(image.model) > image.needed_s
+        return now_s + ahead_s + self._queue.models[image.model].image_s.value > image.needed_s
 
     def _has_room(self, image: PendingImage) -> bool:
         """Return True if a large image may be decoded now: one decoder stays free of them, and their memory is bounded.
@@ -414,12 +375,11 @@ class Decoders:
         within = self._large_pixels + image.pixels <= count * self.limits.large_pixels
         return not self._large or (self._large < count - 1 and within)
 
-    def _next_decoder(self) -> DecoderProcess | None:
-        """Return the decoder with the fewest bytes ahead among those with a credit, or None."""
+    def _next_decoder(self, ready: Sequence[DecoderProcess]) -> DecoderProcess | None:
         best = None
         image_s = self._image_s.value
         ahead_bytes = self._image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
-        for decoder in self.ready:
+        for decoder in ready:
             if not decoder.is_reserved and (best is None or decoder.bytes < best.bytes):
                 images = len(decoder.sent)
                 if images < _LEAST_CREDITS or (images < self._most_credits and decoder.bytes < ahead_bytes):
@@ -432,7 +392,9 @@ class Decoders:
         self._tokens = token = (self._tokens + 1) % (1 << 31)
         if not decoder.sent:
             decoder.heard_s = now_s
-        decoder.add(token, image, buffer)
+        decoder.sent[token] = image, buffer
+        decoder.bytes += len(image.body)
+        decoder.is_reserved = image.deaths > 0
         image.sent_s = now_s
         if image.large:
             self._large += 1
@@ -455,45 +417,51 @@ class Decoders:
 
     def answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Handle an answer. Raises KeyError for a job that this decoder does not have."""
-        image = decoder.answered(answer.token)
+        image, buffer = decoder.sent.pop(answer.token)
+        size = len(image.body) + len(image.tail)
+        if size > KEPT_BYTES:
+            decoder.inbox.trim(buffer, size)
+        decoder.bytes -= len(image.body)
+        decoder.free_buffers.append(buffer)
+        decoder.is_reserved, decoder.has_served = False, True
         now_s = clock.monotonic()
         credible_s = max(_CREDIBLE * self._image_s.value, _ALWAYS_CREDIBLE_S)
         taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
         self._image_s.learn(taken_s)
+        self.seconds_an_image = self._image_s.value / self.count
         self._image_bytes.learn(len(image.body))
         self._queue.took(image.model, taken_s)
         decoder.heard_s = now_s
-        self._returned(image)
-        self._outcome(image, answer)
+        if image.large:
+            self._returned(image)
+        outcome: Outcome | None
+        match answer.status:
+            case _ if not image.wanted:
+                outcome = DecodeFailedError("it is not wanted any more")
+            case Status.PLACED:
+                outcome = Placement(answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y)
+            case Status.LARGE:
+                image.pixels, outcome = answer.width * answer.height, None
+                try:
+                    self._queue.enlarge(image)
+                    self._queue.push(image)
+                except DecodeQueueFullError as error:
+                    outcome = error
+            case Status.TOO_LARGE:
+                outcome = ImageTooLargeError(answer.text)
+            case Status.INVALID:
+                outcome = InvalidImageError(answer.text)
+            case _:
+                outcome = DecodeFailedError(answer.text)
+        if outcome is not None:
+            self._queue.leave(image)
+            image.ended(image, outcome)
         if self._queue.waiting:
             self.flush_soon()
 
     def _returned(self, image: PendingImage) -> None:
-        """Count out a large image that left its decoder."""
-        if image.large:
-            self._large -= 1
-            self._large_pixels -= image.pixels
-
-    def _outcome(self, image: PendingImage, answer: Decoded) -> None:
-        match answer.status:
-            case _ if not image.wanted:
-                self._end(image, DecodeFailedError("it is not wanted any more"))
-            case Status.PLACED:
-                self._end(image, Placement(answer.width, answer.height, answer.scale, answer.pad_x, answer.pad_y))
-            case Status.LARGE:
-                image.pixels = answer.width * answer.height
-                try:
-                    self._queue.enlarge(image)
-                except DecodeQueueFullError as error:
-                    self._end(image, error)
-                else:
-                    self._queue.push(image)
-            case Status.TOO_LARGE:
-                self._end(image, ImageTooLargeError(answer.text))
-            case Status.INVALID:
-                self._end(image, InvalidImageError(answer.text))
-            case _:
-                self._end(image, DecodeFailedError(answer.text))
+        self._large -= 1
+        self._large_pixels -= image.pixels
 
     def lost(self, images: Sequence[PendingImage], culprit: PendingImage | None, *, hung: bool) -> None:
         """Reject the image that is known to have ended its decoder; try the others that it had again. `hung`: it did
@@ -501,7 +469,8 @@ class Decoders:
         """
         self._restarted("hung" if hung else "died")
         for image in images:
-            self._returned(image)
+            if image.large:
+                self._returned(image)
             image.deaths += 1
             if not image.wanted:
                 self._end(image, DecodeFailedError("it is not wanted any more"))

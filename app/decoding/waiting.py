@@ -14,13 +14,14 @@ images wait apart, so that they never stand before small ones when no decoder ma
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 from app.decoder.messages import Kind
-from app.scheduling.line import NOTHING, Line, Turns
+from app.scheduling.queue import NOTHING, Line, Turns
 from models import Placement
 
 Encoded = bytes | bytearray | memoryview
@@ -114,7 +115,7 @@ class DecodeQueueFullError(Exception):
     """The decoders and their queue hold as many images as they may."""
 
 
-class _Waiting:
+class ModelLines:
     """Waiting images of one model, small and large ones apart, and the mean time of an image on a decoder."""
 
     def __init__(self) -> None:
@@ -128,7 +129,7 @@ class DecodeQueue:
 
     def __init__(self, models: int, limit: int) -> None:
         """Hold at most `limit` images, waiting or with a decoder; an eighth of them may be large."""
-        self._models: list[_Waiting] = [_Waiting() for _ in range(models)]
+        self.models: list[ModelLines] = [ModelLines() for _ in range(models)]
         self._limit = limit
         self._large_limit = max(1, limit // 8)
         self._order = count()
@@ -162,13 +163,14 @@ class DecodeQueue:
 
     def push(self, image: PendingImage) -> None:
         """Put an admitted image into the queue: for the first time, or again after its decoder was lost."""
-        waiting = self._models[image.model]
+        waiting = self.models[image.model]
         if not any(waiting.lines):
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
         image.queued = True
         self.waiting += 1
         self._turns.begin(image.client, image.turn_s)
-        waiting.lines[image.large].push(image, next(self._order))
+        image.order = next(self._order)
+        insort(waiting.lines[image.large], (image.rank_s, image.order, image))
 
     def discard(self, image: PendingImage) -> bool:
         """Take a waiting image out; return False if it does not wait (any more)."""
@@ -177,13 +179,14 @@ class DecodeQueue:
         image.queued = False
         self.waiting -= 1
         self._turns.end(image.client)
-        self._models[image.model].lines[image.large].discard(image)
+        line = self.models[image.model].lines[image.large]
+        del line[bisect_left(line, (image.rank_s, image.order))]
         return True
 
     def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
         """Return the next image, None without one; `fits`: returns True if a large one may run now."""
         best: tuple[float, PendingImage] | None = None
-        for waiting in self._models:
+        for waiting in self.models:
             small, large = waiting.lines
             first = small[0][2] if small else None
             if large and (first is None or large[0][0] < first.rank_s) and fits(large[0][2]):
@@ -199,7 +202,7 @@ class DecodeQueue:
 
     def took(self, model: int, seconds: float) -> None:
         """Learn the decoding time of an image of the model."""
-        waiting = self._models[model]
+        waiting = self.models[model]
         waiting.served_s += seconds
         waiting.image_s.learn(seconds)
 
@@ -211,21 +214,17 @@ class DecodeQueue:
         own, last_s = self._turns.get(client, NOTHING)
         return max(now_s + min(own * len(self._turns), self.waiting) * image_s, last_s) if own else now_s
 
-    def image_s(self, model: int) -> float:
-        """Return the recent seconds of a decoder for an image of the model."""
-        return self._models[model].image_s.value
-
     def work_before_s(self, model: int, rank_s: float, images: int) -> float:
         """Return the seconds of work ahead of the last of `images` more, the first of which has this rank.
 
         Large images are left out: they wait for each other, and small ones do not wait for them.
         """
-        own = self._models[model]
+        own = self.models[model]
         own_s = (own.lines[False].before(rank_s) + images - 1) * own.image_s.value
         if len(own.lines[False]) == self.waiting:
             return own_s
         work_s = own_s
-        for other in self._models:
+        for other in self.models:
             if other is not own and (line := other.lines[False]):
                 # Models take turns: of another one no more goes before it than of its own, and one image.
                 other_s = other.image_s.value

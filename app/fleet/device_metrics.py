@@ -18,8 +18,7 @@ from prometheus_client import Counter
 
 from app.fleet.process import WorkerProcess
 from app.observability.metrics import MEMORY_ERRORS, MEMORY_KINDS, THROTTLED, Metrics, States
-from app.worker.guard import CACHE, COLLECT, HAND_OVER, Trigger
-from app.worker.messages import Released, Stats
+from app.worker.messages import CACHE, COLLECT, HAND_OVER, Released, Stats, Trigger
 
 RESTARTS = ("died", "hung", "lost", "leaked", "start")
 HANDOVERS = ("load", "memory", "compiled")
@@ -142,10 +141,8 @@ class ServedStates:
         load_times: dict[tuple[str, ...], float] = {}
         memory: dict[tuple[str, ...], float] = {}
         for worker in workers:
-            assert worker.ready is not None
-            for model, on in zip(worker.plan.models, worker.ready.loaded, strict=True):
-                if on is None or model is None:
-                    continue
+            for index, on in worker.loaded.items():
+                model = worker.model(index)
                 where = (model.name, worker.device)
                 served_by = (*where, on.engine, on.precision)
                 load_times[where], memory[where] = on.load_s, on.memory_bytes

@@ -4,9 +4,7 @@
                   ▲                  ├─ Failed, or it is gone: its items again, one by one, once
                   └── every event ◄──┘
 
-Owns: every item from its filled slot until its outcome is known: no item is lost, and none is answered twice. Must not
-know which workers there should be, nor requests. A failure to record a batch costs no answer. Everything here runs in
-the event loop's thread, so nothing needs a lock.
+A failure to record a batch costs no answer. Everything here runs in the event loop's thread, so nothing needs a lock.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from app import clock
 from app.errors import ServiceError
-from app.fleet.device_files import DeviceFiles
 from app.fleet.process import WorkerProcess
-from app.fleet.submission import ModelPool, Submission, files_among, run_of
+from app.fleet.submission import ModelPool, Submission
 from app.link import ComputedBy, Result, too_late
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracing
@@ -28,13 +25,73 @@ from app.processes.arena import Arena
 from app.processes.place import ChildStatus
 from app.scheduling.queue import ALONE, ENDED, FILLING, Batch
 from app.scheduling.scheduler import Scheduler
-from app.worker.messages import Done, Failed
+from app.worker.messages import Done, Failed, Run
 from app.worker.results import Arrays
+from models import Options, TensorOptions
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
+REFUSED_IN_A_ROW = 64
+"""Undecodable files of a model before the host decodes its files for a while: more than one request may have."""
+PAUSE_S = 60.0
+
 log = logging.getLogger("anychip.dispatcher")
+
+
+class DeviceFiles:
+    """Files of `models`, by name, for `workers`, by id, to decode. The owner of the mappings changes them.
+
+    Files pass to a model's workers if all of them decode. They do not pass for a while after a row of files of which a
+    device could decode none: each such file would cost a device call for every half of its batch, and its batch's time,
+    before the host decodes it after all.
+    """
+
+    def __init__(self, models: Mapping[str, ModelPool], workers: Mapping[str, WorkerProcess]) -> None:
+        self._models, self._workers = models, workers
+        self._in_a_row: dict[ModelPool, int] = {}
+        self._pauses: dict[ModelPool, asyncio.TimerHandle] = {}
+
+    def workers_changed(self) -> None:
+        """Decide for each model whether its files pass. A new worker may decode what the device could not before."""
+        self.stop()
+        self._in_a_row.clear()
+        for pool in self._models.values():
+            self._let_pass(pool)
+
+    def stop(self) -> None:
+        """End the pauses. Idempotent."""
+        for pause in self._pauses.values():
+            pause.cancel()
+        self._pauses.clear()
+
+    def refused(
+        self, pool: ModelPool, batch: Batch[Submission], files: Sequence[int], done: Done, device: str
+    ) -> frozenset[Submission]:
+        """Return the items that are still wanted and whose files the device could not decode. Count both kinds.
+
+        `files`: positions of the items that hold a file; others that the worker names are ignored.
+        """
+        undecoded = set(done.undecoded)
+        refused = [batch.items[position] for position in files if position in undecoded]
+        decoded = len(files) - len(refused)
+        pool.metrics.device_decodes(device, decoded=decoded, refused=len(refused))
+        self._in_a_row[pool] = 0 if decoded else self._in_a_row.get(pool, 0) + len(refused)
+        if self._in_a_row[pool] >= REFUSED_IN_A_ROW and pool.passes_files:
+            pool.passes_files = False
+            self._pauses[pool] = asyncio.get_running_loop().call_later(PAUSE_S, self._end_pause, pool)
+            message = "%s could decode none of the last %d files for %s: the host decodes them for %g s"
+            log.warning(message, device, self._in_a_row[pool], pool.model.name, PAUSE_S)
+        return frozenset([item for item in refused if item.status is not ENDED])
+
+    def _end_pause(self, pool: ModelPool) -> None:
+        del self._pauses[pool]
+        self._in_a_row[pool] = 0
+        self._let_pass(pool)
+
+    def _let_pass(self, pool: ModelPool) -> None:
+        loaded = [each.loaded[pool.index] for each in self._workers.values() if pool.index in each.loaded]
+        pool.passes_files = bool(loaded) and all(each.decoding.by == "device" for each in loaded)
 
 
 class Dispatcher:
@@ -74,7 +131,7 @@ class Dispatcher:
             self._scheduler.requeue(item)
         else:
             name = item.reservation.model
-            if not self._scheduler.serves(name):
+            if not self._scheduler.serving[name]:
                 try:
                     self._refuse_unless_served(name)
                 except ServiceError as error:
@@ -103,6 +160,7 @@ class Dispatcher:
         self._dispatching = False
         now_s = clock.monotonic()
         batches, dropped = self._scheduler.dispatch(now_s)
+        wake_s = self._scheduler.wake_at(now_s)
         for item in dropped:
             item.pool.metrics.expired["queue"].inc()
             self._fail(item, too_late())
@@ -111,17 +169,25 @@ class Dispatcher:
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        if (wake_at := self._scheduler.wake_at(now_s)) is not None:
+        if wake_s is not None:
             # Timers have a resolution of a millisecond: a shorter one would be set again and again.
-            self._wake = self._loop.call_later(max(wake_at - now_s, 1e-3), self._dispatch)
+            self._wake = self._loop.call_later(max(wake_s - now_s, 1e-3), self._dispatch)
 
     def _send(self, batch: Batch[Submission]) -> None:
-        worker, pool = self._workers[batch.worker], self._models[batch.model]
+        """Send a batch to its worker; options that all items share are sent once."""
+        worker, pool, items = self._workers[batch.worker], self._models[batch.model], batch.items
+        asked = [item.options for item in items]
+        if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
+            asked = asked[:1]
+        options = tuple([each for each in asked if isinstance(each, Options)])
+        tensor_options = tuple([each for each in asked if isinstance(each, TensorOptions)])
+        slots = tuple([item.slot for item in items])
+        files = tuple([position for position, item in enumerate(items) if item.refill is not None])
         size, padding, _ = pool.metrics.batch(worker.device)
-        size.observe(len(batch.items))
-        if batch.size > len(batch.items):
-            padding.inc(batch.size - len(batch.items))
-        worker.send(run_of(batch, pool.index))
+        size.observe(len(items))
+        if batch.size > len(items):
+            padding.inc(batch.size - len(items))
+        worker.send(Run(batch.id, pool.index, slots, options, batch.size, files, tensor_options))
 
     def _fail(self, item: Submission, error: ServiceError) -> None:
         """End an item that is in no queue and with no worker."""
@@ -167,14 +233,15 @@ class Dispatcher:
         if done.fitted:
             self._scheduler.limit_batches(worker.name, batch.model, done.fitted, now_s)
         span = self._recorded(batch, pool, worker, done)
-        files = files_among(batch.items)
+        files = [position for position, item in enumerate(batch.items) if item.refill is not None]
         again = self.files.refused(pool, batch, files, done, worker.device) if files else ()
         for item in batch.items:
             if item not in again:
-                item.give_slot()
-        self.dispatch_soon()  # First the device, then the waiting clients.
+                pool.slots.give(item.slot)
+        if any([queue.depth for queue in self._scheduler.queues.values()]):  # noqa: C419 - faster
+            self.dispatch_soon()  # First the device, then the waiting clients.
         # By the worker's own model: after a hand-over the served one may differ.
-        model, on = worker.model(pool.index), worker.served_on(pool.index)
+        model, on = worker.model(pool.index), worker.loaded[pool.index]
         computed_by = ComputedBy(model.weights, worker.device, on.engine, on.precision)
         for item, arrays in zip(batch.items, results, strict=True):
             if item in again:
@@ -188,7 +255,6 @@ class Dispatcher:
     def _recorded(
         self, batch: Batch[Submission], pool: ModelPool, worker: WorkerProcess, done: Done
     ) -> SpanContext | None:
-        """Record that a batch is done, in metrics and traces. Return its span, if one of its requests is traced."""
         try:
             pool.statistics.batch(len(batch.items), done.infer_s)
             pool.metrics.batch(worker.device)[2].observe(done.infer_s)
@@ -197,7 +263,7 @@ class Dispatcher:
             traces = [trace for item in batch.items if (trace := item.terms.recorder.trace) is not None]
             if self._tracing is None or not traces:
                 return None
-            on = worker.served_on(pool.index)
+            on = worker.loaded[pool.index]
             attributes = {
                 "anychip.model": batch.model,
                 "anychip.device": worker.device,
@@ -219,7 +285,6 @@ class Dispatcher:
         self._lost(worker, batch, failed.reason)
 
     def _lost(self, worker: WorkerProcess, batch: Batch[Submission], reason: str) -> None:
-        """Retry a failed batch whose worker lives on."""
         about = {"request_id": ",".join(item.request_id for item in batch.items), "worker": worker.name}
         log.error("a batch of %d for %s failed: %s", len(batch.items), batch.model, reason, extra=about)
         self._again(batch.items, reason, suspects=True)

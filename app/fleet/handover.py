@@ -1,7 +1,6 @@
 """Hand-overs: workers replace others that still serve, for new weights, for memory, or for engines slow to build.
 
-Owns: when a replica's worker is replaced, one hand-over at a time, and the tasks that do it; they go on after their
-caller is gone. app.processes.place owns how a replica starts, swaps and drains workers. Must not know requests.
+One at a time; they go on after their caller is gone. app.processes.place owns how workers start, swap and drain.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from app.errors import ServiceError
 from app.fleet.process import Replica, WorkerProcess
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStartError, PlaceStatus
-from app.worker.guard import HAND_OVER
-from app.worker.messages import WorkerPlan
+from app.worker.messages import HAND_OVER, WorkerPlan
 from models import Model
 
 _RELIEVE_INTERVAL_S = 0.25
@@ -93,7 +91,7 @@ class Handovers:
             await self._to(models, reason)
         finally:
             for each in self._replicas:
-                if each.child.ready is not None and each.child.ready.staged:
+                if each.child.is_staged:
                     self.compile(each.child)
 
     async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:
@@ -144,7 +142,6 @@ class Handovers:
         worker: WorkerProcess,
         work: Callable[[Replica], Coroutine[Any, Any, None]],
     ) -> None:
-        """Begin work for the replica of a worker, unless one of `tasks` does it already."""
         replica = next((each for each in self._replicas if each.child is worker and worker.is_ready), None)
         if self._stopped or replica is None or replica in tasks:
             return
@@ -152,7 +149,6 @@ class Handovers:
         task.add_done_callback(lambda done: tasks.pop(replica) if tasks.get(replica) is done else None)
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Create a task that `stop` ends."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -164,7 +160,6 @@ class Handovers:
             log.debug("%s: %s", task.get_name(), task.exception())  # Its caller gets the error, too.
 
     async def _relieve(self, replica: Replica, worker: WorkerProcess, trigger: str) -> None:
-        """Replace a leaking worker once no other worker is missing."""
         log.warning("%s holds memory that no release returns (%s): it will be replaced", worker.name, trigger)
         while worker.is_ready:
             async with self._lock:
@@ -225,9 +220,8 @@ class Handovers:
 
     def _found_sizes(self, worker: WorkerProcess) -> Mapping[int, tuple[int, ...]]:
         """Return and keep the batch sizes that a worker has found, by the model's number; it serves with them."""
-        assert worker.ready is not None
-        loaded = {index: worker.ready.loaded[index] for index, plan in enumerate(worker.plan.plans) if plan.grows}
-        found = {index: tuple(each.latency_s) for index, each in loaded.items() if each is not None}
+        plans = worker.plan.plans
+        found = {index: tuple(on.latency_s) for index, on in worker.loaded.items() if plans[index].grows}
         self._sizes.setdefault(worker.plan.device.name, {}).update(found)
         return found
 

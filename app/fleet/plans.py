@@ -5,7 +5,6 @@ Must not know requests, nor how a worker is started.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,17 +13,13 @@ from anychip_base.interpreter import bare_environment
 from app.config import Settings, split
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration
-from app.worker.guard import LeakLimits
 from app.worker.messages import PROGRAMS, ModelPlan, WorkerPlan
 from backends import Choice
 from models import Model, NormalisedModel
 
 CONFINED = "confined"
 """Folder in the cache of workers that are confined."""
-_GUARD = LeakLimits()
 _HEARTBEAT_TIMEOUT_S = 10.0
-
-log = logging.getLogger(__name__)
 
 
 def worker_devices(settings: Settings, choice: Choice) -> list[str]:
@@ -64,17 +59,9 @@ def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
 def _is_confined(choice: Choice, shared: Sequence[ModelPlan]) -> bool:
     """Return True if the worker of these models is confined: on the CPU, and if any of them is foreign. What drivers of
     other devices want cannot be listed for every vendor.
-
-    Inductor starts compilers, which a confined process may not: with that engine only programs are confined.
     """
     models = [each.model for each in shared if each.model is not None]
-    if choice.backend.facts.device_type != "cpu" or not any(model.is_foreign for model in models):
-        return False
-    if any(model.is_program for model in models) or not any(each.engine == "inductor" for each in shared):
-        return True
-    named = ", ".join(model.name for model in models if model.is_foreign)
-    log.warning("the worker of %s is not confined: the engine inductor starts compilers (SECURITY.md)", named)
-    return False
+    return choice.backend.facts.device_type == "cpu" and any(model.is_foreign for model in models)
 
 
 def worker_plans(
@@ -86,8 +73,6 @@ def worker_plans(
     """
     facts = choice.backend.facts
     cache_dir = settings.cache_dir.expanduser()
-    policy = settings.guard_policy
-    guard = replace(_GUARD, device_ratio=policy) if isinstance(policy, float) else replace(_GUARD, policy=policy)
     served = [
         replace(
             how,
@@ -114,7 +99,7 @@ def worker_plans(
                 for index, each in enumerate(served)
             ),
             device=choice.device(device),
-            guard=guard,
+            guard=settings.guard_policy,
             plugins=split(settings.plugins),
             cache_dir=kept,
             quick=True,

@@ -1,45 +1,48 @@
-"""Workers as the event loop sees them: one process from spawn to death, and the place on a device that always has one.
+"""Workers as the event loop sees them: how their processes are spawned, one from spawn to death, and the place of each.
 
-Owns: a worker's channel, the batches it has not answered, and its limits; the plan that the next worker of a place
-follows, and what is counted of workers that died. Must not know what a batch is for. app.processes.place owns when a
-worker is started, watched, replaced and given up. All of it runs in the event loop's thread: workers also die with the
-thread that started them (see main).
+A process is forked from one that has imported its libraries, or is a fresh interpreter. A worker that touches no driver
+(`forks` in backends.vendors.table) is forked and goes on: it is there a second or two sooner, and shares the memory of
+its libraries with the others. One that touches a driver is forked and replaced by a fresh interpreter. One that runs a
+foreign file is forked from a process that never had the server's data.
+
+app.processes.place owns when a worker is started, watched, replaced and given up. All of it runs in the event loop's
+thread: workers also die with the thread that started them (see main).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from anychip_base.interpreter import module_path
-from app.core import Loaded, ServedOn
-from app.fleet.spawn import SpawnedChild, spawn_with
+from anychip_base.interpreter import bare_environment, module_path
+from app import clock
+from app.core import Loaded
 from app.link import ReturnedBytes
+from app.prepared import CONFINED, WORKERS
+from app.processes import fork_server
 from app.processes.arena import Arena
-from app.processes.channel import ChannelError
-from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus, Supervisor
-from app.worker.begin import Begin
+from app.processes.channel import Channel, ChannelError, NotReadError, Talk, close_all, socket_pair, to_packet
+from app.processes.fork_server import ForkServer, discard_prepared, is_prepared, start
+from app.processes.packing import write_packed
+from app.processes.place import Cause, Child, ChildStartError, ChildStatus, SupervisedChild, Supervisor
+from app.worker.main import Begin, fresh_command, in_bytes
 from app.worker.messages import (
     Beat,
     Done,
     Ended,
     Failed,
     FromWorker,
-    HandOver,
-    ModelLoaded,
-    ModelUnloaded,
-    Ready,
     Release,
-    Released,
     Run,
     Stats,
     Stop,
@@ -55,52 +58,138 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anychip.workers")
 
+_fork_servers: dict[str, ForkServer] = {}
 _UNASKED_BYTES_PER_S = 2 << 20
 """Limit of what a worker may say unasked, two thousand times the usual."""
 
 
-Message: TypeAlias = Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
-"""Messages of a serving worker that are passed on to its owner."""
+async def spawn(begin: Begin, descriptors: Sequence[int] = (), *, forks: bool) -> tuple[Child, Channel]:
+    """Start a process and send its first message; return it and our end of its channel. Raises OSError.
 
-
-@dataclass(frozen=True)
-class Events:
-    """Callbacks for the owner of workers.
-
-    `ready`: it serves from now on; `computed`: a batch is done, with the results of its items; `retiring`: it is to get
-    nothing more; `gone`: once for each that was prepared, with the reason. `died`: the place on a device has lost its
-    worker: "died", "hung", "lost" (its device), "leaked" or "start" (it was never ready); `broken`: none starts there
-    for a while.
+    `descriptors`: go with the message; they are closed here. `forks`: it may go on with a fork server's libraries, if
+    there is one.
     """
+    bare = begin.bare and forks and not begin.program
+    main = CONFINED if bare else WORKERS
+    child = None
+    with contextlib.ExitStack() as undo:
+        undo.callback(close_all, descriptors)
+        if main not in _fork_servers and (bare or is_prepared(main)):
+            _fork_servers[main] = ForkServer(partial(fork_server.begin, main, bare_environment() if bare else None))
+        ours, theirs = socket_pair()
+        channel = Channel(ours)
+        undo.callback(channel.close)
+        with theirs:  # Ours would keep the socket open after the process's death.
+            if main in _fork_servers:
+                try:
+                    # A process forked later finds its socket closed, and ends.
+                    child = await _fork_servers[main].fork(theirs.fileno(), fresh=not forks)
+                    if bare:  # It has nothing of the server's already.
+                        begin = msgspec.structs.replace(begin, bare=False)
+                except OSError as error:
+                    log.warning("%s: no process could be forked (%s); one is spawned", begin.name, error)
+            if child is None:
+                child = Child(start(fresh_command(theirs.fileno()), dict(os.environ), theirs))
+        undo.pop_all()
+    try:
+        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+            channel.send(to_packet((begin,)), descriptors)
+    except ChannelError as error:
+        child.kill()
+        channel.close()
+        raise OSError(f"its first message cannot be sent: {error}") from error
+    return child, channel
 
-    ready: Callable[[WorkerProcess], None]
-    computed: Callable[[WorkerProcess, Done, Sequence[Arrays]], None]
-    message: Callable[[WorkerProcess, Message], None]
-    retiring: Callable[[WorkerProcess], None]
-    gone: Callable[[WorkerProcess, str], None]
-    died: Callable[[str, str], None]
-    broken: Callable[[], None]
+
+async def pack(content: object, kind: str) -> int:
+    """Write `content` to memory of this name, for `read_packed`; return its descriptor, the caller's to close.
+
+    Raises TypeError for what is more than data, OSError.
+    """
+    packing = asyncio.ensure_future(asyncio.to_thread(write_packed, content, kind))
+    try:
+        return await asyncio.shield(packing)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError, TypeError):
+            os.close(await packing)
+        raise
+
+
+class SpawnedChild(SupervisedChild):
+    """A child that talks once it has had its first message."""
+
+    talk: Talk
+
+    def connect(self, child: Child, channel: Channel, heard: Any, handle: Callable[[Any], None], **limits: Any) -> None:
+        """Begin to talk with a child: as Talk says."""
+        self.process = child
+        self.talk = Talk(channel, heard, handle, name=self.name, **limits)
+        self.talk.ended.add_done_callback(self._talk_ended)
+
+    def disconnect(self) -> None:
+        """Close the channel. Idempotent."""
+        if self.process is not None:
+            self.talk.end(self.over.result())
+
+    def _talk_ended(self, ended: asyncio.Future[str]) -> None:
+        if self.talk.error is None:
+            self.end(ended.result())
+        else:  # A child that breaks the rules cannot be trusted.
+            hung = isinstance(self.talk.error, NotReadError)
+            self.kill(ended.result(), Cause.HUNG if hung else Cause.DIED)
+
+
+async def stop_forking() -> None:
+    """End all fork servers: no worker is wanted any more. Idempotent."""
+    for main in (WORKERS, CONFINED):
+        discard_prepared(main)
+    while _fork_servers:
+        await _fork_servers.popitem()[1].stop()
+
+
+class Owner(Protocol):
+    """Owner of workers, who hears of them."""
+
+    def worker_ready(self, worker: WorkerProcess) -> None:
+        """Note that it serves from now on."""
+
+    def worker_retires(self, worker: WorkerProcess) -> None:
+        """Note that it is to get nothing more."""
+
+    def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
+        """Note that it has ended: once for each that was prepared."""
+
+    def worker_said(self, worker: WorkerProcess, message: FromWorker) -> None:
+        """Handle a message of a serving worker, other than Done."""
+
+    def worker_computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
+        """Handle the results of a batch: one for each item."""
+
+    def worker_lost(self, replica: Replica, kind: str) -> None:
+        """Note that a place has lost its worker: "died", "hung", "lost" (its device), "leaked" or "start" (it was never
+        ready).
+        """
 
 
 class WorkerProcess(SpawnedChild):
-    """One worker process. `ready`: what it has reported of its models; `loaded`: the numbers of those that it has
-    loaded so far; `left_out`: of those whose files are lost, with the reason, if it `mends` copies before it loads.
+    """One worker process. `loaded`: how it serves the models that it has loaded so far, by their numbers; `stats`: its
+    last report; `left_out`: models whose files are lost, with the reason, if it `mends` copies before it loads.
     """
 
     look_s, end_s, kill_s = 0.25, 10.0, 10.0
     _numbers = itertools.count(1)
 
-    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, owner: Owner) -> None:
         super().__init__(f"{device}#{next(self._numbers)}")
         self.mends = False
         self.left_out: dict[int, str] = {}
         self.start_s = plan.start_timeout_s
         self.device, self.plan = device, plan
-        self.ready: Ready | None = None
-        self.loaded: set[int] = set()
-        self._arena, self._events = arena, events
-        self._sent: deque[tuple[Run, float]] = deque()  # Batches without an answer, and when they were sent.
-        self._answered_s = 0.0
+        self.loaded: dict[int, Loaded] = {}
+        self.stats: Stats | None = None
+        self._arena, self._owner = arena, owner
+        self._sent: deque[Run] = deque()  # Batches without an answer.
+        self._begun_s = 0.0  # When the first of them was its next one.
         self._releasing: asyncio.Future[ReturnedBytes] | None = None
 
     def model(self, index: int) -> Model:
@@ -109,22 +198,18 @@ class WorkerProcess(SpawnedChild):
         assert model is not None
         return model
 
-    def served_on(self, index: int) -> ServedOn:
-        """Return how this worker serves a model that it has loaded."""
-        served_on = None if self.ready is None else self.ready.loaded[index]
-        assert served_on is not None
-        return served_on
-
-    def hold(self, index: int, loaded: Loaded | None) -> None:
-        """Record that the worker has loaded a model on demand; `loaded` None: that it has unloaded it."""
-        assert self.ready is not None
-        held = tuple(loaded if number == index else each for number, each in enumerate(self.ready.loaded))
-        self.ready = msgspec.structs.replace(self.ready, loaded=held)
+    @property
+    def is_staged(self) -> bool:
+        """True if a worker with more time may serve some models faster; models on demand have none."""
+        plans = self.plan.plans
+        return any((on.staged or on.grows) and not plans[index].on_demand for index, on in self.loaded.items())
 
     def send(self, message: ToWorker) -> None:
         """Send a message at the end of this turn of the loop."""
         if isinstance(message, Run):
-            self._sent.append((message, self._clock.now_s()))
+            if not self._sent:
+                self._begun_s = clock.monotonic()
+            self._sent.append(message)
         self.talk.say(message)
 
     def release(self) -> asyncio.Future[ReturnedBytes]:
@@ -149,25 +234,28 @@ class WorkerProcess(SpawnedChild):
             models = enumerate(self.plan.models)
             self.plan = self.plan.with_models([None if index in self.left_out else each for index, each in models])
         plan, memory = self.plan, self.plan.memory
+        # One that is not confined has the service's other variables, as they are now.
+        environment = in_bytes({**({} if plan.confined else os.environ), **plan.environment})
+        begin = Begin(
+            self.name, environment, plan.log_style, module_path(), self._arena.pools_in(memory), bare=plan.confined
+        )
         try:
-            spawning = spawn_with(plan, "anychip-load", self.name, forks=plan.forks, bare=plan.confined)
-            spawned, packed = await asyncio.wait_for(spawning, plan.start_timeout_s)
+            child, channel = await asyncio.wait_for(self._spawned(begin), plan.start_timeout_s)
         except asyncio.TimeoutError:
             raise OSError(f"it had no process within {plan.start_timeout_s:g} s") from None
-        environment = dict(plan.environment)
-        if not plan.confined:  # It has the service's other variables, except those set since its start.
-            environment = {**dict(os.environ.items() - spawned.environment.items()), **environment}
-        afresh = plan.confined and not spawned.bare
-        begin = Begin(self.name, environment, plan.log_style, self._arena.pools_in(memory), module_path(), afresh)
         self.connect(
-            spawned,
-            begin,
-            (*self._arena.descriptors(memory), packed),
+            child,
+            channel,
             FromWorker,
             self._heard,
             most_bytes_per_s=_UNASKED_BYTES_PER_S,
             asked=(Done, Failed),
         )
+
+    async def _spawned(self, begin: Begin) -> tuple[Child, Channel]:
+        packed = await pack(self.plan, "anychip-load")
+        descriptors = *self._arena.descriptors(self.plan.memory), packed
+        return await spawn(begin, descriptors, forks=self.plan.forks)
 
     def disconnect(self) -> None:
         """Tell it to stop, and close the channel. Idempotent."""
@@ -185,16 +273,21 @@ class WorkerProcess(SpawnedChild):
 
     def answer_s(self) -> float:
         """Return how long it may be silent: it sends beats once it has loaded."""
-        return math.inf if self.ready is None else self.plan.heartbeat_timeout_s
+        return self.plan.heartbeat_timeout_s if self.started.done() else math.inf
 
     def has_work(self) -> bool:
         """Return True while a batch has no answer."""
         return bool(self._sent)
 
+    def forgive(self, seconds: float, now_s: float) -> None:
+        """Leave out these seconds of its batch, too."""
+        super().forgive(seconds, now_s)
+        self._begun_s = min(self._begun_s + seconds, now_s)
+
     def look(self) -> None:
         """Kill it if a batch takes too long."""
         if self._sent:
-            running_s = self._clock.now_s() - max(self._sent[0][1], self._answered_s)
+            running_s = clock.monotonic() - self._begun_s
             if running_s > self.plan.batch_timeout_s:
                 self.kill(f"it hung: a batch was not done after {running_s:.1f} s", Cause.HUNG)
 
@@ -202,67 +295,70 @@ class WorkerProcess(SpawnedChild):
         """Change the status, and tell the owner whether it takes work. Raises ValueError."""
         super().move(status)
         if status is ChildStatus.READY:
-            self._events.ready(self)
+            self._owner.worker_ready(self)
         elif status is ChildStatus.RETIRING:
-            self._events.retiring(self)
+            self._owner.worker_retires(self)
 
     def gone(self) -> None:
         """Tell the owner that its batches are lost."""
-        if self.ready is not None:
-            self._events.gone(self, self.reason)
+        if self.started.done():
+            self._owner.worker_gone(self, self.reason)
 
     def _heard(self, message: FromWorker) -> None:
-        """Handle a message. Raises for a false one; then its process is killed."""
-        if self.ready is not None:  # The limit of a start is for all of it.
-            self.hear()
+        if self.started.done():  # The limit of a start is for all of it.
+            self.heard_s = clock.monotonic()
         match message:
-            case Beat():
-                pass
             case Done():
                 run = self._answered(message.batch_id)
                 self.has_served = True
-                self._events.computed(self, message, self._results(run, message))
-                self.leave()
+                large = map_large(self.talk.take_descriptor(), message.large_bytes) if message.large_bytes else None
+                results = read_results(message.results, len(run.slots), message.small if large is None else large)
+                self._owner.worker_computed(self, message, results)
             case Failed():
                 self._answered(message.batch_id)
-                self._events.message(self, message)
-                self.leave()
-            case ModelLoaded() if self.ready is None:
-                self.loaded.add(message.model)
-            case Ready():
-                self.ready = message
-                self.hear()
-                self.move(ChildStatus.PREPARED)
+                self._owner.worker_said(self, message)
+            case Beat():
+                pass
+            case Loaded():
+                if not 0 <= message.model < len(self.plan.plans) or self.plan.plans[message.model].model is None:
+                    raise ChannelError(f"it has loaded model {message.model}, which is none of its own")
+                message.device = self.device  # A worker may say anything.
+                if self.started.done():
+                    self._owner.worker_said(self, message)
+                else:
+                    self.loaded[message.model] = message
             case Ended():
                 self.end(message.reason, Cause(message.kind))
-            case Stats() | Released() | HandOver() | ModelLoaded() | ModelUnloaded():
-                self._events.message(self, message)
+            case Stats():
+                self.stats = message
+                if not self.started.done():
+                    self.heard_s = clock.monotonic()
+                    self.move(ChildStatus.PREPARED)
+                self._owner.worker_said(self, message)
+            case _:
+                self._owner.worker_said(self, message)
+        if self.status is ChildStatus.RETIRING:
+            self.leave()
 
     def _answered(self, batch_id: int) -> Run:
-        """Return the batch that is answered, always the oldest. Raises ChannelError."""
-        if not self._sent or self._sent[0][0].batch_id != batch_id:
+        if not self._sent or self._sent[0].batch_id != batch_id:
             raise ChannelError(f"it answered batch {batch_id}, which is not its next one")
-        self._answered_s = self._clock.now_s()
-        return self._sent.popleft()[0]
-
-    def _results(self, run: Run, done: Done) -> list[Arrays]:
-        """Read the results of a batch. Raises ResultError, ChannelError, OSError, ValueError."""
-        large = map_large(self.talk.take_descriptor(), done.large_bytes) if done.large_bytes else None
-        return read_results(done.results, len(run.slots), done.small if large is None else large)
+        self._begun_s = self.heard_s
+        return self._sent.popleft()
 
 
 class Replica(Supervisor[WorkerProcess]):
     """One place on a device; its workers follow `plan`, which a hand-over changes."""
 
-    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, events: Events) -> None:
+    def __init__(self, device: str, plan: WorkerPlan, arena: Arena, owner: Owner) -> None:
         self.device, self.plan = device, plan
-        self._arena, self._events = arena, events
+        self._arena, self._owner = arena, owner
         self._mends = False
         super().__init__(self._next, log, breaks=True, exclusive=True)
 
     def worker(self, plan: WorkerPlan) -> WorkerProcess:
         """Make a worker that follows `plan`, for this place or to take over from the one in it."""
-        return WorkerProcess(self.device, plan, self._arena, self._events)
+        return WorkerProcess(self.device, plan, self._arena, self._owner)
 
     def _next(self) -> WorkerProcess:
         """Make the worker of this place; after one that could not start it looks first whether copies are damaged."""
@@ -288,10 +384,7 @@ class Replica(Supervisor[WorkerProcess]):
             self.close()
             return
         self._mends = child.cause is Cause.START
-        self._events.died(self.device, "hung" if child.cause is Cause.FROZEN else child.cause.value)
-        if child.status is ChildStatus.QUARANTINED or self.status is PlaceStatus.BROKEN:
-            log.error("%s is %s: %s", self.device, self.status.value, self.reason)
-            self._events.broken()
+        self._owner.worker_lost(self, "hung" if child.cause is Cause.FROZEN else child.cause.value)
 
 
 def _mended(plan: WorkerPlan) -> dict[int, str]:

@@ -1,10 +1,8 @@
-"""Profiles: the settings found best for a model on a device, kept in the cache folder.
+"""What is kept of models on a device in the cache folder: profiles, the settings found best; and footprints.
 
-`anychip tune` finds all of them by trial. A first start finds batch sizes alone (workers.growth), for the engine and
-precision that it was given. A profile of tune comes before one of a start.
-
-Owns: what a profile is valid for, its file, and which settings it may change: those that were not given. Must not
-measure.
+`anychip tune` finds a profile by trial. A first start finds batch sizes alone (workers.load), for the engine and
+precision that it was given. A profile of tune comes before one of a start. A footprint is the device memory of a model,
+measured when it was loaded.
 """
 
 from __future__ import annotations
@@ -15,21 +13,28 @@ import logging
 import os
 import runpy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from app.config import Settings, sizes_of
+from app.core import Loaded
+from app.fleet.process import WorkerProcess
 from app.precision.described import weights_key
+from app.scheduling.residency import expected_load_s
 from backends import Choice, host
 from backends.vendors.drivers import driver_version
 from models import Model
 
+T = TypeVar("T")
+
 log = logging.getLogger("anychip.service")
 
+_FOOTPRINTS = "footprints"
+"""Folder of footprints in the cache."""
 OF_MODEL = ("engine", "precision", "batch_sizes")
 """Settings that may differ from model to model."""
 OF_SERVICE = ("decoders", "workers_per_device")
@@ -56,7 +61,6 @@ class Profile:
 
 @cache
 def _torch_version() -> str:
-    """Return PyTorch's own version text, without importing it."""
     found = find_spec("torch")
     folder = Path(found.origin or "") if found else Path()
     return str(runpy.run_path(str(folder.with_name("version.py")))["__version__"])
@@ -104,7 +108,6 @@ def stored_sizes(settings: Settings, choice: Choice, model: Model) -> Profile | 
 
 
 def _of_start(settings: Settings, choice: Choice, model: Model) -> dict[str, str]:
-    """Return what found batch sizes are valid for: also the engine, and the device memory that workers share."""
     of_device = {"memory": str(choice.device(choice.devices[0]).memory_bytes)}
     given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "workers_per_device")}
     return {**surroundings(settings, choice, model), **of_device, **given, "models": settings.shown_models}
@@ -116,7 +119,6 @@ def stored(settings: Settings, choice: Choice, model: Model) -> Profile | None:
 
 
 def _maker(model: Model) -> dict[str, str]:
-    """Return the user that makes a profile, and the model's file."""
     file = model.files.source if model.files else model.weights_file
     return {"user": str(os.getuid()), "file": str(Path(file).absolute()) if file else ""}
 
@@ -124,21 +126,26 @@ def _maker(model: Model) -> dict[str, str]:
 def _read(settings: Settings, valid_for: Mapping[str, str], model: Model) -> Profile | None:
     """Read a profile; take that of another user, or of a copy of the file, only if `--profiles true` was given."""
     path = path_of(settings, "profiles", valid_for)
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+
+    def made(document: dict[str, Any]) -> Profile | None:
         profile = Profile(**{each.name: document[each.name] for each in fields(Profile)})
         Settings(**{name: getattr(profile, name) for name in (*OF_MODEL, *OF_SERVICE)})
-        if document.get("made_by") != _maker(model) and "profiles" not in settings.model_fields_set:
-            log.info(
-                "%s: %s was found by another user or in another folder; --profiles true takes it", model.name, path
-            )
-            return None
+        if document.get("made_by") == _maker(model) or "profiles" in settings.model_fields_set:
+            return profile
+        log.info("%s: %s was found by another user or in another folder; --profiles true takes it", model.name, path)
+        return None
+
+    return _document(path, "profile", made)
+
+
+def _document(path: Path, kind: str, made: Callable[[dict[str, Any]], T | None]) -> T | None:
+    try:
+        return made(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("the profile %s cannot be read and is left alone: %s", path, error)
+        log.warning("the %s %s cannot be read and is left alone: %s", kind, path, error)
         return None
-    return profile
 
 
 def taken_up(settings: Settings, choice: Choice, models: Sequence[Model]) -> tuple[Settings, dict[str, Profile]]:
@@ -182,3 +189,50 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Footprint of one model. `memory_bytes`: with its largest batch; `load_s`: to expect of the next load."""
+
+    model: str
+    memory_bytes: int
+    load_s: float
+
+
+def keep_footprints(worker: WorkerProcess, loaded: Sequence[Loaded], settings: Settings, choice: Choice) -> None:
+    """Keep a worker's measurements of models for the next start. Not for the loop; the worker may have unloaded the
+    models by then.
+    """
+    if choice.device(worker.device).name != choice.device(choice.devices[0]).name:
+        return  # Kept only for the first device, like profiles.
+    try:
+        for on in loaded:
+            if (model := worker.plan.models[on.model]) is not None:
+                path = _footprint_path(settings, choice, model)
+                before = _read_footprint(path)
+                load_s = on.load_s if before is None else expected_load_s(before.load_s, on.load_s)
+                write(path, asdict(Footprint(model.name, on.memory_bytes, load_s)))
+    except OSError as error:
+        log.warning("what models take of %s cannot be kept: %s", worker.device, error)
+
+
+def footprints(settings: Settings, choice: Choice, models: Iterable[Model]) -> dict[str, Footprint]:
+    """Return the known footprints of these models here, by name. Not for the loop: it reads their weights' files."""
+    found = {model.name: _read_footprint(_footprint_path(settings, choice, model)) for model in models}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def in_words(size_bytes: float) -> str:
+    """Format a size in MB or GB, for people."""
+    return f"{size_bytes / 1e9:.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+
+
+def _footprint_path(settings: Settings, choice: Choice, model: Model) -> Path:
+    given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "batch_sizes", "simulate")}
+    valid_for = {**surroundings(settings, choice, model), **given, "form": type(model).__name__}
+    return path_of(settings, _FOOTPRINTS, valid_for)
+
+
+def _read_footprint(path: Path) -> Footprint | None:
+    return _document(path, "measurement", lambda document: Footprint(**document))

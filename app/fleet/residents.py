@@ -3,11 +3,8 @@
     a request ─► ask ─► app.scheduling.residency says what goes and what comes ─► LoadModel, UnloadModel ─► workers
                   └─ not before its deadline: MODEL_LOADING
 
-Owns: the loads and unloads that workers have not answered, and that the scheduler knows what workers serve. Residency
-decides when a model comes or goes. Must not know requests. Everything here runs in the event loop's thread.
-
 A new worker, after a crash or a hand-over, begins without these models. It loads again the ones that were there, so
-that two workers of a device never hold two sets.
+that two workers of a device never hold two sets. Everything here runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -23,13 +20,13 @@ from typing import Any
 from app import clock
 from app.core import Loaded
 from app.errors import ServiceError
-from app.fleet.footprints import Footprint, in_words
 from app.fleet.process import WorkerProcess
+from app.fleet.profiles import Footprint, in_words
 from app.fleet.submission import ModelPool
 from app.observability.metrics import Metrics
 from app.scheduling.residency import Place, Residency, Tenant
 from app.scheduling.scheduler import Scheduler
-from app.worker.messages import LoadModel, ModelLoaded, ModelUnloaded, UnloadModel
+from app.worker.messages import LoadModel, ModelUnloaded, NotLoaded, UnloadModel
 from models.contract.errors import WeightsError
 from models.weights.opened import mend
 
@@ -145,14 +142,14 @@ class Residents:
             # After this request has entered its queue, in this turn of the loop; a client that is refused will
             # come again.
             asyncio.get_running_loop().call_soon(self._step)
-            if now_s + expected_s > deadline_s and not self._scheduler.serves(name):  # Another worker may have it.
+            if now_s + expected_s > deadline_s and not self._scheduler.serving[name]:  # Another worker may have it.
                 pool.metrics.rejected["loading"].inc()
                 raise _loading(shown, expected_s)
 
     def late(self, name: str) -> ServiceError | None:
         """Return the error for a deadline that passes while the model loads; None if it is served or not on demand."""
         pool = self._pool_of.get(name)
-        if pool is None or self._scheduler.serves(name):
+        if pool is None or self._scheduler.serving[name]:
             return None
         tenant = self._policy.tenants[pool.model.name]
         return _loading(tenant.name, tenant.load_s)
@@ -197,23 +194,21 @@ class Residents:
         self._stirred.set()
         self._step()
 
-    def heard(self, worker: WorkerProcess, message: ModelLoaded | ModelUnloaded) -> None:
+    def heard(self, worker: WorkerProcess, message: Loaded | NotLoaded | ModelUnloaded) -> None:
         """Handle a worker's report that it has loaded or unloaded a model."""
         index, pool = message.model, self._by_index[message.model]
         if isinstance(message, ModelUnloaded):
             self._leaving[worker].discard(index)
         else:
             self._asked[worker].remove(index)
-            if message.loaded is None:
+            if isinstance(message, NotLoaded):
                 self._failed(pool, message.reason)
             elif self._policy.tenants[pool.model.name].place is not Place.LOADING:
                 self._unload(worker, index)  # Another worker could not load it.
             else:
                 form = next(form for form in pool.forms if form.index == index)
-                worker.hold(index, message.loaded)
-                self._scheduler.serve_model(
-                    worker.name, form.model.name, message.loaded.latency_s, message.loaded.depth
-                )
+                worker.loaded[index] = message
+                self._scheduler.serve_model(worker.name, form.model.name, message.latency_s, message.depth)
         self._settle()
         self._changed()
         self._stirred.set()
@@ -240,7 +235,7 @@ class Residents:
             (worker, form)
             for worker in self.workers()
             for form in self._pools[name].forms
-            if worker.ready is not None and worker.ready.loaded[form.index] is not None
+            if form.index in worker.loaded
         ]
         for worker, form in held:
             self._scheduler.serve_model(worker.name, form.model.name, None)
@@ -249,7 +244,7 @@ class Residents:
             return
         self._draining.discard(name)
         for worker, form in held:
-            worker.hold(form.index, None)
+            del worker.loaded[form.index]
             self._unload(worker, form.index)
 
     def _unload(self, worker: WorkerProcess, index: int) -> None:
@@ -257,7 +252,6 @@ class Residents:
         worker.send(UnloadModel(index))
 
     def _settle(self) -> None:
-        """Record the loads and unloads that every worker has done."""
         now_s = clock.monotonic()
         for tenant in self._policy.placed(Place.LEAVING):
             indices = {form.index for form in self._pools[tenant.name].forms}
@@ -280,7 +274,6 @@ class Residents:
                 log.info("%s is loaded: %s in %.2f s", tenant.name, in_words(memory), load_s)
 
     def _step(self) -> None:
-        """Begin the loads and unloads that are possible now, and look again while others wait."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -300,10 +293,9 @@ class Residents:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_INTERVAL_S, self._step)
 
     def _tell(self, worker: WorkerProcess, pool: ModelPool, since_s: float) -> None:
-        assert worker.ready is not None
         asked = self._asked.setdefault(worker, [])
         for form in pool.forms:
-            if form.index not in asked and worker.ready.loaded[form.index] is None:
+            if form.index not in asked and form.index not in worker.loaded:
                 asked.append(form.index)
                 worker.send(LoadModel(form.index))
         name = pool.model.name
@@ -315,7 +307,6 @@ class Residents:
             worker.kill(f"{name}: {reason}")
 
     def _is_busy(self, name: str) -> bool:
-        """Return True if a request waits for a model, or a worker computes for it."""
         pool = self._pools[name]
         queues = self._scheduler.queues
         return bool(pool.images_under_way) or any(queues[form].in_flight or queues[form].depth for form in pool.names)
@@ -341,9 +332,7 @@ def _replace_confined(workers: Callable[[], list[WorkerProcess]], name: str, men
 
 
 def _measured(worker: WorkerProcess, pool: ModelPool) -> list[Loaded]:
-    """Return what a worker measured of each form of a model; empty if a form is missing."""
-    assert worker.ready is not None
-    held = [each for form in pool.forms if (each := worker.ready.loaded[form.index]) is not None]
+    held = [worker.loaded[form.index] for form in pool.forms if form.index in worker.loaded]
     return held if len(held) == len(pool.forms) else []
 
 

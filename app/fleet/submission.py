@@ -6,7 +6,7 @@ Owns: these records. Must not know what fills a slot, nor which request an item 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,7 @@ from app.link import Reply, ServedModel, Terms
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import FreeSlots
-from app.scheduling.queue import ENDED, Batch, Item
-from app.worker.messages import Run
+from app.scheduling.queue import ENDED, Item
 from models import Model, Options, Placement, TensorOptions
 
 if TYPE_CHECKING:
@@ -45,30 +44,25 @@ class ModelPool(ServedModel):
         """Flag of a model whose workers decode files, which then go into slots in place of pixels (--decode)."""
         self.images = 0
         """Images accepted and not yet answered."""
-        self._watchers: set[asyncio.Event] = set()  # Set whenever a request of any form has ended.
+        self.watchers: set[asyncio.Event] = set()
+        """Events that are set whenever a request of any form has ended."""
 
     def add_form(self, floats: ModelPool) -> None:
         """Make `floats` the form of this model that takes normalised tensors."""
         self.floats, floats.shown = floats, self
         self.forms.append(floats)
-        floats.metrics, floats.statistics, floats._watchers = self.metrics, self.statistics, self._watchers
-
-    def answered(self, count: int) -> None:
-        """Count the end of a request for `count` images."""
-        self.images -= count
-        for watcher in self._watchers:
-            watcher.set()
+        floats.metrics, floats.statistics, floats.watchers = self.metrics, self.statistics, self.watchers
 
     async def drained(self) -> None:
         """Wait until no accepted image, in any form, waits for its answer."""
         ended = asyncio.Event()
-        self._watchers.add(ended)
+        self.watchers.add(ended)
         try:
             while self.images_under_way:
                 ended.clear()
                 await ended.wait()
         finally:
-            self._watchers.discard(ended)
+            self.watchers.discard(ended)
 
     @property
     def images_under_way(self) -> int:
@@ -114,19 +108,3 @@ class Submission(Item):
     def give_slot(self) -> None:
         """Give the slot back: no process looks at it any more."""
         self.pool.slots.give(self.slot)
-
-
-def run_of(batch: Batch[Submission], model: int) -> Run:
-    """Make the message that sends a batch to a worker; options that all items share are sent once."""
-    asked = [item.options for item in batch.items]
-    if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
-        asked = asked[:1]
-    options = tuple([each for each in asked if isinstance(each, Options)])
-    tensor_options = tuple([each for each in asked if isinstance(each, TensorOptions)])
-    slots = tuple([item.slot for item in batch.items])
-    return Run(batch.id, model, slots, options, batch.size, files_among(batch.items), tensor_options)
-
-
-def files_among(items: Sequence[Submission]) -> tuple[int, ...]:
-    """Return the positions of the items whose slots hold a file."""
-    return tuple([position for position, item in enumerate(items) if item.refill is not None])

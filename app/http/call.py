@@ -1,7 +1,7 @@
-"""A request for a model as HTTP sees it: terms in headers, a body that arrives in pieces, a client that may leave.
+"""A request for a model and its answer as HTTP sees them: headers, a body in pieces, a client that may leave.
 
-Owns: the parts that all such requests share, whichever server has read their head; and the forms of a body that holds
-images, their limits and their error messages. Must not know models' insides or scheduling.
+Owns: the parts that all such requests and answers share, whichever server has read the head; and the forms of a body
+that holds images, their limits and their error messages. Must not know models' insides or scheduling.
 """
 
 from __future__ import annotations
@@ -10,28 +10,87 @@ import asyncio
 import contextlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
+import orjson
+from fastapi import Response
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
 from app.config import Settings
-from app.errors import ClientLeftError, ServiceError, invalid_request
+from app.errors import ClientLeftError, ServiceError, error_body, invalid_request
 from app.images.header import has_lost_bytes
 from app.ingress.budget import Lease
+from app.ingress.context import Interruption, RequestContext, interrupted_at
 from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
-from app.ingress.interrupt import Interruption, interrupted_at
-from app.link import Encoded, ServedModel, Terms
+from app.link import Encoded, Link, ServedModel, Terms
 from app.protocols.documents import packed_instances, read_instances, unpack
 from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS
-from app.protocols.parameters import DEFAULT_OPTIONS, check_names, deadline_s, read, read_header, read_options
+from app.protocols.parameters import DEFAULT_OPTIONS, check_names, deadline_s, read, read_headers, read_options
 from models import Options
 from models.tasks.tiles import Tiling
+
+Header = tuple[bytes, bytes]
+Content = tuple[bytes | memoryview, list[Header]]
+"""A body, and the headers that describe it."""
+
+
+def as_json(document: Any) -> Content:
+    """Write a document as an answer's content."""
+    return _of_json(orjson.dumps(document))
+
+
+def _of_json(body: bytes) -> Content:
+    return body, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+
+
+async def as_large_json(ingress: Ingress, entries: Sequence[Any], before: bytes = b"", after: bytes = b"") -> Content:
+    """Write a list as an answer's content, between `before` and `after`: 64 vectors or maps may take 90 MB of text.
+
+    A thread writes each entry and joins them all: no piece holds the interpreter for long.
+    """
+    parts = [before, b"["]
+    for each in entries:
+        parts += [await ingress.offload(orjson.dumps, each), b","]
+    parts[-1:] = [b"]", after]
+    return _of_json(await ingress.offload(b"".join, parts))
+
+
+def as_response(content: Content) -> Response:
+    """Make the framework's response of a good answer."""
+    body, headers = content
+    response = Response(body)
+    response.raw_headers[:] = headers
+    return response
+
+
+def error_content(error: ServiceError, context: RequestContext) -> Content:
+    """Write the content of the answer that says what went wrong."""
+    body, headers = as_json(error_body(error.code, error.message, context.request_id))
+    headers += error.headers
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    return body, headers
+
+
+def common_headers(link: Link, context: RequestContext) -> list[Header]:
+    """Return the headers that every answer has. To be called when the answer begins."""
+    headers = [
+        (b"x-request-id", context.request_id.encode()),
+        (b"server-timing", context.recorder.timings().encode()),
+    ]
+    if context.traceparent:
+        headers.append((b"traceparent", context.traceparent))
+    if link.administration.draining:
+        # The client's next request then comes on a new connection, which another service may accept.
+        headers.append((b"connection", b"close"))
+    return headers
+
 
 Answer = TypeVar("Answer")
 
@@ -244,8 +303,8 @@ def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float 
 class HttpRequest(ABC):
     """A request whose head is there. `scope` is ASGI's, with the request's context as `anychip`; `headers`: by name."""
 
-    def __init__(self, scope: Scope, headers: Fields) -> None:
-        self.scope, self.headers = scope, headers
+    scope: Scope
+    headers: Fields
 
     @abstractmethod
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
@@ -255,10 +314,10 @@ class HttpRequest(ABC):
         """
 
     @abstractmethod
-    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
-        """Return the result of `running`. If the client leaves first, call `on_leave` and cancel `running`.
+    def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Awaitable[Answer]:
+        """Run, to be awaited at once. If the client leaves first, call `on_leave` and cancel the run.
 
-        Raises ClientLeftError then. The body must have been read.
+        It then raises ClientLeftError, or the task is cancelled. The body must have been read.
         """
 
 
@@ -266,7 +325,7 @@ class AsgiRequest(HttpRequest):
     """A request that came through an ASGI server."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        super().__init__(scope, dict(scope["headers"]))
+        self.scope, self.headers = scope, dict(scope["headers"])
         self._receive = receive
 
     @classmethod
@@ -298,7 +357,7 @@ class AsgiRequest(HttpRequest):
             limit.arrived_wholly()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
+    async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         # The body has been read: the next message is taken for the end.
         with Interruption() as interruption:
 
@@ -310,7 +369,7 @@ class AsgiRequest(HttpRequest):
 
             watcher = asyncio.ensure_future(watch())
             try:
-                return await running
+                return await run()
             finally:
                 # Nothing is awaited after this, so that a client who leaves now interrupts nothing else.
                 watcher.cancel()
@@ -320,17 +379,16 @@ class HttpCall(Call[Answer]):
     """A call over HTTP. `body` is there once `read` has ended, without its Content-Encoding when `asked` is called."""
 
     def __init__(self, request: HttpRequest, model: str, version: str = "") -> None:
-        super().__init__(request.scope["anychip"], model, version)
+        self.context, self.model, self.version = request.scope["anychip"], model, version
         self.request, self.headers = request, request.headers
         self.body: Body = b""
         self._max_body_bytes = 0
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
         self._max_body_bytes = settings.max_body_bytes
-        timeout_ms = read_header(X_TIMEOUT_MS, self.headers) or settings.timeout_ms
-        priority = read_header(X_PRIORITY, self.headers)
-        recorder = self.context.recorder
-        return Terms(deadline_s(self.context.started_s, timeout_ms / 1e3), priority, recorder)
+        timeout_ms, priority = read_headers((X_TIMEOUT_MS, X_PRIORITY), self.headers)
+        timeout_s = (timeout_ms or settings.timeout_ms) / 1e3
+        return Terms(deadline_s(self.context.started_s, timeout_s), priority, self.context.recorder)
 
     async def read(self, lease: Lease, limit: interrupted_at) -> None:  # noqa: D102
         limit.least_bytes_per_s = _LEAST_UPLOAD_BYTES_PER_S
@@ -350,7 +408,5 @@ class HttpCall(Call[Answer]):
     async def asked(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
         """Return the run that the body asks of the model, as `prepare` says."""
 
-    def watched(  # noqa: D102
-        self, running: Awaitable[Answer], on_leave: Callable[[], None]
-    ) -> Coroutine[Any, Any, Answer]:
-        return self.request.watched(running, on_leave)
+    def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Awaitable[Answer]:  # noqa: D102
+        return self.request.watched(run, on_leave)

@@ -1,5 +1,8 @@
 """uvicorn's HTTP/1.1 connection, with limits, and with each answer sent in one piece.
 
+uvicorn writes an answer's head and its body apart, and uvloop sends each at once: two system calls, two packets, and a
+client that wakes up twice.
+
 Owns: the size, number and speed of heads, and the end of a connection whose request was not read to its end, or whose
 client does not read. Must not know what is asked. app.ingress.listener owns the number of connections.
 """
@@ -11,15 +14,64 @@ import logging
 import re
 import secrets
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import ERRORS, Code, error_body
 from app.http.head import Refusal, refusal_of, refusal_of_line
-from app.http.one_piece import OnePiece
 from app.ingress.sending import PIECE_BYTES, SendWatch
+
+_MOST_BYTES = 64 * 1024  # Most bytes that a turn holds back: large answers are not copied together.
+
+
+class OnePiece:
+    """A transport that sends at the end of a turn; everything but writing and closing goes to the one within."""
+
+    def __init__(self, transport: asyncio.Transport, on_close: Callable[[], None] | None = None) -> None:
+        """Keep `on_close`: it is called instead of closing the transport within, after all that was written is sent."""
+        self.within = transport
+        self.closing = False
+        self._on_close = on_close or transport.close
+        self._loop = asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+        self._held_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.within, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes at the end of this turn, or now if they are many."""
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > _MOST_BYTES:
+            self.flush()
+
+    def close(self) -> None:
+        """Send what is left, and nothing after it."""
+        self.flush()
+        self._on_close()
+
+    def end(self) -> None:
+        """Drop `on_close` after the connection's end, as it refers back to the owner of this."""
+        self._on_close = self.within.close
+
+    def is_closing(self) -> bool:
+        """Return True if nothing more can be written; `closing` says so too."""
+        return self.closing or self.within.is_closing()
+
+    def flush(self) -> None:
+        """Send what is held back, unless the connection has ended meanwhile: then no client reads it."""
+        if self._parts:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            self._held_bytes = 0
+            if not self.within.is_closing():
+                self.within.write(data)
+
 
 log = logging.getLogger("anychip.http")
 
@@ -80,7 +132,10 @@ class Discarding:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Protocol for uvicorn's `http` setting. `on_lost`: called with it at its end, by the listener that counts it."""
+    """Protocol for uvicorn's `http` setting. `on_lost`: called with it at its end, by the listener that counts it.
+
+    `lent`: another protocol reads and answers the present request, and no time limit of ours ends it.
+    """
 
     on_lost: Callable[[LimitedProtocol], None] | None = None
 
@@ -93,9 +148,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self.lingering = False
         self._timer: asyncio.TimerHandle | None = None
         self._refusal: Refusal | None = None
-        self._lent = False
+        self.lent = False
         self._idle_since_s = 0.0
         self.closing = False
+        self.raw = transport
+        """The transport within, which holds nothing back."""
         self._pieces = OnePiece(transport, self.end)
         self._sending = SendWatch(transport)
         self._discarding = Discarding(self.loop, transport.abort)
@@ -128,25 +185,24 @@ class LimitedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """End the watch: the client has read all or nearly all of the answer."""
         super().resume_writing()
-        if not self._pieces.within.is_closing():
+        if not self.raw.is_closing():
             self._sending.end()
 
     @property
     def between_requests(self) -> bool:
         """True if the next byte begins a request, with none before it still to be answered."""
-        free = self.cycle is None or self.cycle.response_complete
-        return free and self._in_head and not self._head and not self.pipeline and not self._pieces.is_closing()
-
-    def lend(self) -> None:
-        """Let another protocol read and answer the request that begins now: no time limit of ours ends it meanwhile."""
-        self._lent = True
-        self._disarm()
+        if self.cycle is not None and not self.cycle.response_complete:
+            return False
+        ended = self.lingering or self.raw.is_closing()
+        return self._in_head and not self._head and not self.pipeline and not ended
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
         """Take the connection back after that request. `unread`: its body is not read yet; `drop` counts the rest."""
-        self._lent = False
+        self.lent = False
+        if self._timer is not None:
+            self._disarm()
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
+        if self.lingering or self.raw.is_closing():
             return
         if not keep_alive and unread:
             self.linger()
@@ -166,7 +222,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close once the current answer is sent, as the server stops; `closing` tells the protocol that answers."""
         self.closing = True
-        if not self._lent:
+        if not self.lent:
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
@@ -284,7 +340,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def linger(self) -> None:
         """End the sending, and drop what still arrives."""
         self.lingering = self._pieces.closing = True
-        transport = self._pieces.within
+        transport = self.raw
         if transport.is_closing():
             return
         try:
@@ -297,18 +353,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def end(self) -> None:
         """Close the transport within, with care for a client that is still sending, or does not read what is left."""
-        transport = self._pieces.within
+        transport = self.raw
         if self.message_incomplete() and not transport.is_closing():
             self.linger()
         else:
             transport.close()
         if transport.get_write_buffer_size():
             self._sending.begin()
-
-    @property
-    def raw(self) -> asyncio.Transport:
-        """The transport within, which holds nothing back."""
-        return self._pieces.within
 
     def _discard_rest(self) -> None:
         self._unset_keepalive_if_required()
@@ -330,7 +381,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection. One timer goes on over many requests, as a new one for each would cost more."""
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if self._lent:
+        if self.lent:
             self._look_after(self.timeout_keep_alive)
         elif left_s > 0:
             self._look_after(left_s)
@@ -339,7 +390,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_timed_out(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete  # The head is the next request's.
-        if answering or self.loop.time() - self._due_s > _STOOD_STILL_S:
+        if self.lent or answering or self.loop.time() - self._due_s > _STOOD_STILL_S:
             self._arm_head()
         elif self._head:
             self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {_HEAD_TIMEOUT_S:g} s")
@@ -351,7 +402,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self._pieces.within.abort()  # Another answer is being written: no other can go in between.
+            self.raw.abort()  # Another answer is being written: no other can go in between.
             return
         self.transport.write(last_words(code, message, status))
         self._pieces.flush()

@@ -1,23 +1,25 @@
-"""The edge of the service around FastAPI: every answer gets its headers, every failure its body.
+"""The edge of the service around FastAPI: every answer gets its headers, every failure its body; CORS.
 
-Owns: the context (app.ingress.context) around FastAPI; app.http.hot does the same around its own routes. A request
-reaches a route only if app.access has admitted it. Must not know what a route does.
+app.http.hot does the same around its own routes. A request reaches a route only if app.access has admitted it: CORS
+(the Fetch standard) decides nothing, as a page sends a key like every client, and cookies are never asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import orjson
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.rules import LIVE, READY, need_of
-from app.errors import ClientLeftError, ServiceError
-from app.http.answer import common_headers, error_content
-from app.http.cors import Cors
-from app.ingress.context import RequestContext
+from app.errors import ERRORS, ClientLeftError, ServiceError, error_body
+from app.http.call import Header, common_headers, error_content
+from app.ingress.context import UNCOUNTED_BYTES, RequestContext
 from app.ingress.ingress import Ingress
 from app.ingress.pacing import Pacing
 from app.ingress.sending import PIECE_BYTES
@@ -27,6 +29,43 @@ BIND = "anychip.bind"
 _IN_A_TURN = 4
 """Requests that begin in one turn of the event loop: FastAPI takes some milliseconds for each."""
 _AT_ONCE = frozenset((*LIVE, *READY, "/ping"))
+_ASKED_FIRST = b"access-control-request-method"
+_METHODS = b"GET, POST, PUT"
+_SENT = (
+    b"authorization, content-type, inference-header-content-length, traceparent, x-api-key, x-priority, x-request-id, "
+    b"x-timeout-ms"
+)
+_SHOWN = b"inference-header-content-length, retry-after, server-timing, traceparent, x-request-id"
+_REMEMBERED_S = b"600"
+
+
+class Cors:
+    """CORS for these origins, such as `https://app.example.com`; `*`: every one."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in origins)
+        self.on = bool(self._origins)
+
+    def headers(self, asked: Iterable[Header]) -> list[Header]:
+        """Return the CORS headers of the answer to these request headers; only `vary` for a page not named."""
+        origin = next((value for name, value in asked if name == b"origin"), b"")
+        vary = (b"vary", b"origin")
+        if not origin or not (b"*" in self._origins or origin.lower() in self._origins):
+            return [vary]
+        return [vary, (b"access-control-allow-origin", origin), (b"access-control-expose-headers", _SHOWN)]
+
+    def preflight(self, method: str, asked: list[Header]) -> list[Header] | None:
+        """Return the headers of the answer to a preflight request; None if the request is none."""
+        if method != "OPTIONS" or not any(name == _ASKED_FIRST for name, _ in asked):
+            return None
+        said = self.headers(asked)
+        if len(said) > 1:
+            said += [
+                (b"access-control-allow-methods", _METHODS),
+                (b"access-control-allow-headers", _SENT),
+                (b"access-control-max-age", _REMEMBERED_S),
+            ]
+        return said
 
 
 class Edge:
@@ -57,7 +96,8 @@ class Edge:
 
             async def answer(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    context.hold(_length(message), self._bodies)
+                    if (size := _length(message)) > UNCOUNTED_BYTES:
+                        context.hold(size, self._bodies)
                     context.status = message["status"]
                     answered.set()
                     context.route = context.route or getattr(routed.get("route"), "path", "")
@@ -111,7 +151,6 @@ def _length(start: Message) -> int:
 
 
 async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> None:
-    """Send a message on; a large one in pieces, each when the client has taken the one before."""
     body = message.get("body", b"")
     for start in range(0, len(body) - PIECE_BYTES, PIECE_BYTES):
         await send({"type": message["type"], "body": body[start : start + PIECE_BYTES], "more_body": True})
@@ -119,3 +158,19 @@ async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> N
     if len(body) > PIECE_BYTES:
         message = {**message, "body": body[(len(body) - 1) // PIECE_BYTES * PIECE_BYTES :]}
     await send(message)
+
+
+def opening_app(said: Callable[[], str]) -> ASGIApp:
+    """Return the application of a port before there is a service: NOT_READY and the reason; liveness probes get 200."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = secrets.token_hex(8)
+        headers = {"x-request-id": request_id, "connection": "close"}
+        status = 200
+        document: dict[str, Any] = {"live": True}
+        if scope["path"] not in LIVE:
+            status, document = ERRORS["NOT_READY"].status, error_body("NOT_READY", said(), request_id)
+            headers["retry-after"] = "1"
+        await Response(orjson.dumps(document), status, headers, "application/json")(scope, receive, send)
+
+    return answer

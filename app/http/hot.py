@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import httptools
 from starlette.types import Scope
@@ -26,16 +27,14 @@ from uvicorn.server import ServerState
 
 from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
-from app.http.answer import Content, Header, common_headers, error_content
-from app.http.call import Body, Fields, HttpRequest
-from app.http.carrying import Carry, CarryingProtocol
+from app.http.call import Body, Content, Fields, Header, HttpRequest, common_headers, error_content
 from app.http.connection import HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
-from app.http.cors import Cors
+from app.http.edge import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
-from app.ingress.context import RequestContext
-from app.ingress.ingress import Ingress
-from app.ingress.interrupt import interrupted_at, taken_back
+from app.ingress.carrying import Carried
+from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at
+from app.ingress.ingress import Ingress, Run
 from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
 
 Answer = TypeVar("Answer")
@@ -82,7 +81,7 @@ class HotRequest(HttpRequest):
 
     def __init__(self, scope: Scope, headers: Fields, length: int, begun: bytes, *, keep_alive: bool) -> None:
         """Begin with `begun`: the part of the body's `length` bytes that is there."""
-        super().__init__(scope, headers)
+        self.scope, self.headers = scope, headers
         self.keep_alive = keep_alive
         self.missing = length - len(begun)
         self._buffer: Body = begun
@@ -144,19 +143,69 @@ class HotRequest(HttpRequest):
             limit.arrived_wholly()
         return self._buffer
 
-    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
+    async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         self._on_leave = on_leave
         if self._left:
             self.leave()
         try:
-            return await running
-        except asyncio.CancelledError:
-            if not self._left:
-                raise
-            taken_back(self.task)
-            raise ClientLeftError from None
+            return await run()
         finally:
-            self._on_leave = None
+            self._on_leave = None  # What is written after it costs no more than a client that does not read it.
+
+
+Carry: TypeAlias = Callable[[int, bool, socket.socket], None]
+"""Function that gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
+
+
+class CarryingProtocol(LimitedProtocol):
+    """Protocol of a connection to an ingress: at the first byte that is no hot request's it goes on with the owner."""
+
+    number = 0
+    _carried: Carried | None = None
+
+    def __init__(self, carry: Carry, *about: Any) -> None:
+        super().__init__(*about)
+        self._carry = carry
+
+    @property
+    def between_requests(self) -> bool:
+        """True if the next byte begins a request that may be answered here."""
+        return self._carried is None and super().between_requests
+
+    def data_received(self, data: bytes) -> None:
+        """Carry these bytes, and all that follow, to the owner."""
+        if self._carried is None:
+            try:
+                ours, theirs = socket.socketpair()
+            except OSError:  # No descriptor: this connection ends, and no other.
+                self.raw.abort()
+                return
+            self.lent = True
+            carried = self._carried = Carried(self.raw, self.end)
+            ours.setblocking(False)
+            self._carry(self.number, self.encrypted, theirs)
+            task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: carried, ours))
+            self.server_state.tasks.add(task)
+            task.add_done_callback(self.server_state.tasks.discard)
+        self._carried.send(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the carrying: the client is gone."""
+        if self._carried is not None:
+            self._carried.abort()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Pause the owner's answer, as the client does not read: the owner sees that it does not leave."""
+        super().pause_writing()
+        if self._carried is not None:
+            self._carried.pause(on=True)
+
+    def resume_writing(self) -> None:
+        """Let the owner's answer go on: the client reads again."""
+        super().resume_writing()
+        if self._carried is not None:
+            self._carried.pause(on=False)
 
 
 def _nothing(_: Any) -> None:
@@ -308,7 +357,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._transport.pause_reading()
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._promise = promise
-        self._general.lend()
+        self._general.lent = True
         [(names, route, handler)] = found
         values = [name.decode() for name in names.groups(b"")]
         request.task = self._loop.create_task(self._serve(request, route, handler, values))
@@ -325,7 +374,8 @@ class HotProtocol(asyncio.BufferedProtocol):
                 try:
                     context.admit(self.ingress.access, "infer", self.bind)
                     content = await handler(self.ingress, request, *names)
-                    context.hold(len(content[0]), self.ingress.bodies)
+                    if len(content[0]) > UNCOUNTED_BYTES:
+                        context.hold(len(content[0]), self.ingress.bodies)
                     status = 200
                 except Exception as error:  # No answer to a client that has left: that error goes on, to the context.
                     failure = context.failure(error)
@@ -338,11 +388,10 @@ class HotProtocol(asyncio.BufferedProtocol):
                     if not request.missing:
                         request.end()  # While the answer is sent its memory is not needed.
                     head, body, flow = self._head(request, status, content, common), content[0], self._general.flow
-                    piece_bytes = PIECE_BYTES if self._general.encrypted else PLAIN_PIECE_BYTES
-                    if len(body) <= piece_bytes:
+                    if len(body) <= PIECE_BYTES or (len(body) <= PLAIN_PIECE_BYTES and not self._general.encrypted):
                         self._transport.writelines((head, body))
                     else:
-                        await self._send_pieces(head, body, piece_bytes)
+                        await self._send_pieces(head, body)
                     # Else the rest of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
@@ -364,9 +413,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    async def _send_pieces(self, head: bytes, body: bytes | memoryview, piece_bytes: int) -> None:
-        """Write an answer that takes long to encrypt or to send, piece by piece as it leaves."""
+    async def _send_pieces(self, head: bytes, body: bytes | memoryview) -> None:
+        """Write an answer that may take long to encrypt or to send, piece by piece as it leaves."""
         flow, content = self._general.flow, memoryview(body)
+        piece_bytes = PIECE_BYTES if self._general.encrypted else PLAIN_PIECE_BYTES
         self._transport.write(head)
         for start in range(0, len(body), piece_bytes):
             if self._transport.is_closing():
@@ -375,10 +425,10 @@ class HotProtocol(asyncio.BufferedProtocol):
             await (flow.drain() if flow.write_paused else asyncio.sleep(0))
 
     def _ended(self, request: HotRequest) -> None:
-        """Free the connection for its next request."""
         self._request = None
         self._server_state.tasks.discard(request.task)
-        request.end()
+        if request.missing:  # Else it has ended, or nobody has its body any more.
+            request.end()
         if self._promise is not None:
             self._promise()
             self._promise = None

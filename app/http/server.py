@@ -1,7 +1,4 @@
-"""uvicorn without its signal handling and its listening: the limits and the order of the end are ours.
-
-Owns: uvicorn's settings, and its listeners. Must not know what is served.
-"""
+"""uvicorn's server, its settings and its listeners."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -22,32 +19,48 @@ from app.ingress.budget import Budget
 from app.ingress.listener import Listener, Passing
 
 
-def configured(
-    app: ASGIApp, kind: Callable[..., asyncio.BaseProtocol], settings: Settings, host: str, port: int
-) -> uvicorn.Config:
-    """Make the configuration of a `Server` for connections of this kind."""
-    config = uvicorn.Config(
-        app,
-        http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
-        host=host,
-        port=port,
-        log_config=None,  # Our loggers format its lines.
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # Nothing here asks for a request's origin.
-        lifespan="off",
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=5,
-    )
-    config.load()
-    return config
+def run(serving: Coroutine[Any, Any, None]) -> None:
+    """Run a server to its end, on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serving)
+    else:
+        uvloop.run(serving)
 
 
 class Server(uvicorn.Server):
     """uvicorn, without its signal handling and its listening: the order of shutdown and the limits are ours."""
 
-    def __init__(self, config: uvicorn.Config, connections: Budget, hurry: asyncio.Event, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        kind: Callable[..., asyncio.BaseProtocol],
+        settings: Settings,
+        where: tuple[str, int],
+        connections: Budget,
+        *,
+        hurry: asyncio.Event,
+        tls: Tls | None,
+    ) -> None:
+        """Prepare to serve connections of this kind, at a host and port."""
+        host, port = where
+        config = uvicorn.Config(
+            app,
+            http=cast(Any, kind),  # uvicorn's types name only the unbuffered one.
+            host=host,
+            port=port,
+            log_config=None,  # Our loggers format its lines.
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # Nothing here asks for a request's origin.
+            lifespan="off",
+            timeout_keep_alive=settings.keep_alive_s,
+            timeout_graceful_shutdown=5,
+        )
+        config.load()
+        config.ssl = tls.context if tls else None
         super().__init__(config)
         self.connections, self.hurry, self.tls = connections, hurry, tls
 

@@ -1,4 +1,1 @@
-"""Images: headers, decoding to pixels, parts, and files passed to a device.
-
-Must not know requests or networks.
-"""
+"""Images: headers, decoding to pixels, parts, and files for a device. Must not know requests or networks."""

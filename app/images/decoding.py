@@ -1,19 +1,15 @@
-"""Decoding of images to RGB pixels.
+"""Decoding of images to RGB pixels, and their parts: cut out, and straightened if they are turned.
 
-Owns: decoding, the choice of library, and EXIF orientation. Must not know models, threads or HTTP.
+    bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3] ─► part_of
 
-    bytes ─► read_header ─► check_pixels ─► decode ─► uint8 [h, w, 3]
-
-The result is Pillow's convert("RGB"): alpha is dropped, palettes are looked up. Of 16 bits the upper eight are kept.
-The fastest library that is installed and works decodes JPEG. Pillow decodes the rest, opened by format so that nothing
-is guessed and no metadata is read. torchvision decodes only JPEG here: its PNG decoder (0.29.2) ends the process at a
-wrong checksum, its WebP decoder knows no animations.
+Must not know threads, HTTP or the purpose of the parts. The result is Pillow's convert("RGB"): alpha is dropped,
+palettes are looked up. Of 16 bits the upper eight are kept. The fastest library that is installed and works decodes
+JPEG. Pillow decodes the rest, opened by format so that nothing is guessed and no metadata is read.
 
 All libraries of JPEG end in libjpeg-turbo with its exact transform, so their pixels are the same to the bit. A library
 is used only if it decodes a sample as Pillow does, at each scale it offers, and reports a file cut short. simplejpeg
-brings a libjpeg-turbo of its own and is the fastest (docs/decoding.md); there are no builds of it for some processors.
-torchvision's operator is called directly: since 0.29 its Python wrapper warns at every call, as image decoding is
-announced to leave torchvision; OpenCV then takes its place. torchcodec wants FFmpeg and a newer torch than vendors'.
+brings a libjpeg-turbo of its own and is the fastest (docs/decoding.md); there are no builds of it for some processors,
+where OpenCV takes its place. torchvision's decoder of PNG (0.29.2) ends the process at a wrong checksum.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 from torch import Tensor
 
 from app.images.header import Format, Header, InvalidImageError
-from models.vision import torchvision
+from models.contract.cascade import Region
 
 Encoded = bytes | bytearray | memoryview
 Pixels = npt.NDArray[np.uint8]
@@ -226,33 +222,17 @@ def by_simplejpeg(data: Encoded, reduction: int) -> Pixels | None:
         return None
 
 
-def by_torchvision(data: Encoded, reduction: int) -> Pixels | None:
-    """Decode with the operator behind torchvision.io.decode_jpeg; some builds come without libjpeg."""
-    if reduction > 1:
-        return None
-    writable = data if isinstance(data, bytearray) or not memoryview(data).readonly else bytearray(data)
-    encoded = torch.frombuffer(writable, dtype=torch.uint8)  # It would not write, but asks for memory that it could.
-    pixels = torch.ops.image.decode_jpeg(encoded, torchvision.io.ImageReadMode.RGB.value, False)
-    return np.asarray(pixels.permute(1, 2, 0).numpy())
-
-
 def by_opencv(data: Encoded, reduction: int) -> Pixels | None:
     """Decode with OpenCV; return None for four colours, which it converts in a way of its own."""
     with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         if image.mode == "CMYK":
             return None
-    found = cv2.imdecode(np.frombuffer(data, np.uint8), _OPENCV[reduction] | cv2.IMREAD_IGNORE_ORIENTATION)
+    flags = cv2.IMREAD_COLOR if reduction == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{reduction}")
+    found = cv2.imdecode(np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
     return None if found is None else np.asarray(cv2.cvtColor(found, cv2.COLOR_BGR2RGB))
 
 
-_OPENCV = {
-    1: cv2.IMREAD_COLOR,
-    2: cv2.IMREAD_REDUCED_COLOR_2,
-    4: cv2.IMREAD_REDUCED_COLOR_4,
-    8: cv2.IMREAD_REDUCED_COLOR_8,
-}
-
-READERS: dict[str, Read] = {"simplejpeg": by_simplejpeg, "torchvision": by_torchvision, "OpenCV": by_opencv}
+READERS: dict[str, Read] = {"simplejpeg": by_simplejpeg, "OpenCV": by_opencv}
 """Readers in the order of trial; after them comes Pillow, which reads everything."""
 
 
@@ -269,11 +249,9 @@ def _works(read: Read) -> bool:
     try:
         for reduction in (1, 2, 4, 8):
             pixels = read(sample, reduction)
-            if pixels is None and reduction > 1:
-                continue  # Pillow then does it.
             if pixels is None or not np.array_equal(pixels, by_pillow(sample, reduction)):
                 return False
-    except Exception:  # Without its library, or without the operator, each fails in a way of its own.
+    except Exception:  # Without its library each fails in a way of its own.
         return False
     try:
         return read(sample[: len(sample) // 2], 1) is None
@@ -287,3 +265,20 @@ def by_pillow(data: Encoded, reduction: int) -> Pixels:
         if reduction > 1:
             image.draft(None, (image.width // reduction, image.height // reduction))
         return np.asarray(image.convert("RGB"))
+
+
+def part_of(image: Tensor, region: Region) -> Tensor:
+    """Return the pixels of a region, contiguous. Raises InvalidImageError for one that lies outside."""
+    height, width = image.shape[:2]
+    x, y, columns, rows, quarters, corners = region
+    if corners and np.isfinite(corners).all() and min(columns, rows) > 0 and max(columns, rows) <= width + height:
+        square = np.array(((0, 0), (columns, 0), (columns, rows), (0, rows)), np.float32)
+        turn = cv2.getPerspectiveTransform(np.array(corners, np.float32).reshape(4, 2), square)
+        part = cv2.warpPerspective(
+            image.numpy(), turn, (columns, rows), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE
+        )
+    elif not corners and min(x, y) >= 0 and 0 < columns <= width - x and 0 < rows <= height - y:
+        part = image[y : y + rows, x : x + columns].numpy()
+    else:
+        raise InvalidImageError(f"the image of {width} x {height} has no region at {x}, {y}")
+    return torch.from_numpy(np.ascontiguousarray(np.rot90(part, quarters)))

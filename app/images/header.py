@@ -1,12 +1,12 @@
-"""Headers of encoded images: format, size, orientation.
+"""Headers of encoded images: format, size, orientation; and the JPEG files that a device may decode.
 
-Owns: the formats that are read, their detection (by their first bytes, never by name or content type), the limit of
-pixels, and the errors of encoded images. Must not know decoders, models or HTTP: nothing is decompressed here, so that
-the refusal of an image too large costs only its header.
+Formats are told by their first bytes, never by name or content type. Nothing is decompressed here, so that the refusal
+of an image too large costs only its header. Must not know decoders, models, devices or HTTP.
 
-Errors: ImageError
-          ├─ InvalidImageError   not an image, damaged, cut short, or of a kind that is not read
-          └─ ImageTooLargeError  more pixels than the limit
+    slot: │ size, width, height, where the first scan begins, orientation │ a file for a device, as it came │
+
+The event loop reads the bytes before the first scan. The slot's reader, another process, searches the rest, in time
+proportional to the file; it gets bytes that were never decoded, and figures that they may contradict.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import unpack_from
 from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
 
 Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
 
@@ -31,9 +34,9 @@ _MAX_BLOCKS = 20_000
 _BMP_COMPRESSIONS = (0, 3, 6)
 """Compressions: none, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
 
-_INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}
-"""TIFF types of an orientation, as Pillow reads them: SHORT, which EXIF says, LONG, which some cameras write, and the
-signed ones. Pillow takes a BYTE for text, and does not turn the image."""
+_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I"}
+"""TIFF types of an orientation, as Pillow reads them: SHORT, which EXIF says, LONG, which some cameras write, and all
+other numbers, fractions too. Pillow takes a BYTE for text, and does not turn the image."""
 _EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _XMP_TEXT = b"XML:com.adobe.xmp\0\0"
@@ -45,36 +48,43 @@ _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
-# Files sent by mistake, by their first bytes (lower case, after white space); ISO media carry a brand at byte 8.
-_OTHERS = (
-    (b"<!doctype html", "an HTML page"),
-    (b"<html", "an HTML page"),
-    (b"<svg", "an SVG drawing"),
-    (b"<?xml", "an XML document"),
-    (b"%pdf-", "a PDF document"),
-    (b"ii*\0", "a TIFF image"),
-    (b"mm\0*", "a TIFF image"),
-    (b"\0\0\0\x0cjp  ", "a JPEG 2000 image"),
-    (b"\0\0\0\x0cjxl ", "a JPEG XL image"),
-    (b"\xff\n", "a JPEG XL image"),
-    (b"\0\0\1\0", "an icon"),
-    (b"8bps", "a Photoshop document"),
-    (b"pk\3\4", "a ZIP archive"),
-    (b"\x1f\x8b", "a gzip file"),
-    (b"data:", "a data URL, not the bytes it encodes"),
-    (b"/9j/", "base64 text, not the bytes it encodes"),
-    (b"ivborw0kgg", "base64 text, not the bytes it encodes"),
-    (b"{", "JSON"),
-    (b"[", "JSON"),
-)
-_BRANDS = {
-    b"avif": "an AVIF image",
-    b"avis": "an AVIF image",
-    b"heic": "a HEIC image",
-    b"heix": "a HEIC image",
-    b"mif1": "a HEIF image",
-}
+MOST_PIXELS = 1920 * 1088
+"""Most pixels of an image that a device decodes, always at full size. Measured up to here."""
+_MOST_SCANS = 16
+"""Most scans: progressive files have about ten. A device passes over every pixel for each, while others wait."""
+_MAX_PLAIN_SEGMENTS = 200
+_HEAD = struct.Struct("<IIIIB3x")
+_SEGMENT = struct.Struct(">BBH")
+_FRAME = struct.Struct(">BHHB")
+_BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
+_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
+_PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
+"""Markers of tables, restart interval, comment, and application data."""
 
+Bytes = npt.NDArray[np.uint8]
+
+# Files sent by mistake, by their first bytes (lower case, after white space); ISO media carry a brand at byte 8.
+_OTHERS = {
+    "an HTML page": (b"<!doctype html", b"<html"),
+    "an SVG drawing": (b"<svg",),
+    "an XML document": (b"<?xml",),
+    "a PDF document": (b"%pdf-",),
+    "a TIFF image": (b"ii*\0", b"mm\0*"),
+    "a JPEG 2000 image": (b"\0\0\0\x0cjp  ",),
+    "a JPEG XL image": (b"\0\0\0\x0cjxl ", b"\xff\n"),
+    "an icon": (b"\0\0\1\0",),
+    "a Photoshop document": (b"8bps",),
+    "a ZIP archive": (b"pk\3\4",),
+    "a gzip file": (b"\x1f\x8b",),
+    "a data URL, not the bytes it encodes": (b"data:",),
+    "base64 text, not the bytes it encodes": (b"/9j/", b"ivborw0kgg"),
+    "JSON": (b"{", b"["),
+}
+_BRANDS = {
+    "an AVIF image": (b"avif", b"avis"),
+    "a HEIC image": (b"heic", b"heix"),
+    "a HEIF image": (b"mif1",),
+}
 
 _BINARY = re.compile(rb"[\0\r\n]")  # Bytes that `curl -d @cat.jpg` leaves out.
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
@@ -290,8 +300,10 @@ def exif_orientation(exif: memoryview) -> int:
             at = directory + 2 + 12 * entry
             tag, kind = unpack_from(f"{order}HH", exif, at)
             if tag == 0x0112:
-                (value,) = unpack_from(f"{order}{_INTEGERS.get(kind, 'x')}", exif, at + 8) or (0,)
-                return value if 1 <= value <= 8 else 1
+                number = struct.Struct(f"{order}{_NUMBERS.get(kind, 'x')}")
+                at = at + 8 if number.size <= 4 else unpack_from(f"{order}I", exif, at + 8)[0]
+                value, divisor = (*number.unpack_from(exif, at), 1, 1)[:2] if kind in _NUMBERS else (0, 1)
+                return next((each for each in range(1, 9) if each * divisor == value), 1)
     except struct.error:
         pass
     return 0
@@ -333,8 +345,84 @@ def _reader(start: bytes) -> tuple[Format, _Reader]:
         raise InvalidImageError("the image is empty")
     readable = "JPEG, PNG, WebP, BMP and GIF"
     text = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    kind = _BRANDS.get(start[8:12]) if start[4:8] == b"ftyp" else None
-    kind = kind or next((name for magic, name in _OTHERS if text.startswith(magic)), None)
-    if kind:
+    begin, known = (start[8:12], _BRANDS) if start[4:8] == b"ftyp" else (text, _OTHERS)
+    if kind := next((name for name, magics in known.items() if begin.startswith(magics)), None):
         raise InvalidImageError(f"this is {kind}; {readable} are read")
     raise InvalidImageError(f"this is not an image that can be read ({readable})")
+
+
+@dataclass(frozen=True, slots=True)
+class PassedFile:
+    """File from a slot. `header`: as read by the process that passed it."""
+
+    header: Header
+    data: Bytes
+
+
+def plain_header(view: memoryview, room_bytes: int) -> tuple[Header, int] | None:
+    """Return the header of a file that fits into a slot of so many bytes, and the offset of its first scan. Up to that
+    scan the file must be of the kind that every device's decoder takes: baseline or progressive, 8 bits, grey or YCbCr,
+    one frame. Return None for others; the host decodes them.
+    """
+    if _HEAD.size + len(view) > room_bytes or bytes(view[:2]) != b"\xff\xd8":
+        return None
+    try:
+        first_scan, header = _first_scan(view), read_header(view)
+    except (struct.error, IndexError, InvalidImageError):
+        return None
+    return (header, first_scan) if first_scan and header.width * header.height <= MOST_PIXELS else None
+
+
+def _first_scan(view: memoryview) -> int:
+    """Return the offset of a JPEG file's first scan.
+
+    Returns 0 for a file that is not plain: 8 bits, grey or YCbCr. Raises struct.error if the file is cut short.
+    """
+    at, has_frame, is_ycbcr = 2, False, True
+    for _ in range(_MAX_PLAIN_SEGMENTS):
+        mark, marker, length = _SEGMENT.unpack_from(view, at)
+        if mark != 0xFF:
+            break
+        if marker == _SCAN:
+            return at if has_frame else 0
+        if marker in (_BASELINE, _PROGRESSIVE):
+            precision, _, _, components = _FRAME.unpack_from(view, at + 4)
+            identifiers = bytes(view[at + 10 : at + 10 + 3 * components : 3])
+            if has_frame or precision != 8 or not (components == 1 or (identifiers == b"\1\2\3" and is_ycbcr)):
+                break
+            has_frame = True
+        elif marker not in _PLAIN:
+            break
+        elif marker == _ADOBE and bytes(view[at + 4 : at + 9]) == b"Adobe":
+            is_ycbcr = view[at + 15] == 1
+            if has_frame and not is_ycbcr:
+                break
+        at += 2 + length
+    return 0
+
+
+def write_file(slot: Bytes, data: memoryview, header: Header, first_scan: int) -> None:
+    """Put a file, as `plain_header` has read it, into a slot."""
+    _HEAD.pack_into(slot.data, 0, len(data), header.width, header.height, first_scan, header.orientation)
+    slot[_HEAD.size : _HEAD.size + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def read_file(slot: Bytes) -> PassedFile:
+    """Return a copy of the file in a slot: the writer of the slot may change it at any time.
+
+    Raises InvalidImageError if there is none, or if the file is unusual after the first scan: a second frame, no end,
+    or very many scans.
+    """
+    size, width, height, first_scan, orientation = _HEAD.unpack_from(slot.data, 0)
+    if not 0 < size <= len(slot) - _HEAD.size or not 0 < width * height <= MOST_PIXELS or not 1 <= orientation <= 8:
+        raise InvalidImageError("the slot holds no file")
+    data = slot[_HEAD.size : _HEAD.size + size].copy()
+    # Markers: within a scan a byte of 0xFF is followed by 0, which is no marker.
+    rest = data[first_scan:]
+    is_marked = rest[:-1] == 0xFF
+    is_marked &= rest[1:] != 0
+    marks = rest[1:].compress(is_marked).tobytes()
+    # A second frame would be another image, of whatever size.
+    if marks.count(_SCAN) > _MOST_SCANS or _END not in marks or not _FRAMES.isdisjoint(marks):
+        raise InvalidImageError("the file is not as most are")
+    return PassedFile(Header("JPEG", width, height, orientation), data)

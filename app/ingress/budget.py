@@ -1,16 +1,23 @@
-"""Budgets for all clients together, and each client's part: bytes, connections, calls, listeners.
+"""Budgets for all clients together, and each client's part; and the return of free memory once no body is held.
 
-Owns: the rule that divides it. Must not know transports: HTTP and gRPC draw on one budget.
+Owns: the rule that divides bytes, connections, calls and listeners, and the time of garbage collection. Must not know
+transports: HTTP and gRPC draw on one budget.
+
+Large messages arrive in many pieces, which lie between lasting objects. The C library keeps the free pages between them
+for later, and never gives them back by itself: a flood of 20 MB messages would leave the server a hundred megabytes
+larger for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Callable
 
-from app.access.limits import ClientLease
+from app.access.access import ClientLease
 from app.errors import ServiceError
+from backends.host import release_free_memory, return_large_blocks
 
 _SHARE = 3
 """Factor of the free rest that a client may hold: alone three quarters of everything, so that a quarter is left for
@@ -74,15 +81,13 @@ class Budget:
 
     def take(self, client: str, size: int) -> None:
         """Take `size` for a client. Raises QUEUE_FULL."""
-        if not self._fits(client, size):
+        if not self._taken(client, size):
             whose = "" if self.held + size > self.limit else " from one client"
             raise ServiceError("QUEUE_FULL", f"too many {self._what}{whose} at once; try again", retry_after_s=1)
-        self._hold(client, size)
 
     async def wait(self, client: str, size: int) -> None:
         """Take `size` as soon as it is free; first come, first served."""
-        if not self._waiting and self._fits(client, size):
-            self._hold(client, size)
+        if not self._waiting and self._taken(client, size):
             return
         given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = client, size, given
@@ -96,17 +101,17 @@ class Budget:
                 self._waiting.remove(entry)
             raise
 
-    def _fits(self, client: str, size: int) -> bool:
-        free = self.limit - self.held - size
-        return free >= 0 and self._by_client.get(client, 0) + size <= self._most(free)
+    def _taken(self, client: str, size: int) -> bool:
+        free, mine = self.limit - self.held - size, self._by_client.get(client, 0) + size
+        if free < 0 or mine > self._most(free):
+            return False
+        self.held += size
+        self._by_client[client] = mine
+        return True
 
     def _most(self, free: int) -> int:
         """Return the most that one client may hold while so much is free."""
         return max(self._least, _SHARE * (free - self._spare))
-
-    def _hold(self, client: str, size: int) -> None:
-        self.held += size
-        self._by_client[client] = self._by_client.get(client, 0) + size
 
     def give(self, client: str, size: int) -> None:
         """Give back a part that was taken."""
@@ -122,9 +127,8 @@ class Budget:
             waiting, wanted, given = entry
             if self.held + wanted > self.limit:
                 break
-            if self._fits(waiting, wanted):  # Else its client has enough: others go before it.
+            if self._taken(waiting, wanted):  # Else its client has enough: others go before it.
                 self._waiting.remove(entry)
-                self._hold(waiting, wanted)
                 given.set_result(None)
 
 
@@ -162,6 +166,8 @@ class Lease:
             self._budget.give(self._client, size)
 
     def __enter__(self) -> Lease:
+        if self._client_lease is not None:
+            self._client_lease.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -169,3 +175,67 @@ class Lease:
             self._budget.total += self.held_bytes
             self._budget.give(self._client, self.held_bytes)
             self.held_bytes = 0
+        if self._client_lease is not None:
+            self._client_lease.__exit__()
+
+
+_WORTH_BYTES = 16 << 20
+"""Sum of bytes of bodies after which a release is worth while."""
+_QUIET_S = 1.0
+_LARGE_BYTES = 4 << 20
+"""Size from which bodies and answers go back at once: the pages of a new one cost less than filling them."""
+_NEW_OBJECTS, _YOUNG_COLLECTIONS = 5_000, 4
+"""Thresholds of the collector: so many new objects start a collection, and so many collections start one of older
+objects. With Python's 700, a few requests in flight start collections that find nothing, for a twentieth of a request's
+time. With 20,000 and 10 one collection stopped the event loop for up to 80 ms."""
+
+
+def freeze() -> None:
+    """Collect garbage, and exempt all present objects from later collections.
+
+    A collection over them would stop every request for a tenth of a second: torch alone has hundreds of thousands of
+    objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_NEW_OBJECTS, _YOUNG_COLLECTIONS)
+
+
+def _release() -> None:
+    # Only after `freeze` a collection takes milliseconds. Not `gc.get_freeze_count()`: that walks over all that is
+    # frozen, and nothing else runs for 50 ms.
+    if gc.get_threshold()[0] == _NEW_OBJECTS:
+        gc.collect()
+    release_free_memory()
+
+
+class Trim:
+    """Trimmer of this process. `release` frees memory, in a thread, once no body was held for `quiet_s` seconds."""
+
+    def __init__(self, bodies: Budget, release: Callable[[], None] = _release, quiet_s: float = _QUIET_S) -> None:
+        self._bodies, self._release, self._quiet_s = bodies, release, quiet_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._releasing: asyncio.Task[None] | None = None
+        self._released_at_bytes = 0
+        return_large_blocks(_LARGE_BYTES)
+        bodies.on_empty = self._emptied
+
+    async def close(self) -> None:
+        """End a release in progress. Idempotent."""
+        self._bodies.on_empty = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._releasing is not None:
+            await self._releasing
+
+    def _emptied(self) -> None:
+        if self._timer is None and self._bodies.total - self._released_at_bytes >= _WORTH_BYTES:
+            self._timer = asyncio.get_running_loop().call_later(self._quiet_s, self._quiet)
+
+    def _quiet(self) -> None:
+        # If bodies are held again, this waits for the next moment without one.
+        self._timer = None
+        if self._bodies.held == 0 and (self._releasing is None or self._releasing.done()):
+            self._released_at_bytes = self._bodies.total
+            self._releasing = asyncio.create_task(asyncio.to_thread(self._release), name="release of the heap")

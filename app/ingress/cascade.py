@@ -16,8 +16,7 @@ from operator import itemgetter
 from typing import Any
 
 from app.errors import invalid_request
-from app.ingress.ingress import Ingress
-from app.ingress.items import all_or_nothing
+from app.ingress.ingress import Ingress, all_or_nothing
 from app.ingress.prediction import Answer, computed, predict
 from app.link import ComputedBy, Encoded, Frame, Regions, Terms
 from models import Options

@@ -79,7 +79,6 @@ class Converter:
     async def _asked(
         self, child: _Child, conversion: Conversion, argument: int, payload: wire.Buffer
     ) -> tuple[int, memoryview] | None:
-        """Return flags and answer of a child; None if it has died."""
         try:
             flags, answer = await child.ask(conversion, argument, payload)
         except (OSError, EOFError):
@@ -141,7 +140,6 @@ class _Child:
             )
 
     def is_alive(self) -> bool:
-        """Return True if it can be asked."""
         return self.process.poll() is None
 
     @property

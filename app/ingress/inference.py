@@ -1,6 +1,6 @@
 """Inference requests: of tensors, arrays in, arrays out; of images, their outputs by name.
 
-    check ─► room ─► each row computed (app.ingress.items) ─► collect ─► TensorAnswer
+    check ─► room ─► each row computed (app.ingress.ingress) ─► collect ─► TensorAnswer
     Work (app.protocols.open_inference) ─► run ─► InferenceResponse
 
 Owns: the split of a request's tensors into items, and their answer. Must not know a transport. An item is one row of
@@ -18,13 +18,12 @@ import orjson
 from app import clock
 from app.errors import invalid_request
 from app.ingress.cascade import predict_cascade
-from app.ingress.ingress import Ingress
-from app.ingress.items import Items
+from app.ingress.ingress import Ingress, Items
 from app.ingress.prediction import predict
 from app.link import INLINE_BYTES, Array, ComputedBy, Result, ServedModel, TensorRow, Terms, too_late
 from app.protocols import open_inference
 from app.protocols.open_inference import Work
-from app.protocols.tensors import InferenceResponse
+from app.protocols.wire import InferenceResponse
 from models import InputError, PixelModel, TensorModel
 
 

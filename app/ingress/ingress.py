@@ -1,34 +1,157 @@
 """Order of the steps from any transport to an answer.
 
     find ─► admission ─► body, within the budget ─► what it asks ─► run, until the client leaves
+    run: items (images, rows of tensors) over the link ─► one reply each ─► answer, all of a request's or none
 
-Owns: this order, and the parts that all transports share: the link to the owner, access, and the budget of bodies. A
-transport brings a `Call`, which reads terms, body and request. Must not know what is asked.
+Owns: these orders, the metrics of each item, and the parts that all transports share: the link to the owner, access,
+and the budget of bodies. A transport brings a `Call`, which reads terms, body and request. Must not know what is asked.
 """
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from itertools import count, islice
+from typing import Any, Generic, TypeVar, cast
 
 from app import clock
-from app.access.access import Access
-from app.access.limits import ClientLimits
+from app.access.access import Access, ClientLease, ClientLimits
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError
-from app.ingress.budget import Budget, Lease
-from app.ingress.context import RequestContext
+from app.ingress.budget import Budget, Lease, Trim
+from app.ingress.context import Interruption, RequestContext, interrupted_at
 from app.ingress.converter import Converter
-from app.ingress.interrupt import Interruption, interrupted_at
-from app.ingress.items import Replies
 from app.ingress.threads import Threads
-from app.ingress.trim import Trim
-from app.link import ComputedBy, Link, ServedModel, Terms
+from app.link import ComputedBy, Content, Link, Regions, Reply, Result, Room, ServedModel, Terms, too_late
+from models import Options, TensorOptions
+
+T = TypeVar("T")
+Token = tuple[int, asyncio.Future[Result]]
+
+
+class Replies:
+    """Items submitted over a link that have no reply yet."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._tokens = count()
+        self._futures: dict[int, asyncio.Future[Result]] = {}
+        self._loop = asyncio.get_running_loop()
+        link.connect(self._replied)
+
+    def submit(self, room: Room, content: Content, options: Options | TensorOptions, position: int) -> list[Token]:
+        """Submit items; return tokens with futures, all to be awaited. Each gets a result, or a ServiceError."""
+        items = len(content.regions) if isinstance(content, Regions) else 1
+        tokens, submitted = [], []
+        for token in islice(self._tokens, items):
+            future = self._futures[token] = self._loop.create_future()
+            tokens.append(token)
+            submitted.append((token, future))
+        self._link.submit(room, tokens, content, options, position)
+        return submitted
+
+    def cancel(self, token: int) -> None:
+        """Cancel an item that is not wanted any more: it leaves its queue at once."""
+        self._link.cancel(token)
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        future = self._futures.pop(token)
+        if future.done():
+            return
+        if isinstance(reply, Result):
+            future.set_result(reply)
+        else:
+            future.set_exception(reply)
+            future.exception()  # The task that would hear it may have been cancelled before it began.
+
+
+@dataclass(slots=True)
+class Items(Generic[T]):
+    """Items of one request that has its room.
+
+    `answer`: makes an item's own answer from its result; None if the results become one answer of the request.
+    """
+
+    replies: Replies
+    room: Room
+    options: Options | TensorOptions
+    answer: Callable[[Result], Awaitable[T]] | None
+
+    async def run(self, contents: Sequence[Content]) -> list[T]:
+        """Compute all items concurrently, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
+        submitted: list[Token] = []
+        for content in contents:
+            submitted += self.replies.submit(self.room, content, self.options, len(submitted))
+        if len(submitted) == 1:
+            return [await self._run_one(submitted[0], 0)]
+        return await all_or_nothing([self._run_one(each, position) for position, each in enumerate(submitted)])
+
+    async def _run_one(self, submitted: Token, position: int) -> T:
+        token, future = submitted
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            self.replies.cancel(token)
+            raise
+        served, terms = self.room.served, self.room.terms
+        recorder = terms.recorder
+        computed_s = clock.monotonic()
+        is_answered = False
+        try:
+            if computed_s >= terms.deadline_s:
+                raise self._too_late()
+            if self.answer is None:
+                answer = cast(T, result)
+            else:
+                answer = await self.answer(result)
+                if clock.monotonic() >= terms.deadline_s:
+                    raise self._too_late()
+            is_answered = True
+        except asyncio.CancelledError:
+            if recorder.abandoned:
+                served.metrics.cancelled["postprocess"].inc()
+            raise
+        finally:
+            now_s = clock.monotonic()
+            # The time that the device did not take was a wait, in the queue or in front of the worker.
+            infer_s = max(result.queued_s, computed_s - result.infer_s)
+            if recorder.trace is not None:
+                begun = [("decode", result.begun_s), ("queue", result.queued_s), ("infer", infer_s)]
+                # An item without an answer of its own (a row of tensors) ends with the device.
+                if self.answer is not None or not is_answered:
+                    begun.append(("post", computed_s))
+                recorder.trace.stages(begun, now_s, position, result.batch)
+        seconds = {
+            "decode": result.queued_s - result.begun_s,
+            "queue": infer_s - result.queued_s,
+            "infer": result.infer_s,
+        }
+        if self.answer is not None:
+            seconds["postprocess"] = now_s - computed_s
+        recorder.image(served.metrics, served.statistics, seconds, terms.deadline_s - now_s)
+        return answer
+
+    def _too_late(self) -> ServiceError:
+        self.room.served.metrics.expired["postprocess"].inc()
+        return too_late()
+
+
+async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Gather; the first failure cancels the rest and waits for them, so that nothing is left in flight."""
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
 
 Answer = TypeVar("Answer")
-T = TypeVar("T")
 
 _FEW_CONNECTIONS = 8
 _OFFLOAD_THREADS = 2
@@ -47,8 +170,9 @@ def connections(limit: int) -> Budget:
 class Call(ABC, Generic[Answer]):
     """Request for a model, as a transport sees it."""
 
-    def __init__(self, context: RequestContext, model: str, version: str = "") -> None:
-        self.context, self.model, self.version = context, model, version
+    context: RequestContext
+    model: str
+    version: str
 
     @abstractmethod
     def terms(self, settings: Settings) -> Terms:
@@ -65,8 +189,8 @@ class Call(ABC, Generic[Answer]):
         """
 
     @abstractmethod
-    async def watched(self, running: Awaitable[Answer], on_leave: Callable[[], None]) -> Answer:
-        """Return the answer. If the client leaves first, call `on_leave` and cancel `running`."""
+    def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Awaitable[Answer]:
+        """Run, to be awaited at once. If the client leaves first, call `on_leave` and cancel the run."""
 
 
 def _nothing() -> None:
@@ -133,19 +257,19 @@ class Ingress:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
         with Interruption(call.context.task, among=self._under_way) as ending:
             context, recorder = call.context, call.context.recorder
-            call.version = call.version or self.link.version(call.model)
-            served = self.link.find(call.model, call.version)
+            if not call.version and self.link.traffic:
+                call.version = self.link.version(call.model)
+            served = context.served = self.link.find(call.model, call.version)
             # A version is counted as a model of its own; two stages have a name of their own.
             context.model = served.model.name if call.model in self.link.models else call.model
             terms = call.terms(self.link.settings)
-            terms.client = context.caller.name
+            terms.client, terms.check_priority = context.caller.name, context.caller.check_priority
             await self.link.check(served, terms)
-            context.caller.check_priority(terms.priority)
-            with (
-                self.limits.request(context.caller) as client_lease,
-                self.bodies.lease(context.caller.name, client_lease) as lease,
-            ):
-                terms.client_lease = client_lease
+            if terms.priority > 0:
+                terms.check_priority(terms.priority)
+            if context.caller.limits.any:
+                terms.client_lease = ClientLease(self.limits, context.caller)
+            with self.bodies.lease(context.caller.name, terms.client_lease) as lease:
                 try:
                     with interrupted_at(terms.deadline_s, ending.task) as limit:
                         await call.read(lease, limit)
@@ -155,4 +279,4 @@ class Ingress:
                 except (ServiceError, ClientLeftError) as error:
                     recorder.upload_failed(served.metrics, error)
                     raise
-                return await call.watched(run(), recorder.abandon)
+                return await call.watched(run, recorder.abandon)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from app.access.addresses import client_of
+from app.access.access import client_of
 from app.errors import ServiceError
 from app.ingress.budget import Budget
 
@@ -33,10 +33,8 @@ _PAUSE_S = 0.1
 _SAY_AGAIN_S = 60.0
 
 
-Passing = Callable[[socket.socket, Callable[[], None], Callable[[socket.socket], None]], bool]
-"""Hook for each connection: True if another process takes it. Then its second argument ends the count, and the third
-serves the connection here after all.
-"""
+Passing = Callable[[socket.socket, Callable[[], None]], bool]
+"""Hook for each connection: True if another process takes it; its second argument then ends the count."""
 
 
 class Listener:
@@ -107,9 +105,8 @@ class Listener:
                 self._refuse(accepted, client)
             else:
                 lost = partial(self._connections.give, client, 1)
-                serve = partial(self.begin, client=client, lost=lost)
-                if self.passing is None or not self.passing(accepted, lost, serve):
-                    serve(accepted)
+                if self.passing is None or not self.passing(accepted, lost):
+                    self.begin(accepted, client, lost)
 
     def _go_on(self, listening: socket.socket) -> None:
         if listening in self.sockets:
@@ -148,7 +145,6 @@ class Listener:
             lost()
 
     def _say(self, message: str, *about: object) -> None:
-        """Log a warning, at most once a minute."""
         if self._loop.time() - self._said_s > _SAY_AGAIN_S:
             self._said_s = self._loop.time()
             log.warning(message, *about)

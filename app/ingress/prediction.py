@@ -1,6 +1,6 @@
 """Image requests: encoded images or pixels in, predictions out.
 
-    room ─► each image computed (app.ingress.items) ─► postprocess ─► Answer
+    room ─► each image computed (app.ingress.ingress) ─► postprocess ─► Answer
 
 Owns: the answer for each image from a worker's result. Must not know a transport.
 """
@@ -15,8 +15,7 @@ from typing import Any
 import numpy.typing as npt
 
 from app.errors import ServiceError, invalid_request
-from app.ingress.ingress import Ingress
-from app.ingress.items import Items
+from app.ingress.ingress import Ingress, Items
 from app.link import ComputedBy, Content, Encoded, Frame, Regions, Result, ServedModel, Terms
 from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
 
@@ -42,11 +41,6 @@ class Answer:
     is_large: bool = False
 
 
-def prediction(model: PixelModel, outputs: Sequence[npt.NDArray[Any]], placement: Placement, options: Options) -> Any:
-    """Return one entry of "predictions"."""
-    return model.postprocess(outputs, placement, options)
-
-
 def predict(
     ingress: Ingress,
     served: ServedModel,
@@ -54,7 +48,7 @@ def predict(
     terms: Terms,
     *,
     options: Options,
-    finish: Finish = prediction,
+    finish: Finish = PixelModel.postprocess,
 ) -> Awaitable[Answer]:
     """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its room at once."""
     if isinstance(served.model, TensorModel):
@@ -76,14 +70,14 @@ async def computed(
     terms: Terms,
     *,
     options: Options,
-    finish: Finish = prediction,
+    finish: Finish = PixelModel.postprocess,
 ) -> Answer:
     """Return the results of `finish` for images and parts of images, all or nothing. Raises ServiceError."""
 
     async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.
-        assert isinstance(result.model, (PixelModel, NormalisedModel))
-        model = result.model.image_model
+        model = result.model.image_model if isinstance(result.model, NormalisedModel) else result.model
+        assert isinstance(model, PixelModel)
         if result.arrays is None:
             log.error("%s answered with NaN or infinity", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")

@@ -33,10 +33,10 @@ from app.link_messages import (
     ToIngress,
     placed,
 )
-from app.observability.recorder import Recorder
-from app.processes.blocks import Blocks, opened
+from app.observability.metrics import Recorder
+from app.processes.arena import Blocks, open_blocks
+from app.processes.channel import Talk
 from app.processes.packing import read_packed
-from app.processes.talk import Talk
 from models import Model, Options, TensorOptions
 
 _CALM_S = 1.0
@@ -64,8 +64,8 @@ class RemoteLink(Link):
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
         self._on_reply = on_reply
 
-    def count(self, name: str, code: str, seconds: float, recorder: Recorder) -> None:  # noqa: D102
-        super().count(name, code, seconds, recorder)
+    def count(self, served: ServedModel, code: str, seconds: float, recorder: Recorder) -> None:  # noqa: D102
+        super().count(served, code, seconds, recorder)
         if self._telling is None:
             self._telling = self._loop.call_later(_TOLD_EVERY_S, self._tell)
 
@@ -164,7 +164,7 @@ class RemoteLink(Link):
             data: Any = message.data
             sizes = [(np.dtype(kind), math.prod(shape), shape) for kind, shape in message.arrays]
             if sum([dtype.itemsize * size for dtype, size, _ in sizes]) > len(data):
-                data = opened(self._talk.take_descriptor())
+                data = open_blocks(self._talk.take_descriptor())
             arrays, at = [], 0
             for dtype, size, shape in sizes:
                 arrays.append(np.frombuffer(data, dtype, size, at).reshape(shape) if size else np.empty(shape, dtype))
@@ -217,7 +217,6 @@ class _RemoteRoom(Room):
         self.rest()
 
     def rest(self) -> None:
-        """Free the memory once nobody reads it."""
         if self._left and not self.missing:
             for start, size in self._written:
                 self._blocks.give(start, size)

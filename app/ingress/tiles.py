@@ -13,12 +13,9 @@ from app.errors import invalid_request
 from app.ingress.ingress import Ingress
 from app.ingress.prediction import Answer, computed
 from app.link import Encoded, Regions, ServedModel, Terms
-from models import MaskForm, Options, PixelModel
+from models import Options, PixelModel
 from models.contract.cascade import Region
 from models.tasks.tiles import Tiling, merged
-
-TILED_MASKS: tuple[MaskForm, ...] = ("polygon", "none")
-"""Forms of masks that answers in tiles may have."""
 
 
 async def predict_tiled(
@@ -36,7 +33,7 @@ async def predict_tiled(
     model, most = served.model, ingress.link.settings.max_images
     if not isinstance(model, PixelModel) or not model.adapter.tiled:
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
-    if options.masks not in TILED_MASKS:
+    if options.masks not in ("polygon", "none"):
         raise invalid_request("with tiles, masks are answered as polygons")
     sizes = [ingress.link.measure(image, terms) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]

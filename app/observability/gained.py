@@ -2,8 +2,7 @@
 
     its metrics ─► gained: what is not 0, which is 0 then ─► the owner's metrics
 
-Owns: that form. Must not know how it travels, nor what is counted. A killed process loses what it has counted since its
-last message, a tenth of a second at most.
+A killed process loses what it has counted since its last message, a tenth of a second at most.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import msgspec
 from prometheus_client import Counter
 
 from app.core import Count
-from app.observability.histogram import Histogram, Series
-from app.observability.metrics import CODES, LIFE, REJECTIONS, TABLE, Metrics
+from app.observability.metrics import CODES, LIFE, REJECTIONS, TABLE, Histogram, Metrics, Series
 from app.observability.triton_statistics import ModelStatistics
 
 Labels = tuple[str, ...]

@@ -1,16 +1,21 @@
-"""All metrics that the service exports: names, help, labels and buckets.
+"""All metrics that the service exports: names, help, labels and buckets; and what a request records in them.
 
-Owns: one registry for server and workers (workers report over their pipe: see device_metrics). Label children are made
-once a model and device, so that the hot path only adds numbers. Known label values are present from the start, at 0:
-Prometheus sees no increase in a counter that begins with 1. Must not decide anything.
+Owns: one registry for server and workers (workers report over their pipe: see device_metrics); histograms without
+prometheus_client's locks and walk over the buckets; the busiest clients; and where each stage of a request is written:
+metrics, Triton's statistics, the Server-Timing header. Label children are made once a model and device, so that the hot
+path only adds numbers. Known label values are present from the start, at 0: Prometheus sees no increase in a counter
+that begins with 1. One thread counts (the event loop's), others may read. Must not decide anything.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.metadata
 import platform
-from collections.abc import Callable, Mapping, Sequence
+import time
+from bisect import bisect_left
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
 from typing import Any, Generic, TypeVar, get_args
 
 from prometheus_client import (
@@ -20,14 +25,155 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
+    core,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from app.errors import Code
-from app.observability.clients import BusiestClients
-from app.observability.histogram import Histogram, Series
+from anychip_base.extras import version, version_of
+from app import clock
+from app.errors import ClientLeftError, Code, ServiceError
 from app.observability.throttling import Throttling
+from app.observability.tracing import RequestTrace
+from app.observability.triton_statistics import ModelStatistics
+
+BUSIEST = 10
+_REMEMBERED = 1000
+"""Most clients remembered; above it the idler half is forgotten."""
+_HALF_LIFE_S = 30.0
+
+
+@dataclass(slots=True)
+class ClientCount:
+    """Requests of a client since it is remembered; `refused`: those that ended with an error."""
+
+    name: str
+    requests: int = 0
+    refused: int = 0
+    weight: float = 0.0
+    seen_s: float = 0.0
+
+    def busy(self, now_s: float) -> float:
+        """Return the number of its requests, each worth half after half a minute."""
+        return self.weight * float(2 ** ((self.seen_s - now_s) / _HALF_LIFE_S))
+
+
+class BusiestClients(Collector):
+    """Counter of one service's clients. Counted in the event loop, read by any thread."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, ClientCount] = {}
+
+    def count(self, name: str, *, refused: int, requests: int = 1, now_s: float | None = None) -> None:
+        """Count ended requests of this client, of which so many were refused."""
+        now_s = clock.monotonic() if now_s is None else now_s
+        client = self._clients.get(name)
+        if client is None:
+            if len(self._clients) >= _REMEMBERED:
+                self._clients = {each.name: each for each in self.busiest(_REMEMBERED // 2, now_s)}
+            client = self._clients[name] = ClientCount(name)
+        client.requests += requests
+        client.refused += refused
+        client.weight, client.seen_s = client.busy(now_s) + requests, now_s
+
+    def taken(self) -> dict[str, tuple[int, int]]:
+        """Return requests and refusals by client, and forget them."""
+        clients, self._clients = self._clients, {}
+        return {name: (each.requests, each.refused) for name, each in clients.items()}
+
+    def busiest(self, most: int = BUSIEST, now_s: float | None = None) -> list[ClientCount]:
+        """Return at most so many clients, the busiest of the last minute first."""
+        now_s = clock.monotonic() if now_s is None else now_s
+        clients = list(self._clients.values())  # At once: another thread may count meanwhile.
+        return sorted(clients, key=lambda each: each.busy(now_s), reverse=True)[:most]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the requests of the busiest clients only."""
+        text = f"Requests of the {BUSIEST} busiest clients now, by key or address"
+        family = CounterMetricFamily("anychip_client_requests", text, labels=("client", "outcome"))
+        for each in self.busiest():
+            family.add_metric((each.name, "answered"), each.requests - each.refused)
+            family.add_metric((each.name, "refused"), each.refused)
+        yield family
+
+
+class Series:
+    """Series of one combination of labels. `exemplars`: the last measurement of each bucket whose trace is known."""
+
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.exemplars: dict[int, core.Exemplar] = {}
+        self.sum = 0.0
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        """Count a measurement; `exemplar` labels it."""
+        bucket = bisect_left(self._bounds, amount)
+        self.counts[bucket] += 1
+        self.sum += amount
+        if exemplar is not None:
+            self.exemplars[bucket] = core.Exemplar(exemplar, amount, time.time())
+
+    def add(self, counts: Sequence[int], total: float, seen: Mapping[int, tuple[dict[str, str], float]]) -> None:
+        """Add the counts of a series with the same bounds. Raises ValueError for other bounds."""
+        self.counts = [own + more for own, more in zip(self.counts, counts, strict=True)]
+        self.sum += total
+        for bucket, (labels, amount) in seen.items():
+            self.exemplars[bucket] = core.Exemplar(labels, amount, time.time())
+
+    def clear(self) -> None:
+        """Reset all counts to zero."""
+        self.counts, self.sum, self.exemplars = [0] * len(self.counts), 0.0, {}
+
+
+class Histogram(Collector):
+    """Registered family of series; used as prometheus_client's is."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], *, buckets: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        """Register an empty family. `buckets`: upper bounds, ascending, without infinity."""
+        if list(buckets) != sorted(set(buckets)) or not buckets:
+            raise ValueError("buckets ascend")
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._bounds = tuple(float(bound) for bound in buckets)
+        self._texts = [str(floatToGoString(bound)) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
+        self._series: dict[tuple[str, ...], Series] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> Series:
+        """Return the series of these labels."""
+        if len(values) != len(self._labels):
+            raise ValueError(f"{self._name} has the labels {', '.join(self._labels)}")
+        return self._series.setdefault(values, Series(self._bounds))
+
+    def series(self) -> ItemsView[tuple[str, ...], Series]:
+        """Return all series, by labels."""
+        return self._series.items()
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        """Return the family, empty."""
+        return [HistogramMetricFamily(self._name, self._text, labels=self._labels)]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the family as it is now."""
+        [family] = self.describe()
+        for labels, series in [*self._series.items()]:
+            total = series.sum  # Before the counts: a sum without its measurement is worse than the reverse.
+            sofar = 0
+            buckets: list[tuple[str, float] | tuple[str, float, core.Exemplar]] = []
+            for number, (text, count) in enumerate(zip(self._texts, [*series.counts], strict=True)):
+                sofar += count
+                exemplar = series.exemplars.get(number)
+                buckets.append((text, sofar) if exemplar is None else (text, sofar, exemplar))
+            family.add_metric(labels, buckets, total)
+        yield family
+
 
 # One series less a histogram; Prometheus has no use for the time a counter was made.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -202,7 +348,7 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.registry.register(Throttling())
-        self.build_info.labels(version(), platform.python_version(), _version_of("torch")).set(1)
+        self.build_info.labels(version(), platform.python_version(), version_of("torch")).set(1)
         for code in MODELLESS:
             self.requests.labels("", code)
         for reason in ("died", "hung"):
@@ -244,7 +390,8 @@ class ModelMetrics:
         self._requests = {code: metrics.requests.labels(model, code) for code in CODES if code not in MODELLESS}
         self._metrics = metrics
         self._model = model
-        self._batches: dict[str, tuple[Series, Counter, Series]] = {}
+        self.batch = cache(self._batch)
+        """Returns the metrics to record the model's batches on a device: their sizes, unfilled places and seconds."""
 
     def answered(self, code: str, seconds: float, exemplar: Exemplar | None) -> None:
         """Count a request that ended with `code`, "OK" or an error's; `exemplar` names its trace."""
@@ -252,17 +399,11 @@ class ModelMetrics:
         if code == "OK":  # Refusals take microseconds: with them latency would look best when most is refused.
             self.request_seconds.observe(seconds, exemplar)
 
-    def batch(self, device: str) -> tuple[Series, Counter, Series]:
-        """Return batch sizes, padding and seconds on a device."""
-        if device not in self._batches:
-            metrics, labels = self._metrics, (self._model, device)
-            metrics.out_of_memory.labels(*labels)
-            self._batches[device] = (
-                metrics.batch_size.labels(*labels),
-                metrics.batch_padding.labels(*labels),
-                metrics.batch_seconds.labels(*labels),
-            )
-        return self._batches[device]
+    def _batch(self, device: str) -> tuple[Series, Counter, Series]:
+        metrics, labels = self._metrics, (self._model, device)
+        metrics.out_of_memory.labels(*labels)  # Shows it as 0.
+        padding = metrics.batch_padding.labels(*labels)
+        return metrics.batch_size.labels(*labels), padding, metrics.batch_seconds.labels(*labels)
 
     def device_decodes(self, device: str, *, decoded: int, refused: int) -> None:
         """Count images that a device was to decode."""
@@ -286,14 +427,51 @@ class States:
         self._shown = set(values)
 
 
-def version() -> str:
-    """Return the version of anychip, as installed; "" if it only lies in a folder."""
-    return _version_of("anychip")
+@dataclass(slots=True)
+class Recorder:
+    """Recorder of one request. `trace`: the owner of its spans; `exemplar`: the label of its measurements.
 
+    `seconds`: of each stage; with several images, of the slowest. `abandoned`: the client has left, so later
+    cancellations count as its doing.
+    """
 
-@functools.cache  # It is read from a file.
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    trace: RequestTrace | None = None
+    exemplar: Exemplar | None = None
+    abandoned: bool = False
+
+    def timings(self) -> str:
+        """Return the Server-Timing header: milliseconds of each stage."""
+        taken = self.seconds.get
+        return (
+            f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
+            f"infer;dur={taken('infer', 0.0) * 1e3:.3f}, post;dur={taken('postprocess', 0.0) * 1e3:.3f}"
+        )
+
+    def abandon(self) -> None:
+        """Note that the client has left."""
+        self.abandoned = True
+
+    def upload_failed(self, metrics: ModelMetrics, error: ServiceError | ClientLeftError) -> None:
+        """Count a body that has not arrived. Other errors of it count as the request's outcome alone."""
+        if isinstance(error, ClientLeftError):
+            metrics.cancelled["upload"].inc()
+        elif error.code in ("DEADLINE_EXCEEDED", "REQUEST_TIMEOUT"):
+            metrics.expired["upload"].inc()
+        elif error.code == "QUEUE_FULL":
+            metrics.rejected["buffer_full"].inc()
+
+    def image(
+        self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: Mapping[str, float], slack_s: float
+    ) -> None:
+        """Record an answered item, with its seconds in each stage and its time to the deadline."""
+        for stage, taken in seconds.items():
+            metrics.stage_seconds[stage].observe(taken, self.exemplar)
+        metrics.deadline_slack.observe(slack_s)
+        statistics.images += 1
+        self.seconds.update({stage: max(taken, self.seconds.get(stage, 0.0)) for stage, taken in seconds.items()})
+
+    def collected(self, metrics: ModelMetrics, seconds: float) -> None:
+        """Record the seconds of a request's answer if its items have none of their own."""
+        metrics.stage_seconds["postprocess"].observe(seconds)
+        self.seconds["postprocess"] = max(seconds, self.seconds.get("postprocess", 0.0))

@@ -1,8 +1,4 @@
-"""Counter of the time for which the container's processor limit stopped the service.
-
-Owns: reading the control group, of version 2 or 1. Must not decide anything. Without a control group to read the
-counter stays 0.
-"""
+"""Counter of the time for which the container's processor limit stopped the service; 0 without a control group."""
 
 from __future__ import annotations
 

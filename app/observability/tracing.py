@@ -1,14 +1,9 @@
-"""Traces of requests, as OpenTelemetry spans.
+"""Traces of requests, as OpenTelemetry spans. Optional (the extra `traces`).
 
     request ─┬─ decode ─ queue ─ infer ─ post        one of each an image
              └────────────────────┴─link─► batch     one a batch, a trace of its own: it serves many requests
 
-Owns: the times and contents of spans; these two classes hide OpenTelemetry. Must not know HTTP beyond headers, nor
-models. Optional (the extra `traces`): without an endpoint and without a provider of the surrounding program nothing is
-made. Spans of stages are made afterwards, from times that are measured anyway, and only for requests that are recorded.
-
-If FastAPI makes the request's span itself (its native telemetry, or OpenTelemetry's instrumentation), that span is
-taken. The hot route bypasses FastAPI, so its span is made here.
+Spans of stages are made afterwards, from times that are measured anyway, and only for requests that are recorded.
 """
 
 from __future__ import annotations
@@ -21,17 +16,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anychip_base.extras import how_to_install
+from anychip_base.extras import how_to_install, version
 from app.config import Settings
-from app.observability.metrics import version
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace.sampling import Sampler
-    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span, SpanContext, Tracer
     from starlette.types import Scope
 
-_UNTRACED = (
+_UNTRACED = (  # Requests that machines send every few seconds.
     "/v2/health/",
     "/health",
     "/livez",
@@ -45,7 +38,6 @@ _UNTRACED = (
 )
 _EXPORT_TIMEOUT_S = 5
 _USUAL_RATIO = "0.01"
-_CHOSEN = "anychip-chosen"
 TRACEPARENT = re.compile(rb"00-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})")
 """W3C Trace Context, https://www.w3.org/TR/trace-context/: trace id and flags, of which bit 0 means recorded."""
 _EPOCH_NS = time.time_ns() - time.monotonic_ns()
@@ -55,26 +47,12 @@ class TracingError(Exception):
     """Tracing is configured and unavailable; the message is one plain sentence."""
 
 
-def untraced(scope: Scope) -> bool:
-    """Return True for requests that machines send every few seconds: they are not traced."""
-    return str(scope["path"]).startswith(_UNTRACED)
-
-
 def from_settings(settings: Settings) -> Tracing | None:
-    """Return tracing by the settings, else by the surrounding program's provider, else None.
-
-    Raises TracingError if an endpoint is named and the packages for it are missing.
-    """
-    if settings.trace_endpoint:
-        ratio = _ratio()
-        return Tracing(_exporting(settings.trace_endpoint, ratio), ratio=ratio, owned=True)
-    try:
-        from opentelemetry import trace
-    except ImportError:
+    """Return tracing by the settings; None if they name no endpoint. Raises TracingError."""
+    if not settings.trace_endpoint:
         return None
-    provider = trace.get_tracer_provider()
-    inert = isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider)
-    return None if inert else Tracing(provider)
+    ratio = _ratio()
+    return Tracing(_exporting(settings.trace_endpoint), ratio)
 
 
 def _ratio() -> float:
@@ -86,109 +64,82 @@ def _ratio() -> float:
     raise TracingError(f"OTEL_TRACES_SAMPLER_ARG must be a share from 0 to 1, not {text!r}")
 
 
-def _exporting(endpoint: str, ratio: float) -> TracerProvider:
+def _exporting(endpoint: str) -> TracerProvider:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ALWAYS_ON
     except ImportError:
         raise TracingError(f"traces need OpenTelemetry: {how_to_install('traces')}") from None
     ours = Resource({"service.name": "anychip", "service.version": version()})
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last and win.
     resource = Resource.create().merge(ours).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(sampler=sampler(ratio), resource=resource, shutdown_on_exit=False)
+    provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=_EXPORT_TIMEOUT_S)))
     return provider
-
-
-def sampler(ratio: float) -> Sampler:
-    """Return a sampler that records requests recorded by the parent or chosen by `Tracing`, and a share of others."""
-    from opentelemetry.context import get_value
-    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, SamplingResult, TraceIdRatioBased
-
-    class Chosen(TraceIdRatioBased):
-        def should_sample(self, parent_context: Context | None, *rest: Any, **more: Any) -> SamplingResult:
-            if get_value(_CHOSEN, parent_context):
-                return ALWAYS_ON.should_sample(parent_context, *rest, **more)
-            return super().should_sample(parent_context, *rest, **more)
-
-    return ParentBased(Chosen(ratio))
 
 
 class Tracing:
     """Spans through a tracer provider of OpenTelemetry's API."""
 
-    def __init__(self, provider: TracerProvider, *, ratio: float | None = None, owned: bool = False) -> None:
-        """Trace through `provider`. `ratio`: the share of requests to record, if `sampler` is the provider's. It is
-        drawn here, before anything is made, as even a dropped span costs more than all metrics; None: the provider
-        alone decides. `owned`: the provider is used here alone, and `close` ends it.
+    def __init__(self, provider: TracerProvider, ratio: float) -> None:
+        """Trace through `provider`, which records every span that is made. `ratio`: the share of requests to trace. It
+        is drawn here, before anything is made, as even a dropped span costs more than all metrics.
         """
         from opentelemetry import context, trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self.provider = provider
         self.ratio = ratio
-        self._owned = owned
-        self._chosen = context.set_value(_CHOSEN, True, context.Context())
+        self._provider = provider
+        self._nothing = context.Context()
         self.trace = trace
         self.tracer: Tracer = provider.get_tracer("anychip", version())
         self._propagator = TraceContextTextMapPropagator()
 
     def request(self, scope: Scope, started_s: float) -> RequestTrace | None:
         """Return the trace of an HTTP request begun at `started_s` (`time.monotonic()`), None if it is not kept."""
-        if scope.get("fastapi.telemetry") is not None or self.trace.get_current_span().is_recording():
-            span, owned = self.trace.get_current_span(), False
-        elif untraced(scope):
+        if str(scope["path"]).startswith(_UNTRACED):
             return None
-        else:
-            carrier = {name: value for name, value in scope["headers"] if name in (b"traceparent", b"tracestate")}
-            if not self._wanted(carrier.get(b"traceparent", b"")):
-                return None
-            text = {name.decode(): value.decode("latin-1") for name, value in carrier.items()}
-            span = self.tracer.start_span(
-                str(scope["method"]),
-                self._propagator.extract(text, self._chosen),
-                kind=self.trace.SpanKind.SERVER,
-                attributes=_known(scope),
-                start_time=_epoch_ns(started_s),
-            )
-            owned = True
-        return RequestTrace(self, span, owned=owned) if span.is_recording() else None
+        carrier = {name: value for name, value in scope["headers"] if name in (b"traceparent", b"tracestate")}
+        if not self._wanted(carrier.get(b"traceparent", b"")):
+            return None
+        text = {name.decode(): value.decode("latin-1") for name, value in carrier.items()}
+        span = self.tracer.start_span(
+            str(scope["method"]),
+            self._propagator.extract(text, self._nothing),
+            kind=self.trace.SpanKind.SERVER,
+            attributes=_known(scope),
+            start_time=_epoch_ns(started_s),
+        )
+        return RequestTrace(self, span) if span.is_recording() else None
 
     def batch(
         self, traces: Iterable[RequestTrace], dispatched_s: float, done_s: float, attributes: Mapping[str, Any]
-    ) -> SpanContext | None:
-        """Record the span of a finished batch, linked to its requests; return the context to which their `infer` links.
-
-        None if a provider that is not ours drops it.
-        """
+    ) -> SpanContext:
+        """Record the span of a finished batch, linked to its requests; return the context to which `infer` links."""
         links = [self.trace.Link(trace.context) for trace in traces]
         span = self.tracer.start_span(
-            "batch", self._chosen, links=links, attributes=attributes, start_time=_epoch_ns(dispatched_s)
+            "batch", self._nothing, links=links, attributes=attributes, start_time=_epoch_ns(dispatched_s)
         )
         span.end(_epoch_ns(done_s))
-        context = span.get_span_context()
-        return context if context.trace_flags.sampled else None
+        return span.get_span_context()
 
     def _wanted(self, traceparent: bytes) -> bool:
-        if self.ratio is None:
-            return True
         found = TRACEPARENT.fullmatch(traceparent)
         return bool(int(found[2], 16) & 1) if found else random.random() < self.ratio
 
     def close(self) -> None:
-        """Send the remaining spans. May block for seconds if the endpoint does not take them; idempotent."""
-        if self._owned:
-            self._owned = False
-            self.provider.shutdown()  # type: ignore[attr-defined]
+        """Send the remaining spans. May block for seconds if the endpoint does not take them."""
+        self._provider.shutdown()
 
 
 class RequestTrace:
     """Trace of one recorded request."""
 
-    def __init__(self, tracing: Tracing, span: Span, *, owned: bool) -> None:
-        self._tracing, self._span, self._owned = tracing, span, owned
+    def __init__(self, tracing: Tracing, span: Span) -> None:
+        self._tracing, self._span = tracing, span
         self.context = span.get_span_context()
         self.trace_id = f"{self.context.trace_id:032x}"
 
@@ -211,17 +162,11 @@ class RequestTrace:
             )
             span.end(_epoch_ns(stage_end_s))
 
-    def describe(self, attributes: Mapping[str, str]) -> None:
-        """Add attributes of the request, at the latest when its answer begins: FastAPI's span ends with the answer."""
-        self._span.set_attributes(attributes)
-
     def end(self, name: str, status: int, code: str, attributes: Mapping[str, str]) -> None:
         """End the span of a request, named by method and route, with its HTTP status, 0 if its client had left.
 
         `code`: "OK" or an error's.
         """
-        if not self._owned:
-            return
         self._span.set_attributes(attributes)
         self._span.update_name(name)
         if status:

@@ -1,15 +1,11 @@
-"""Statistics for Triton's tools: requests, images and batches of a model, and the seconds of each stage.
-
-Owns: the counters and their JSON form (Triton's statistics extension). Must not decide anything. The service's own
-metrics are in app.observability.metrics, their names for Triton's dashboards in anychip_compat.triton_metrics.
-"""
+"""Statistics for Triton's tools: requests, images and batches of a model, and the seconds of each stage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from app.core import Count, Seconds
 
@@ -20,30 +16,11 @@ _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
 """Stages by our names, with Triton's."""
 
-FailureReason: TypeAlias = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
-FAILURE_REASONS = get_args(FailureReason)
-"""Reasons of a failed request in Triton (docs/user_guide/metrics.md, "Failure Count")."""
-
-_REASONS: dict[str, FailureReason] = {
-    "QUEUE_FULL": "REJECTED",
-    "DEADLINE_UNREACHABLE": "REJECTED",
-    "DEADLINE_EXCEEDED": "REJECTED",
-    "DRAINING": "REJECTED",
-    "NOT_READY": "REJECTED",
-    "CANCELLED": "CANCELED",
-    "INFERENCE_FAILED": "BACKEND",
-}
-
 
 def of_version(name: str) -> tuple[str, str]:
     """Return a model's name for clients, and its version."""
     shown, _, version = name.partition("@")
     return shown, version or FIRST_VERSION
-
-
-def failure_reason(code: str) -> FailureReason:
-    """Return Triton's reason for a request that ended with one of our codes other than "OK"."""
-    return _REASONS.get(code, "OTHER")
 
 
 @dataclass(slots=True)
@@ -69,7 +46,7 @@ class ModelStatistics:
 
     last_ms: Count = 0
     success: Duration = field(default_factory=Duration)
-    failure: dict[FailureReason, Duration] = field(default_factory=dict)
+    failure: Duration = field(default_factory=Duration)
     images: Count = 0
     stages: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))  # Of successful requests.
     batches: dict[int, Duration] = field(default_factory=dict)  # By images in the batch; seconds on the device.
@@ -82,7 +59,7 @@ class ModelStatistics:
                 self.stages[stage] += stages.get(stage, 0.0)
             self.last_ms = int(time.time() * 1e3)
         else:
-            self.failure.setdefault(failure_reason(code), Duration()).add(seconds)
+            self.failure.add(seconds)
 
     def batch(self, images: int, seconds: float) -> None:
         """Count a computed batch."""
@@ -98,24 +75,14 @@ class ModelStatistics:
         """Add the counts of another process for the same model."""
         self.last_ms = max(self.last_ms, more.last_ms)
         self.images += more.images
-        pairs = [(self.success, more.success)]
-        pairs += [(self.failure.setdefault(reason, Duration()), each) for reason, each in more.failure.items()]
-        for own, other in pairs:
+        for own, other in ((self.success, more.success), (self.failure, more.failure)):
             own.count += other.count
             own.seconds += other.seconds
         for stage in STAGES:
             self.stages[stage] += more.stages[stage]
 
-    @property
-    def executions(self) -> int:
-        """Return the number of batches computed."""
-        return sum(duration.count for duration in self.batches.values())
-
     def as_json(self, name: str) -> dict[str, Any]:
         """Return one entry of "model_stats"."""
-        failed = Duration(
-            sum(each.count for each in self.failure.values()), sum(each.seconds for each in self.failure.values())
-        )
         nothing = Duration().as_json()
         shown, version = of_version(name)
         good = self.success.count  # Every stage of a request counts once, however many images it has (infer_stats.cc).
@@ -124,10 +91,10 @@ class ModelStatistics:
             "version": version,
             "last_inference": self.last_ms,
             "inference_count": self.images,
-            "execution_count": self.executions,
+            "execution_count": sum(duration.count for duration in self.batches.values()),
             "inference_stats": {
                 "success": self.success.as_json(),
-                "fail": failed.as_json(),
+                "fail": self.failure.as_json(),
                 **{theirs: Duration(good, self.stages[ours]).as_json() for ours, theirs in STAGES.items()},
                 "cache_hit": nothing,
                 "cache_miss": nothing,

@@ -1,7 +1,5 @@
 """Watchdog of the event loop: stalls measured in the loop, and reported from a thread outside it.
 
-Owns: the longest stall, and the log line with the stack of the blocking call. Must not end or change anything.
-
 A stall is time in which the loop could have run and did not: a call that blocks, or one that computes for long. Time in
 which the whole process was stopped (SIGSTOP, a container's pause), or waited for a processor, is none.
 """
@@ -48,7 +46,7 @@ class LoopWatchdog:
         self._schedstat: int | None = None
         with contextlib.suppress(OSError):  # Not every kernel counts what a thread waits for a processor.
             self._schedstat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
-        self._arm()
+        self._arm(self._waited())
         self._woken_s = clock.monotonic()
         self._thread.start()
 
@@ -58,7 +56,7 @@ class LoopWatchdog:
         self._on_longest(0.0)
         if self._timer is not None:
             self._timer.cancel()
-            self._arm()
+            self._arm(self._waited())
 
     def close(self) -> None:
         """End. Idempotent."""
@@ -70,21 +68,21 @@ class LoopWatchdog:
             if self._schedstat is not None:
                 os.close(self._schedstat)
 
-    def _arm(self) -> None:
-        self._waited_s, self._busy_s, self._wakes_before = self._waited(), time.process_time(), self._wakes
+    def _arm(self, waited_s: float) -> None:
+        self._waited_s, self._busy_s, self._wakes_before = waited_s, time.process_time(), self._wakes
         self._armed_s = clock.monotonic()
         self._timer = self._loop.call_later(_TICK_S, self._tick)
 
     def _tick(self) -> None:
-        late_s = clock.monotonic() - self._armed_s - _TICK_S
-        stall_s = late_s - (self._waited() - self._waited_s)
+        late_s, waited_s = clock.monotonic() - self._armed_s - _TICK_S, self._waited()
+        stall_s = late_s - (waited_s - self._waited_s)
         if stall_s > self.longest_s and not self._was_stopped(late_s):
             self.longest_s = stall_s
             self._on_longest(stall_s)
         if self._reported:
             self._reported = False
             log.warning("the event loop goes on after %.1f s", late_s)
-        self._arm()
+        self._arm(waited_s)
 
     def _was_stopped(self, late_s: float) -> bool:
         """Return True if the whole process stood still: no other thread woke up, no processor was used."""

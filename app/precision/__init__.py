@@ -1,4 +1,1 @@
-"""Precision gate and its images: an executable may serve only after its answers agree with float32.
-
-Must not know requests or processes.
-"""
+"""Precision gate and its images, for an executable before it serves. Must not know requests or processes."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from app.processes.packing import packed, unpacked
 from models import Model, PixelModel, TensorModel
-from models.contract.digest import digest_of_sources
+from models.contract.files import digest_of_sources
+from models.contract.measures import Limits
 from models.contract.model import Array
 
 
@@ -55,6 +56,11 @@ class Described(Model):
 @dataclass(frozen=True)
 class DescribedImages(Described, PixelModel):
     """Model of images as data."""
+
+    @property
+    def limits(self) -> Limits:
+        limits: Limits = self.original.limits
+        return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,5 +115,4 @@ def weights_key(model: Model) -> str:
 
 @cache
 def _source(task: type) -> str:
-    """Return the source of a task, which may compute something on the device."""
     return Path(inspect.getfile(task)).read_text(encoding="utf-8")

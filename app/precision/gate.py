@@ -3,25 +3,32 @@
     probes ─► the network in float32, eager, on the CPU ─► reference ┐
     probes ─► executable, at every batch size ─► outputs ────────────┴─► measures ─► within the limits, or refused
     int8: images it was not calibrated on ─► loss of accuracy against float32 ─► within the limit, or refused
+    network, probes, device, versions, engine, precision, batch sizes ─► an entry of EngineCache ─► Verdict
 
 Owns: running the reference and the executable, keeping the reference's outputs and the verdicts from start to start,
 and the limit of int8's loss. A model's `errors` compares. Must not know engines or devices: it sees an executable's
 outputs. It knows only that `eager` in float32 is the last engine.
 
-What was refused, or could not be converted, is not made ready again for the same network, device and software
-(`refused`). What was accepted is compared again, with one batch of a size in place of all probes.
+A kept verdict decides about speed alone (docs/precision.md): of a refused engine that nobody else can replace, and of
+one that was accepted, the gate looks at the answers again. So whoever can write to the cache, as a confined worker can
+to its own, makes no wrong answer right.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
+import os
+import shutil
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -30,9 +37,74 @@ import torch
 
 from app.precision.described import weights_key
 from app.precision.probes import Calibration
-from app.precision.verdicts import Verdict, Verdicts, today
 from backends import CompileOptions, EngineCache, EngineRefusal, Executable, LoadReport, WrongAnswersError
 from models import Model, PixelModel, TensorModel
+from models.contract.files import digest_of_sources
+
+_FILE = "verdict.msgpack"
+_OWN_CODE = ("app.precision", "backends", "models")
+_Text = Annotated[str, msgspec.Meta(max_length=4000)]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Verdict on an engine in one precision. `reason`: of a refusal, else ""; `wrong`: its answers were, else it could
+    not convert the network. `measures`: the largest errors of one that was accepted; `excuse`: what is over a limit
+    although it serves; `date`: of the comparison; `seconds`: the shortest of a batch, by size.
+    """
+
+    date: Annotated[str, msgspec.Meta(max_length=10)]
+    reason: _Text = ""
+    wrong: bool = True
+    measures: Annotated[dict[_Text, float], msgspec.Meta(max_length=64)] = {}
+    excuse: _Text = ""
+    seconds: Annotated[dict[int, float], msgspec.Meta(max_length=64)] = {}
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Verdicts on one network, on one kind of device. `of`: what they depend on beside the code and its libraries."""
+
+    cache: EngineCache
+    of: Mapping[str, object]
+
+    def get(self, engine: str, precision: str, sizes: Sequence[int]) -> Verdict | None:
+        """Return a verdict; None if there is none that can be read."""
+        entry = self.cache.get(**self._parts(engine, precision, sizes))
+        if entry is not None:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                return msgspec.msgpack.decode((entry / _FILE).read_bytes(), type=Verdict)
+        return None
+
+    def put(self, engine: str, precision: str, sizes: Sequence[int], verdict: Verdict) -> None:
+        """Keep a verdict, in place of an earlier one."""
+        parts = self._parts(engine, precision, sizes)
+        if (entry := self.cache.get(**parts)) is not None:
+            shutil.rmtree(entry, ignore_errors=True)
+        self.cache.put(lambda folder: (folder / _FILE).write_bytes(msgspec.msgpack.encode(verdict)), **parts)
+
+    def _parts(self, engine: str, precision: str, sizes: Sequence[int]) -> dict[str, object]:
+        asked = {"verdict on": engine, "precision": precision, "sizes": tuple(sizes)}
+        return {**asked, **self.of, "computed by": what_computes()}
+
+
+def today() -> str:
+    """Return the date of a verdict made now."""
+    return time.strftime("%Y-%m-%d")
+
+
+@cache
+def what_computes() -> str:
+    """Hash our own code, and the name and version of every installed package: any of them may compute otherwise.
+
+    A process that is to be confined asks before: afterwards it may not see all of them.
+    """
+    found = {sys.version}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            found.update(each for each in os.listdir(folder or ".") if each.endswith((".dist-info", ".egg-info")))
+    text = repr([sorted(found), [digest_of_sources(package) for package in _OWN_CODE]])
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 log = logging.getLogger(__name__)
 
@@ -79,45 +151,47 @@ class Gate:
 
         Raises WrongAnswersError if an error is over its limit, and BackendError of the executable itself.
         """
-        found = self._kept_verdict(executable, report)
-        if found.excuse:
+        measures, excuse = self._found(executable, report)
+        if excuse:
             log.warning(
                 "%s is served by %s in float32 though %s. Candidates that are nearly equal may have changed places: "
                 "compare its answers on your own images. All errors: %s",
                 *(
                     self._model.weights,
                     report.engine,
-                    found.excuse,
-                    {name: float(f"{error:.3g}") for name, error in found.measures.items()},
+                    excuse,
+                    {name: float(f"{error:.3g}") for name, error in measures.items()},
                 ),
             )
-        return found.measures
+        return measures
 
-    def _kept_verdict(self, executable: Executable, report: LoadReport) -> Verdict:
-        """Compare as much as an earlier verdict leaves to do, and keep the verdict. Raises the errors of `check`."""
+    def _found(self, executable: Executable, report: LoadReport) -> tuple[dict[str, float], str]:
+        """Compare as much as an earlier verdict leaves to do, and keep the verdict. Return and raise as `_compared`."""
         verdicts, asked = self._verdicts, (report.engine, report.precision, executable.batch_sizes)
         if verdicts is None:
-            return self._verdict(executable, report, None)
+            return self._compared(executable, report, None)
         # A finished file is compared with itself, of which one batch says nothing.
         before = verdicts.get(*asked) if self._model.has_reference else None
         before = None if before is None or before.reason else before
         try:
-            found = self._verdict(executable, report, before)
+            measures, excuse = self._compared(executable, report, before)
         except WrongAnswersError as error:
             verdicts.put(*asked, Verdict(today(), str(error)))
             raise
         if before is None:
-            verdicts.put(*asked, found)
-            return found
+            verdicts.put(*asked, Verdict(today(), measures=measures, excuse=excuse, seconds=dict(executable.fastest_s)))
+            return measures, excuse
         log.info(
             "%s: what %s answers in %s was compared on %s, and is now compared with one batch of a size",
             *(self._model.name, report.engine, report.precision, before.date),
         )
-        measures = {name: max(error, before.measures.get(name, 0.0)) for name, error in found.measures.items()}
-        return msgspec.structs.replace(before, measures=measures, excuse=found.excuse or before.excuse)
+        measures = {name: max(error, before.measures.get(name, 0.0)) for name, error in measures.items()}
+        return measures, excuse or before.excuse
 
-    def _verdict(self, executable: Executable, report: LoadReport, before: Verdict | None) -> Verdict:
-        """Compare all sizes, and what int8 loses.
+    def _compared(
+        self, executable: Executable, report: LoadReport, before: Verdict | None
+    ) -> tuple[dict[str, float], str]:
+        """Compare all sizes, and what int8 loses. Return the largest errors, and what is over a limit though it serves.
 
         `before`: an earlier verdict, with which one batch of a size is compared, not all probes. Sizes between the
         smallest and the largest are left out if they take long; their times follow from those of these two.
@@ -125,7 +199,7 @@ class Gate:
         """
         limits = self._model.limits.get(report.precision)
         if limits is None:
-            raise WrongAnswersError(f"what {report.precision} does to a task of its own kind cannot be judged")
+            raise WrongAnswersError(f"{self._model.name} is not served in {report.precision}")
         worst, excuse = dict.fromkeys(limits, 0.0), ""
         alone: tuple[Array, ...] = ()
         left_out = [] if before is None else _slow_between(before.seconds, executable.batch_sizes)
@@ -154,7 +228,7 @@ class Gate:
             executable.fastest_s.update({size: pace * before.seconds[size] for size in left_out})
         if report.precision == "int8" and self._calibration is not None:
             worst.update(self._checked_loss(executable, report, self._calibration))
-        return Verdict(today(), measures=worst, excuse=excuse, seconds=dict(executable.fastest_s))
+        return worst, excuse
 
     def _is_last(self, executable: Executable, report: LoadReport, measured: Mapping[str, float]) -> bool:
         """Return True if no other engine can serve a user's own file: `eager` in float32, as the reference, or OpenVINO
@@ -204,7 +278,7 @@ class Gate:
     def _accuracies(self, executable: Executable, calibration: Calibration) -> Array:
         """Return the accuracy in float32 and of the executable, float64 [2]; [0] without held-out images.
 
-        Without labels, float32's predictions are the reference.
+        Float32's predictions are the reference.
         """
         held_out, model = calibration.held_out(), self._model
         if held_out is None:
@@ -223,12 +297,11 @@ class Gate:
 
         expected = answers(self._reference(held_out.pixels))
         given = answers(outputs_of(executable.run, held_out.pixels, executable.batch_sizes[-1]))
-        truth: Sequence[Any] = held_out.truth or [accuracy.truth(each) for each in expected]
+        truth = [accuracy.truth(each) for each in expected]
         accuracies: Array = np.nan_to_num(np.array([accuracy.of(truth, each) for each in (expected, given)]))
         return accuracies
 
     def _reference(self, items: Pixels) -> tuple[Array, ...]:
-        """Return the network's outputs in float32, eager, on the CPU."""
         network = self._network = self._network or self._model.network()
 
         def run(items: Pixels) -> tuple[Array, ...]:
@@ -258,14 +331,12 @@ class Gate:
 
 
 def _slow_between(seconds: Mapping[int, float], sizes: Sequence[int]) -> list[int]:
-    """Return the sizes between the smallest and the largest that take long; none if a time is unknown."""
     if any(not 0 < seconds.get(size, 0.0) < math.inf for size in sizes):
         return []
     return [size for size in sizes[1:-1] if seconds[size] >= _SLOW_S]
 
 
 def _refuse_over(limits: Mapping[str, float], measured: Mapping[str, float], what: str, where: str = "") -> None:
-    """Raise WrongAnswersError if an error is over its limit."""
     for name, limit in limits.items():
         if not measured[name] <= limit:
             raise WrongAnswersError(
@@ -274,18 +345,14 @@ def _refuse_over(limits: Mapping[str, float], measured: Mapping[str, float], wha
 
 
 def _coarsest(model: Model) -> Mapping[str, float]:
-    """Return the limits of the coarsest precision that the model is served in."""
     return next(model.limits[name] for name in ("int8", "bf16", "fp16", "fp32") if name in model.limits)
 
 
 def errors_of_decoding(model: PixelModel, executable: Executable, host: Pixels, device: Pixels) -> Mapping[str, float]:
     """Return the largest errors of answers to pixels that the device decoded, against those to the host's pixels.
 
-    Two decoders of JPEG differ by grey levels, so the limits of a float32 network do not apply. The limits are those of
-    int8, the coarsest that is served. On the sample networks and images libjpeg's own quick upsampling, which is about
-    what nvJPEG does, takes a tenth of the limit of a classifier's logits and half of the limit of a detector's scores;
-    exchanged colours exceed them. Raises WrongAnswersError if one is over its limit, and BackendError of the executable
-    itself.
+    Two decoders of JPEG differ by grey levels, so the limits are those of int8, the coarsest that is served; exchanged
+    colours exceed them. Raises WrongAnswersError if one is over its limit, and BackendError of the executable itself.
     """
     size = executable.batch_sizes[-1]
     expected, given = (outputs_of(executable.run, pixels, size) for pixels in (host, device))

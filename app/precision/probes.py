@@ -1,22 +1,23 @@
 """Images on which a model is tried before it serves: probes for the gate, calibration and held-out images for int8.
 
-Owns: the sources of these images. They take the same way to the network as those of requests. Must not know engines.
+Owns: the sources of these images, which are placed as those of requests are. Must not know engines.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from app.images.header import ImageError, read_header
 from models import Model, NormalisedModel, PixelModel, Placement, TensorModel
-from models.tasks.accuracy import Boxes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,8 @@ _CALIBRATION = 128
 """Images for int8: more made no difference on the sample weights (docs/precision.md)."""
 _HELD_OUT = 256
 """Images to measure int8's accuracy on: one of them is 0.4 points of top-1."""
-_SEEDS = {"calibration": 2029, "held out": 2039}  # Seeds of the sample generator that training does not use.
+_LEAST = 8
+"""Images from which on some are held out: of one alone every error is all or nothing."""
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
@@ -45,10 +47,10 @@ def probes(model: Model) -> Pixels:
     if isinstance(model, TensorModel):
         return model.probes()
     assert isinstance(model, PixelModel)
-    if own := model.adapter.probes():
-        return np.stack([placed(model, _tensor(image))[0] for image in own])
-    pixels = decoded_by_host(model)
-    return np.concatenate([pixels, pixels[:2, :, ::-1]])
+    own = model.adapter.probes()
+    images = own or [np.array(Image.open(io.BytesIO(file))) for file in probe_files()]
+    pixels = np.stack([placed(model, _tensor(image))[0] for image in images])
+    return pixels if own else np.concatenate([pixels, pixels[:2, :, ::-1]])
 
 
 def probe_files() -> list[bytes]:
@@ -70,83 +72,64 @@ def calibration(model: Model, folder: str) -> Calibration | None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Images that int8 was not calibrated on. `truth`: the class or Boxes of each; empty if there are no labels."""
+    """Images that int8 was not calibrated on."""
 
     pixels: Pixels  # uint8 [n, *model.input_shape]
     placements: tuple[Placement, ...]
-    truth: tuple[Any, ...] = ()
 
 
 class Calibration:
     """Images that resemble those of requests, decoded on demand. Picklable: the worker decodes them, not the server."""
 
     def __init__(self, model: PixelModel, folder: str) -> None:
-        """Choose the images of `folder`. If it is empty, images are generated; only sample weights allow that.
-
-        Raises CalibrationError.
-        """
+        """Choose the images of `folder`. Raises CalibrationError if there are none."""
         self._model = model
-        files = images_in(Path(folder)) if folder else []
-        if folder and not files:
-            raise CalibrationError(f"There is no image in {folder} to calibrate on.")
-        if not folder and model.weights != "sample":
+        if not folder:
             raise CalibrationError(
                 f"int8 needs images like those {model.name} will see: name a folder of them, --calibrate DIR."
             )
+        files = images_in(Path(folder))
+        if not files:
+            raise CalibrationError(f"There is no image in {folder} to calibrate on.")
         # Folders are often sorted by class, so both sets are spread over the whole folder.
         chosen = spread(files, _CALIBRATION + _HELD_OUT)
         enough = len(chosen) >= 2 * _CALIBRATION
-        held_out = [row % 3 != 0 if enough else row % 4 == 3 for row in range(len(chosen))]
+        held_out = [row % 3 != 0 if enough else row % 4 == 3 and len(chosen) >= _LEAST for row in range(len(chosen))]
         self._files = spread([path for path, held in zip(chosen, held_out, strict=True) if not held], _CALIBRATION)
         self._held_out = [path for path, held in zip(chosen, held_out, strict=True) if held]
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all files that are read; none if images are generated."""
+        """Return all files that are read."""
         return (*self._files, *self._held_out)
 
     @property
     def key(self) -> str:
         """Return a cache key: a hash of the files' names, sizes and times, without reading them."""
         facts = [(str(path), status.st_size, status.st_mtime_ns) for path in self._files for status in [path.stat()]]
-        return hashlib.sha256(repr(facts or (_SEEDS, _CALIBRATION)).encode()).hexdigest()[:16]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def __call__(self) -> Pixels:
         """Return uint8 [n, *model.input_shape], n at most 128. Raises CalibrationError, OSError."""
-        drawn = self._read(self._files) if self._files else self._drawn("calibration", _CALIBRATION)
-        pixels = [out for out, _, _ in drawn]
+        pixels = [out for out, _ in self._read(self._files)]
         if not pixels:
             raise CalibrationError("None of the images to calibrate on can be read.")
         return np.stack(pixels)
 
     def held_out(self) -> HeldOut | None:
         """Return other images, at most 256; None if the folder has too few to spare any. Raises OSError."""
-        drawn = list(self._read(self._held_out) if self._files else self._drawn("held out", _HELD_OUT))
-        if not drawn:
+        found = list(self._read(self._held_out))
+        if not found:
             return None
-        pixels, placements, truth = zip(*drawn, strict=True)
-        return HeldOut(np.stack(pixels), placements, () if self._files else truth)
+        pixels, placements = zip(*found, strict=True)
+        return HeldOut(np.stack(pixels), placements)
 
-    def _read(self, files: Sequence[Path]) -> Iterator[tuple[Pixels, Placement, None]]:
+    def _read(self, files: Sequence[Path]) -> Iterator[tuple[Pixels, Placement]]:
         for path in files:
             try:
-                yield *seen(self._model, path.read_bytes()), None
+                yield seen(self._model, path.read_bytes())
             except ImageError:  # One broken file among many is skipped.
                 continue
-
-    def _drawn(self, purpose: str, count: int) -> Iterator[tuple[Pixels, Placement, Any]]:
-        from models.sample.generator import classification_image, detection_image
-
-        for index in range(count):
-            size = ((500, 375), (640, 480), (375, 500))[index % 3]
-            rgb: Pixels
-            truth: Any
-            if self._model.finds == "classes":
-                rgb, truth = classification_image(_SEEDS[purpose], index, size)
-            else:
-                rgb, boxes, classes = detection_image(_SEEDS[purpose], index, size)
-                truth = Boxes(boxes, classes, np.ones(len(classes), dtype=np.float32))
-            yield *placed(self._model, _tensor(rgb)), truth
 
 
 def images_in(folder: Path) -> list[Path]:

@@ -1,7 +1,5 @@
 """Circuit breaker of a place whose children die: the next start is at once, after a pause, or the place is broken.
 
-Owns: the counts of deaths, in a row and in a window of time. Must not know children, nor a clock: it is told the time.
-
 A death lengthens the pause before the next start if the child had answered nothing, or if it is the fourth or a later
 one within a minute. Five deaths of the first kind in a row, or ten deaths within a minute, break the place: it is
 tried once a minute, until a child has served for a minute.

@@ -1,16 +1,16 @@
 """One end of a socket pair between the server and a child: whole packets, and neither end ever waits for the other.
 
-Owns: framing (four bytes of length, then a packet: a MessagePack list of messages), bytes that wait to be written, and
-descriptors that travel with a packet. Must not know what a message says.
-
-Nothing here blocks. Bytes that the socket does not take at once wait here, up to a limit; an incomplete message waits
-for its rest. A frozen or broken other end therefore costs memory up to the limit, and never time.
+A packet is four bytes of length and a MessagePack list of messages; descriptors travel with it. Nothing here blocks:
+what the socket does not take at once waits, up to a limit. Talk is an end on an event loop.
 """
 
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
+import logging
+import math
 import os
 import select
 import socket
@@ -21,12 +21,21 @@ from typing import Any
 
 import msgspec
 
+from app import clock
+from app.pace import Pace
+
+log = logging.getLogger("anychip.talk")
+
 MAX_MESSAGE_BYTES = 4 << 20
 """Longest message; both ends refuse longer ones: large data travels in shared memory."""
 MAX_WAITING_BYTES = 8 << 20
 """Most bytes that may wait until the other end reads, the cost of keeping them included."""
 _KEEPING_BYTES = 256
 """Cost of a waiting message beside its bytes: many small ones shall cost no more than few large ones."""
+_PACKET_BYTES = 1 << 20
+"""Size of a turn's messages from which they are sent at once."""
+_LEAST_BYTES = 256
+"""Least size that a message counts as: to handle it costs as much."""
 _HEADER = struct.Struct("<I")
 _CHUNK_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
@@ -48,22 +57,17 @@ class DescriptorLostError(ChannelError):
 _LOST = -1
 
 
-def to_packet(messages: Sequence[Any]) -> bytes:
-    """Encode messages for `reader` at the other end."""
-    return _encode(messages)
-
-
 def reader(kind: Any) -> Callable[[bytes], list[Any]]:
     """Return a function that decodes packets of messages of this type. It raises ValueError for any others."""
     return msgspec.msgpack.Decoder(list[kind]).decode
 
 
 def _number(value: Any) -> Any:
-    """Convert a number of NumPy's to Python's."""
     return value.item()
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_number).encode
+to_packet: Callable[[Sequence[Any]], bytes] = msgspec.msgpack.Encoder(enc_hook=_number).encode
+"""Function that encodes messages for `reader` at the other end."""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -95,7 +99,7 @@ class Channel:
         """
         frame = memoryview(_HEADER.pack(len(message)) + message)
         if len(message) > MAX_MESSAGE_BYTES or self._waiting_bytes + len(frame) + _KEEPING_BYTES > MAX_WAITING_BYTES:
-            _close_all(descriptors)
+            close_all(descriptors)
             if len(message) > MAX_MESSAGE_BYTES:
                 raise ChannelError(f"a message is too long: {len(message)} bytes")
             raise NotReadError(f"the other end does not read: {self._waiting_bytes} bytes wait")
@@ -121,7 +125,7 @@ class Channel:
                 sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             except BlockingIOError:
                 return
-            _close_all(descriptors)
+            close_all(descriptors)
             descriptors.clear()
             self._waiting_bytes -= sent
             if sent == len(frame):
@@ -193,16 +197,131 @@ class Channel:
 
     def close(self) -> None:
         """Close the socket and the descriptors that were not taken. Idempotent."""
-        _close_all(self._descriptors)
+        close_all(self._descriptors)
         self._descriptors.clear()
         for _, descriptors in self.waiting:
-            _close_all(descriptors)
+            close_all(descriptors)
         self.waiting.clear()
         self._waiting_bytes = 0
         self._socket.close()
 
 
-def _close_all(descriptors: Sequence[int] | deque[int]) -> None:
+class Talk:
+    """One end of a channel, inside a running event loop. `ended`: a future with the reason of the end; `error`: the
+    breach of the rules that ended it, None if one of the two ends has just ended.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        heard: Any,
+        handle: Callable[[Any], None],
+        early: Sequence[bytes] = (),
+        *,
+        name: str = "",
+        most_bytes_per_s: float = math.inf,
+        asked: tuple[type, ...] = (),
+    ) -> None:
+        """Begin to read. `heard`: type of the other end's messages; `handle` gets each, and its errors end the talk.
+
+        `early`: packets that have come already; `name`: of the other end, for the log. `most_bytes_per_s`: limit of
+        what it may say, except for answers to what it was `asked`; twice that at once.
+        """
+        self._name, self._asked = name, asked
+        self._most = most_bytes_per_s
+        self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
+        self._channel = channel
+        self._handle = handle
+        self._decode = reader(heard)
+        self._out: list[Any] = []
+        self._out_bytes = 0
+        self._writing = False
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.error: Exception | None = None
+        self._loop.add_reader(self._channel.fileno(), self._readable)
+        if early:
+            self._loop.call_soon(self._readable, early)
+
+    def say(self, message: Any, size: int = 0, descriptor: int = -1) -> None:
+        """Send a message at the end of this turn, of about so many bytes; with a descriptor, which is closed, now."""
+        if not self._out:
+            self._loop.call_soon(self.flush)
+        self._out.append(message)
+        self._out_bytes += size
+        if descriptor >= 0 or self._out_bytes > _PACKET_BYTES:
+            self.flush(descriptor)
+
+    def flush(self, *descriptors: int) -> None:
+        """Send what was said."""
+        out, self._out, self._out_bytes = self._out, [], 0
+        descriptors = tuple(each for each in descriptors if each >= 0)
+        if self.ended.done():
+            for each in descriptors:
+                os.close(each)
+        elif out:
+            try:
+                with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
+                    self._channel.send(to_packet(out), descriptors)
+            except ChannelError as error:
+                self.end(str(error), error)
+            else:
+                if self._channel.waiting or self._writing:
+                    self._wait_for_room()
+
+    def take_descriptor(self) -> int:
+        """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
+        return self._channel.take_descriptor()
+
+    def end(self, reason: str, error: Exception | None = None) -> None:
+        """End the talk: nothing is heard or said any more. Idempotent."""
+        if not self.ended.done():
+            self.error = error
+            self.ended.set_result(reason)
+            self._loop.remove_reader(self._channel.fileno())
+            if self._writing:
+                self._loop.remove_writer(self._channel.fileno())
+            self._channel.close()
+
+    def _readable(self, early: Sequence[bytes] = ()) -> None:
+        try:
+            for packet in early or self._channel.receive():
+                messages = self._decode(packet)
+                if self._pace is not None:
+                    unasked = [each for each in messages if not isinstance(each, self._asked)]
+                    if unasked or not messages:
+                        self._count(max(len(packet), _LEAST_BYTES * len(messages)))
+                for message in messages:
+                    if self.ended.done():
+                        return
+                    self._handle(message)
+        except (EOFError, ConnectionError):
+            self.end("it ended")
+        except Exception as error:  # Nothing that the other end says can be trusted any more.
+            log.exception("%s: what came cannot be read", self._name)
+            self.end(f"it said what cannot be read: {error}", error)
+
+    def _count(self, size: int) -> None:
+        assert self._pace is not None
+        if self._pace.wait_s(clock.monotonic(), size):
+            raise ChannelError(f"it said more than {self._most:g} bytes a second")
+        self._pace.take(size)
+
+    def _wait_for_room(self) -> None:
+        self._writing = bool(self._channel.waiting)
+        if self._writing:
+            self._loop.add_writer(self._channel.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _writable(self) -> None:
+        with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
+            self._channel.flush()
+        self._wait_for_room()
+
+
+def close_all(descriptors: Sequence[int] | deque[int]) -> None:
+    """Close descriptors, those that are open."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

@@ -1,9 +1,7 @@
 """A fork server as the event loop sees it: the process that forks others, and its successor whenever it is gone.
 
-Owns: its socket, the callers that wait for a child, and the start of programs. Must not know what a child does.
-Nothing here blocks: a fork server is asked for few children, and says little.
-
-A forked child is this process's own child (forking): a fork server that ends, hangs or is stopped costs none of them.
+Nothing here blocks: a fork server is asked for few children, and says little. A forked child is this process's own
+child (forking): a fork server that ends, hangs or is stopped costs none of them.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from anychip_base.interpreter import python_command
+from app import clock
 from app.processes.breaker import BACKOFF_S
 from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
 from app.processes.packing import write_packed
@@ -35,11 +34,10 @@ _SPAWNED = "from app.processes.forking import run_spawned; run_spawned()"
 
 
 class Begun(NamedTuple):
-    """A fork server's process id, our end of the socket to it, and the environment that it was started in."""
+    """A fork server's process id, and our end of the socket to it."""
 
     pid: int
     control: socket.socket
-    environment: Mapping[str, str]
 
     def end(self) -> None:
         """End a fork server that no event loop has."""
@@ -57,14 +55,12 @@ class _Forker(SupervisedChild):
     def __init__(self, begin: Callable[[], Begun]) -> None:
         super().__init__("the process that forks")
         self.start_s = _IMPORT_S
-        self.environment: Mapping[str, str] = {}
         self.forks: dict[int, asyncio.Future[Child]] = {}
         self._begin = begin
         self._control: socket.socket | None = None
         self._between = 0
 
     async def begin(self) -> None:
-        """Start the process, which imports before it is ready. Raises OSError."""
         beginning = asyncio.ensure_future(asyncio.to_thread(self._begin))
         try:
             begun = await asyncio.shield(beginning)
@@ -72,13 +68,12 @@ class _Forker(SupervisedChild):
             with contextlib.suppress(OSError):
                 (await beginning).end()
             raise
-        self._control, self.environment = begun.control, begun.environment
+        self._control = begun.control
         self.process = Child(begun.pid)
         self._control.setblocking(False)
         asyncio.get_running_loop().add_reader(self._control.fileno(), self._readable)
 
     def disconnect(self) -> None:
-        """Close the socket; requests fail. Idempotent."""
         control, self._control = self._control, None
         if control is not None:
             asyncio.get_running_loop().remove_reader(control.fileno())
@@ -90,16 +85,13 @@ class _Forker(SupervisedChild):
             self.settle(number, ConnectionResetError(f"the process that forks is gone: {self.over.result()}"))
 
     def answer_s(self) -> float:
-        """Return how long it may be silent: it is asked at each look."""
         return _ANSWER_S
 
     def look(self) -> None:
-        """Ask whether it answers."""
         with contextlib.suppress(ConnectionError):
             self.send(0)
 
     def send(self, number: int, descriptors: tuple[int, ...] = (), *, fresh: bool = False) -> None:
-        """Send a request. Raises ConnectionError."""
         try:
             if self._control is None:
                 raise ConnectionResetError("the process that forks has ended")
@@ -111,7 +103,6 @@ class _Forker(SupervisedChild):
             raise ConnectionResetError(str(error)) from None
 
     def settle(self, number: int, outcome: Child | Exception) -> None:
-        """End the wait for a child, if one waits for it."""
         waiting = self.forks.pop(number, None)
         if waiting is None:
             return
@@ -136,7 +127,7 @@ class _Forker(SupervisedChild):
         event = event_in(packet)
         self._between = event.between
         if event.kind != READY or not self.forks:
-            self.hear()
+            self.heard_s = clock.monotonic()
         if event.kind == FORKED:
             self.has_served = True
             # A child that no task waits for finds its socket closed, ends, and is reaped all the same.
@@ -154,8 +145,6 @@ class ForkServer:
         """Start soon. `begin`: starts a process; it is called in a thread, and may raise OSError."""
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
-        self.environment: Mapping[str, str] = {}
-        """Environment of the process that forked last."""
         self._place = Supervisor(lambda: _Forker(begin), log)
 
     @property
@@ -182,7 +171,6 @@ class ForkServer:
             _adopt(+1)
             try:
                 forker.send(number, descriptors, fresh=fresh)
-                self.environment = forker.environment
                 return await asyncio.shield(child)
             except ConnectionError as error:  # Nothing was forked: an earlier fork is reported before the end.
                 forker.settle(number, error)
@@ -210,7 +198,7 @@ def prepare(libraries: Sequence[str], bare: str, environment: Mapping[str, str],
         _prepared[bare], *others = _spawned((bare, *mains), environment, libraries)
         _adopt(len(mains))
         for main, each in zip(mains, others, strict=True):
-            _prepared[main] = each._replace(environment=dict(os.environ))
+            _prepared[main] = each
             socket.send_fds(each.control, [b"environment"], [written])
     finally:
         os.close(written)
@@ -270,7 +258,7 @@ def _spawned(mains: Sequence[str], environment: Mapping[str, str], libraries: Se
     finally:
         for theirs in ends:
             theirs.close()
-    return [Begun(0 if number else pid, ours, environment) for number, (ours, _) in enumerate(pairs)]
+    return [Begun(0 if number else pid, ours) for number, (ours, _) in enumerate(pairs)]
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], *ends: socket.socket) -> int:

@@ -1,14 +1,8 @@
-"""The inside of a fork server: a process from which others are forked.
+"""The inside of a fork server: the messages of it and the server, and the loop that forks (docs/architecture.md).
 
-    server ─► fork server: imports the libraries once ─► fork ─► fork ─► child, which is the server's own
-      ▲                                                                │
-      └──── its process id ◄───────────────────────────────────────────┘
-
-Owns: the messages of the two, and the loop that forks. Must not know what a child does. A fork server has one thread,
-touches no device and never sees a client's byte, so that a child is there within milliseconds and shares its memory. It
-forks twice, as daemons do, and the process in between ends at once. The child's parent is then the server
-(app/processes/fork_server.py asks the system for that): the child lives on without the fork server, and not without the
-server.
+A fork server has one thread, touches no device and never sees a client's byte, so that a child is there within
+milliseconds and shares its memory. It forks twice, as daemons do, and the process in between ends at once: the child is
+then the server's, lives on without the fork server, and not without the server.
 """
 
 from __future__ import annotations
@@ -78,7 +72,7 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 def settle(parent: int, name: str) -> None:
     """Settle a fork server: it ignores signals, as the server ends it in order, and it dies with the server."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     name_process(name)
     die_with(parent)
@@ -179,7 +173,6 @@ def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Mai
 
 
 def _fork(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
-    """Fork a child of the server; report one that cannot be forked."""
     try:
         between = os.fork()
     except OSError as error:
@@ -191,7 +184,6 @@ def _fork(control: socket.socket, number: int, server: int, run: Callable[[], No
 
 
 def _fork_again(control: socket.socket, number: int, server: int, run: Callable[[], None]) -> None:
-    """Fork the child from the process in between, and run it."""
     between = os.getpid()
     try:
         pid = os.fork()
@@ -210,7 +202,6 @@ def _fork_again(control: socket.socket, number: int, server: int, run: Callable[
 
 
 def _say(control: socket.socket, kind: int, number: int = 0, value: int = 0, between: int = 0) -> None:
-    """Send an event. Raises ConnectionError."""
     control.send(_EVENT.pack(kind, number, value, between))
 
 

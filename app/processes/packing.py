@@ -1,11 +1,10 @@
-"""Packing of objects as data, without pickle: it carries what a process is to load.
+"""Packing of objects as data, without pickle, in memory of its own: it carries what a process is to load.
 
     object ─► MessagePack of names and values, arrays behind it as they are ─► object
 
-Owns: the form, and the memory of its own in which it travels: megabytes must not go through a channel, and neither end
-copies arrays while it holds the interpreter's lock. An object is written as its class's name, its fields, and so on.
-Reading makes such an object and sets its fields; it calls nothing that the data names, so bytes cannot be instructions.
-The server alone writes this, and only its workers and decoders read it.
+An object is written as its class's name, its fields, and so on. Reading makes such an object and sets its fields; it
+calls nothing that the data names, so bytes cannot be instructions. The server alone writes this. Neither end copies
+arrays while it holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -108,7 +107,6 @@ def _extended(kind: int, content: object) -> msgspec.msgpack.Ext:
 
 
 def _packable(value: Any, arrays: _Arrays) -> Any:
-    """Convert a value to MessagePack's types and extensions."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if type(value) is list:
@@ -138,12 +136,8 @@ def _state(value: Any) -> Mapping[str, Any]:
     slots = [name for each in kind.__mro__ for name in getattr(each, "__slots__", ()) if name not in _NO_STATE]
     state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     # A cached property is computed again if it is needed.
-    kept = {name: each for name, each in getattr(value, "__dict__", {}).items() if not _is_cached(kind, name)}
-    return state | kept
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), cached_property)
+    kept = getattr(value, "__dict__", {}).items()
+    return state | {name: each for name, each in kept if not isinstance(getattr(kind, name, None), cached_property)}
 
 
 _OURS = ("app", "backends", "models")

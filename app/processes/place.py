@@ -3,8 +3,7 @@
     STARTING ──► PREPARED ──► READY ──► RETIRING ──► ENDING ──► ENDED ──► pause ──► the next child
         └──────────────────────► ▲ each of them ───────► ▲ └──► QUARANTINED ──► ENDED
 
-Owns: the status of each child, its limits, its end, and the start of the next one. Must not know how a child is
-started, what is said to it, nor what is lost with it: a subclass of SupervisedChild knows that.
+How a child is started, what is said to it and what is lost with it a subclass of SupervisedChild knows.
 """
 
 from __future__ import annotations
@@ -70,27 +69,6 @@ class Child:
         self.exited.set_result(status)
 
 
-class AttendedClock:
-    """Seconds in which this process could hear its children: a gap in which it did not look at all counts as two looks.
-
-    So no child is blamed for time in which this process itself stood still.
-    """
-
-    def __init__(self, look_s: float) -> None:
-        self._most_s = 2 * look_s
-        self._counted_s = 0.0
-        self._looked_s = clock.monotonic()
-
-    def now_s(self) -> float:
-        """Return the seconds since the clock was made."""
-        return self._counted_s + min(clock.monotonic() - self._looked_s, self._most_s)
-
-    def look(self) -> float:
-        """Return the same, and begin the next gap. To be called every `look_s`."""
-        self._counted_s, self._looked_s = self.now_s(), clock.monotonic()
-        return self._counted_s
-
-
 class ChildStatus(enum.Enum):
     """Status of a child."""
 
@@ -144,8 +122,9 @@ class SupervisedChild:
     """A child process from its start to its end. A subclass adds its connection.
 
     `process`: set by `begin`; `over`: has the reason of its end; `exit_status`: of the reaped process, minus the signal
-    that ended it; `has_served`: True if it has done some of its work. Limits in seconds: `look_s` between looks;
-    `start_s` of silence in its start; `end_s` for its process to end once it is disconnected, `kill_s` once killed.
+    that ended it; `has_served`: True if it has done some of its work; `heard_s`: when it last was not silent
+    (`clock.monotonic()`). Limits in seconds: `look_s` between looks; `start_s` of silence in its start; `end_s` for its
+    process to end once it is disconnected, `kill_s` once killed.
     """
 
     look_s, start_s, end_s, kill_s = 1.0, math.inf, 2.0, 10.0
@@ -163,7 +142,7 @@ class SupervisedChild:
         """Done once it is prepared or ready."""
         self.moved: Callable[[Any], None] = lambda _: None
         """Set by the supervisor: hears each move."""
-        self._clock, self._heard_s = AttendedClock(self.look_s), 0.0
+        self.heard_s = self._looked_s = clock.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -212,13 +191,17 @@ class SupervisedChild:
     def gone(self) -> None:
         """Note that its process has ended or cannot be killed: what it had is lost. Called once."""
 
-    def hear(self) -> None:
-        """Note that it is not silent."""
-        self._heard_s = self._clock.now_s()
+    def forgive(self, seconds: float, now_s: float) -> None:
+        """Leave out seconds in which this process did not look: no child is blamed for them."""
+        self.heard_s = min(self.heard_s + seconds, now_s)
 
     def check(self) -> None:
-        """Kill it if it is silent for too long."""
-        silent_s = self._clock.look() - self._heard_s
+        """Kill it if it is silent for too long. A gap between two looks counts as twice `look_s` at most."""
+        now_s = clock.monotonic()
+        stood_still_s, self._looked_s = now_s - self._looked_s - 2 * self.look_s, now_s
+        if stood_still_s > 0:
+            self.forgive(stood_still_s, now_s)
+        silent_s = now_s - self.heard_s
         if self.process is None or self.over.done():
             return
         limit_s, is_starting = self.answer_s(), self.status is ChildStatus.STARTING
@@ -247,11 +230,6 @@ class SupervisedChild:
         """End if it retires and has no work left."""
         if self.status is ChildStatus.RETIRING and not self.has_work():
             self.end("it was replaced", Cause.REPLACED)
-
-    def end_late(self) -> None:
-        """Kill it: it was to retire, and had time enough."""
-        if not self.over.done():
-            self.kill("it was replaced and did not finish its work in time", Cause.REPLACED)
 
     def stop(self) -> None:
         """End, wanted or not."""
@@ -435,9 +413,10 @@ class Supervisor(Generic[C]):
             return asyncio.ensure_future(asyncio.sleep(0))
         if old.is_ready:
             old.retire()
-        late = self._loop.call_later(drain_s, old.end_late)
+        reason = "it was replaced and did not finish its work in time"
+        late = self._loop.call_later(drain_s, old.kill, reason, Cause.REPLACED)
+        old.over.add_done_callback(lambda _: late.cancel())
         life.add_done_callback(lambda _: self._replacing.release())
-        life.add_done_callback(lambda _: late.cancel())
         return life
 
     async def discard(self, child: C | None) -> None:
@@ -458,7 +437,6 @@ class Supervisor(Generic[C]):
         return child
 
     async def _started(self, child: C) -> None:
-        """Wait until a child is prepared or ready, or its life is over."""
         await asyncio.wait((child.started, self._lives[child]), return_when=asyncio.FIRST_COMPLETED)
 
     async def _keep(self) -> None:
@@ -477,14 +455,13 @@ class Supervisor(Generic[C]):
             await asyncio.wait((self._stopped,), timeout=self._pause_s)
 
     async def _run(self, child: C) -> None:
-        """Start a child, watch it, and reap it."""
         try:
             starting = self._loop.create_task(child.begin())
             self._look(child)
             await asyncio.wait((starting, child.over), return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             await asyncio.wait((starting,))
-            child.hear()
+            child.heard_s = clock.monotonic()
             error = None if starting.cancelled() else starting.exception()
             if error is not None and not child.over.done():
                 if not isinstance(error, OSError):
@@ -526,7 +503,6 @@ class Supervisor(Generic[C]):
                 self.ready = self._loop.create_future()
 
     def _refuse(self, reason: str) -> None:
-        """Fail what waits for a child that is ready."""
         if not self.ready.done():
             self.ready.set_exception(ChildStartError(f"{self.child.name} did not start: {reason}"))
             self.ready.exception()  # Marks it as seen, in case no task waits.

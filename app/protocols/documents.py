@@ -1,7 +1,7 @@
 """Requests in JSON, turned into bytes: base64 and lists of numbers become the bytes of the binary forms.
 
-Owns: the JSON forms of images and tensors. Must not import anything large, nor know models: for large bodies it runs in
-a process of its own (app.ingress.converter), as making Python objects of megabytes of JSON holds the interpreter.
+Must not import anything large: for large bodies it runs in a process of its own (app.ingress.converter), as making
+Python objects of megabytes of JSON holds the interpreter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import orjson
 
 from app.errors import invalid_request
 from app.protocols import wire
-from app.protocols.tensors import checked_count, checked_shape
-from app.protocols.wire import BYTES
+from app.protocols.wire import BYTES, checked_count, checked_shape
 
 Document = dict[str, Any]
 
@@ -182,8 +181,6 @@ def _content(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> byt
     if datatype == BYTES:
         flat = [each for part in data for each in (part if isinstance(part, list) else [part])]
         return wire.to_bytes([_decoded(name, number, element) for number, element in enumerate(flat)])
-    if datatype not in wire.DATATYPES:
-        raise invalid_request(f"the input {name} cannot be {datatype!r}; there is {', '.join(wire.DATATYPES)}")
     return wire.to_bytes(wire.from_values(name, datatype, shape, data))
 
 

@@ -1,11 +1,6 @@
-"""The Open Inference Protocol without a transport: tensors by name in, tensors by name out.
+"""The Open Inference Protocol without a transport: what a request means, and all that a client can get wrong in it.
 
-    transport ─► InferenceRequest ─► prepare ─► Work ─► run ─► InferenceResponse ─► transport
-                                       │ names, datatypes, shapes, sizes: everything a client can get wrong
-
-Owns: what an inference request means, and the protocol's parameters (deadline, priority, classification). Must not know
-HTTP, gRPC or how workers compute. REST (app.http) and gRPC (plugins/grpc) are two ways into it, so that both accept,
-refuse and answer alike.
+transport ─► InferenceRequest ─► prepare ─► Work ─► run ─► InferenceResponse ─► transport
 """
 
 from __future__ import annotations
@@ -18,33 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app.config import Settings
 from app.errors import invalid_request
 from app.link import Encoded, Frame, Link, ServedModel, Terms
-from app.protocols import ultralytics, wire
-from app.protocols.options import PRIORITY, TIMEOUT_US
+from app.protocols import wire
+from app.protocols.options import NORMAL_PRIORITY, PRIORITY, TIMEOUT_US
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
 from app.protocols.signatures import Signature, cascade_signature, signature
-from app.protocols.tensors import (
-    IMAGE,
-    INPUT,
-    PIXELS,
-    PREDICTIONS,
-    InferenceRequest,
-    InputTensor,
-    OutputTensor,
-    RequestedOutput,
-)
-from app.protocols.ultralytics import LEAST_SCORE, ROWS, rows
-from app.protocols.wire import BYTES, DATATYPES
+from app.protocols.wire import BYTES, IMAGE, INPUT, PIXELS, PREDICTIONS
 from models import Model, Options, PixelModel, Placement, TensorModel
 from models.contract.cascade import Cascade
 
 Array = npt.NDArray[Any]
 Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]
 
-NORMAL_PRIORITY = 2
-"""Normal priority of the protocol, which counts from 1, the highest; ours is 0 normally: its 1 is our 1, its 2 is 0."""
 _AS_TENSORS = replace(DEFAULT_OPTIONS, tensors=True)
 
 
@@ -56,7 +37,7 @@ class Work:
     """
 
     terms: Terms
-    outputs: Sequence[RequestedOutput]
+    outputs: Sequence[wire.RequestedOutput]
     options: Options = DEFAULT_OPTIONS
     floats: bool = False
     images: Sequence[Encoded | Frame] = ()
@@ -64,13 +45,13 @@ class Work:
     cascade: Cascade | None = None
 
 
-def raw(model: Model, content: wire.Buffer) -> InputTensor:
+def raw(model: Model, content: wire.Buffer) -> wire.InputTensor:
     """Make the input of a request that is only a tensor's content: an encoded image, or the model's only tensor.
 
     Raises INVALID_REQUEST if that leaves its shape open.
     """
     if not isinstance(model, TensorModel):
-        return InputTensor(IMAGE, BYTES, (1,), elements=[content])
+        return wire.InputTensor(IMAGE, BYTES, (1,), elements=[content])
     spec = model.inputs[0]
     known = [length for length, name in zip(spec.shape, spec.named, strict=True) if not name]
     if len(model.inputs) > 1 or len(known) + 1 < len(spec.shape):
@@ -79,33 +60,33 @@ def raw(model: Model, content: wire.Buffer) -> InputTensor:
         )
     rest = len(content) // max(1, wire.size_of(known) * spec.dtype.itemsize)
     shape = tuple(rest if name else length for length, name in zip(spec.shape, spec.named, strict=True))
-    return InputTensor(spec.name, spec.datatype, (1, *shape) if model.batched else shape, content)
+    return wire.InputTensor(spec.name, spec.datatype, (1, *shape) if model.batched else shape, content)
 
 
 def prepare(
-    link: Link, served: ServedModel, request: InferenceRequest, terms: Terms, *, started_s: float, name: str
+    link: Link, served: ServedModel, request: wire.InferenceRequest, terms: Terms, *, started_s: float, name: str
 ) -> Work:
     """Read a request for the model `name`; its own parameters win over `terms`, its timeout counts from `started_s`.
 
-    Raises INVALID_REQUEST.
+    Raises INVALID_REQUEST, FORBIDDEN for a priority.
     """
     timeout_us, level = read(TIMEOUT_US, request.parameters), read(PRIORITY, request.parameters)
     cascade = link.cascades.get(name)
     described = signature(served) if cascade is None else cascade_signature(cascade)
-    outputs = _outputs(link.settings, served, described, request.outputs)
+    outputs = _outputs(served, described, request.outputs)
     if timeout_us:
         terms = replace(terms, deadline_s=deadline_s(started_s, timeout_us / 1e6))
     if level:
         terms = replace(terms, priority=NORMAL_PRIORITY - level)
+        if terms.check_priority is not None:
+            terms.check_priority(terms.priority)
     options = read_options(request.parameters)
-    if "score_threshold" not in request.parameters and any(output.name == ROWS for output in outputs):
-        options = replace(options, score_threshold=LEAST_SCORE)
     if isinstance(served.model, PixelModel):
         if any(output.name != PREDICTIONS for output in outputs):
             options = _AS_TENSORS if options is DEFAULT_OPTIONS else replace(options, tensors=True)
         floats, images = _images(served, served.model, request.inputs, link.settings.max_images)
         return Work(terms, outputs, options, floats, images, cascade=cascade)
-    arrays = {tensor.name: _array(tensor) for tensor in request.inputs}
+    arrays = {tensor.name: tensor.array() for tensor in request.inputs}
     if len(arrays) < len(request.inputs):
         raise invalid_request("an input is given twice")
     for spec in described.inputs:  # Metadata shows one dimension more for a tensor that has only the batch.
@@ -124,12 +105,10 @@ def size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
 
 def finisher(names: set[str]) -> Finish:
     """Return the function that makes the outputs of these names of a worker's results; may run in a thread."""
-    tensors = bool(names - {PREDICTIONS, ROWS})
+    tensors = bool(names - {PREDICTIONS})
 
     def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
         made: dict[str, Any] = dict(model.tensors(outputs, placement, options)) if tensors else {}
-        if ROWS in names:
-            made[ROWS] = rows(model, outputs, placement, options)
         if PREDICTIONS in names:
             made[PREDICTIONS] = orjson.dumps(model.postprocess(outputs, placement, options))
         return made
@@ -138,13 +117,11 @@ def finisher(names: set[str]) -> Finish:
 
 
 def _outputs(
-    settings: Settings, served: ServedModel, described: Signature, asked: Sequence[RequestedOutput]
-) -> Sequence[RequestedOutput]:
+    served: ServedModel, described: Signature, asked: Sequence[wire.RequestedOutput]
+) -> Sequence[wire.RequestedOutput]:
     known = {spec.name: spec for spec in described.outputs}
     for output in asked:
         spec = known.get(output.name)
-        if output.name == ROWS and spec is None and ultralytics.is_offered(settings, served):
-            continue
         if spec is None:
             raise invalid_request(f"{served.model.name} has no output {output.name!r}; it has {', '.join(known)}")
         if output.classification and (spec.datatype == BYTES or len(spec.shape) != 2):
@@ -153,11 +130,11 @@ def _outputs(
             )
     if len({output.name for output in asked}) < len(asked):
         raise invalid_request("an output is asked for twice")
-    return asked or [RequestedOutput(name) for name in known]
+    return asked or [wire.RequestedOutput(name) for name in known]
 
 
 def _images(
-    served: ServedModel, model: PixelModel, inputs: Sequence[InputTensor], most: int
+    served: ServedModel, model: PixelModel, inputs: Sequence[wire.InputTensor], most: int
 ) -> tuple[bool, Sequence[Encoded | Frame]]:
     """Return True if a request's images are normalised tensors, and the images. Raises INVALID_REQUEST."""
     names = [spec.name for spec in signature(served).inputs]
@@ -182,14 +159,14 @@ def _images(
     return tensor.name == INPUT, found
 
 
-def _expect(tensor: InputTensor, *datatypes: str) -> None:
+def _expect(tensor: wire.InputTensor, *datatypes: str) -> None:
     if tensor.datatype in datatypes:
         return
-    known = "" if tensor.datatype in DATATYPES or tensor.datatype == BYTES else ", and there is no such datatype"
+    known = "" if tensor.datatype in wire.DATATYPES or tensor.datatype == BYTES else ", and there is no such datatype"
     raise invalid_request(f"the input {tensor.name} must be {' or '.join(datatypes)}, not {tensor.datatype!r}{known}")
 
 
-def _encoded(tensor: InputTensor) -> Sequence[Encoded]:
+def _encoded(tensor: wire.InputTensor) -> Sequence[Encoded]:
     _expect(tensor, BYTES)
     # Clients that put a batch in front of a shape, as Triton's do, write [n, 1].
     if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
@@ -203,7 +180,7 @@ def _encoded(tensor: InputTensor) -> Sequence[Encoded]:
     return found
 
 
-def _frames(model: PixelModel, tensor: InputTensor) -> Sequence[Frame]:
+def _frames(model: PixelModel, tensor: wire.InputTensor) -> Sequence[Frame]:
     _expect(tensor, "UINT8")
     resized = switch(tensor.parameters, "resize")
     height, width, channels = model.input_shape
@@ -212,28 +189,24 @@ def _frames(model: PixelModel, tensor: InputTensor) -> Sequence[Frame]:
     if not fits or not (resized or tensor.shape[1:3] == (height, width)):
         hint = "" if resized else '; with the parameter "resize": true it may have any height and width'
         raise invalid_request(f"the input {tensor.name} must have the shape {expected}, not {list(tensor.shape)}{hint}")
-    return [Frame(frame, tensor.shape[2], tensor.shape[1], placed=not resized) for frame in _array(tensor)]
+    return [Frame(frame, tensor.shape[2], tensor.shape[1], placed=not resized) for frame in tensor.array()]
 
 
-def _normalised(model: PixelModel, tensor: InputTensor) -> Sequence[Frame]:
+def _normalised(model: PixelModel, tensor: wire.InputTensor) -> Sequence[Frame]:
     _expect(tensor, "FP32", "FP16")
     height, width, channels = model.input_shape
     if tensor.shape[1:] != (channels, height, width):
         expected = f"[n, {channels}, {height}, {width}]"
         raise invalid_request(f"the input {tensor.name} must have the shape {expected}, not {list(tensor.shape)}")
-    array = _array(tensor).astype(np.float32, copy=False)  # Half precision gives exactly the same numbers.
+    array = tensor.array().astype(np.float32, copy=False)  # Half precision gives exactly the same numbers.
     if not np.isfinite(array).all():
         raise invalid_request(f"the input {tensor.name} holds NaN or infinity")
     return [Frame(tensor, width, height) for tensor in array]
 
 
-def _array(tensor: InputTensor) -> Array:
-    if tensor.datatype not in DATATYPES:
-        raise invalid_request(f"the input {tensor.name} cannot be {tensor.datatype!r}; there is {', '.join(DATATYPES)}")
-    return wire.from_bytes(tensor.name, tensor.datatype, tensor.shape, tensor.content)
-
-
-def results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served: ServedModel) -> list[OutputTensor]:
+def results(
+    outputs: Sequence[wire.RequestedOutput], made: Mapping[str, Any], served: ServedModel
+) -> list[wire.OutputTensor]:
     """Make the outputs to send, of batches or of their rows. May run in a thread."""
     found = []
     for output in outputs:
@@ -243,12 +216,12 @@ def results(outputs: Sequence[RequestedOutput], made: Mapping[str, Any], served:
     return found
 
 
-def result(output: RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> OutputTensor:
+def result(output: wire.RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> wire.OutputTensor:
     """Make an output to send, of its batch."""
     if isinstance(batch, list):
-        return OutputTensor(output.name, BYTES, (len(batch),), batch)
+        return wire.OutputTensor(output.name, BYTES, (len(batch),), batch)
     if not output.classification:
-        return OutputTensor(output.name, wire.datatype_of(batch), batch.shape, batch)
+        return wire.OutputTensor(output.name, wire.datatype_of(batch), batch.shape, batch)
     best = np.argsort(-batch.astype(np.float64), axis=1, kind="stable")[:, : output.classification]
     labels = served.model.labels if batch.shape[1] == len(served.model.labels) else ()
     texts = [
@@ -256,4 +229,4 @@ def result(output: RequestedOutput, batch: Array | list[bytes], served: ServedMo
         for row, indices in enumerate(best)
         for index in indices.tolist()
     ]
-    return OutputTensor(output.name, BYTES, (len(batch), best.shape[1]), texts)
+    return wire.OutputTensor(output.name, BYTES, (len(batch), best.shape[1]), texts)

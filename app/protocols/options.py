@@ -1,8 +1,6 @@
-"""The parameters of a request: one row each.
+"""The parameters of a request, one row each: of them the parser, the API's description and docs/api.md are made.
 
-Owns: names, ranges, defaults and texts. The parser (app.protocols.parameters), the API's description, the options of
-`anychip predict` and the tables in docs/api.md are made of them; tests compare them with models' options. Must not
-import models: the command line reads the rows before it loads PyTorch.
+Must not import models: the command line reads the rows before it loads PyTorch.
 """
 
 from __future__ import annotations
@@ -69,6 +67,8 @@ PREDICT = (*QUERY, X_TIMEOUT_MS, X_PRIORITY)
 """Parameters of `:predict`."""
 
 PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)
+NORMAL_PRIORITY = 2
+"""Normal priority of the protocol, which counts from 1, the highest; ours is 0 normally: its 1 is our 1, its 2 is 0."""
 TIMEOUT_US = Parameter("timeout", "integer", "deadline, in microseconds; 0: the service's own", 0, 0, 10**12)
 CLASSIFICATION = Parameter("classification", "integer", "top-k as labels; 0: the raw tensor", 0, 0, 100_000)
 """Parameter of the Open Inference Protocol, like the two above, in a request's or an output's `parameters`."""

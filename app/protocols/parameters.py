@@ -6,7 +6,7 @@ Owns: names, limits, and the sentences that say what is wrong with a value. Must
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -77,10 +77,13 @@ def read(row: Parameter, given: Mapping[str, Any]) -> Any:
     return int(found)
 
 
-def read_header(row: Parameter, headers: Mapping[bytes, bytes]) -> Any:
-    """Read a parameter of a header or of gRPC's metadata, names in lower case. Raises INVALID_REQUEST."""
-    value = headers.get(row.name.lower().encode())
-    return row.default if value is None else read(row, {row.name: value.decode("latin-1")})
+def read_headers(rows: Sequence[Parameter], headers: Mapping[bytes, bytes]) -> list[Any]:
+    """Read parameters of headers or of gRPC's metadata, names in lower case. Raises INVALID_REQUEST."""
+    given = [headers.get(row.name.lower().encode()) for row in rows]
+    return [
+        row.default if value is None else read(row, {row.name: value.decode("latin-1")})
+        for row, value in zip(rows, given, strict=True)
+    ]
 
 
 def deadline_s(started_s: float, timeout_s: float) -> float:

@@ -1,19 +1,23 @@
-"""Models as the Open Inference Protocol shows them: names, datatypes and shapes of their inputs and outputs.
+"""Models as the Open Inference Protocol shows them, and as Triton's clients and tools ask for them.
 
-Owns: a model's signature, its metadata and the server's. Must not know a transport or how a request is answered.
+The JSON forms are those of the gRPC messages, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import orjson
+
+from anychip_base.extras import version
 from app.config import split
-from app.link import Link, ServedModel
-from app.observability.metrics import version
-from app.protocols import ultralytics
-from app.protocols.tensors import IMAGE, INPUT, PIXELS, PREDICTIONS
-from app.protocols.wire import BYTES
+from app.errors import invalid_request
+from app.link import Link, ModelState, ServedModel
+from app.observability.triton_statistics import of_version
+from app.protocols.options import NORMAL_PRIORITY, PRIORITY
+from app.protocols.wire import BYTES, IMAGE, INPUT, PIXELS, PREDICTIONS
 from models import Model, OutputSpec, PixelModel, TensorModel
 from models.contract.cascade import Cascade
 
@@ -27,6 +31,15 @@ EXTENSIONS = (
     "statistics",
 )
 """Extensions in Triton's words; its clients ask for these."""
+_STATES = {
+    ModelState.READY: "READY",
+    ModelState.ON_DEMAND: "READY",
+    ModelState.STARTING: "LOADING",
+    ModelState.UNAVAILABLE: "UNAVAILABLE",
+    ModelState.UNLOADED: "UNAVAILABLE",
+}
+"""Our states, and Triton's words for them."""
+_FORMATS = {PIXELS: "FORMAT_NHWC", INPUT: "FORMAT_NCHW"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,34 +81,19 @@ def cascade_signature(cascade: Cascade) -> Signature:
     return Signature(cascade.platform, (image,), (predictions,))
 
 
-def view(link: Link, name: str, version: str = "") -> Signature:
+def _view(link: Link, name: str, version: str = "") -> Signature:
     """Return the tensors that metadata and configuration list of a model: all of them, or those for a client of
     `--compat`. Requests may name the rest, too. An input whose only dimension is the batch gets one more: load
     generators cannot fill one that has none. Raises MODEL_NOT_FOUND.
     """
-    shown = _shown(link, name, version)
-    return replace(
-        shown,
-        inputs=tuple(
-            replace(spec, shape=(*spec.shape, 1)) if len(spec.shape) == shown.batched else spec for spec in shown.inputs
-        ),
-    )
-
-
-def _shown(link: Link, name: str, version: str) -> Signature:
-    served = link.find(name, version)
-    if (cascade := link.cascades.get(name)) is not None:
-        return cascade_signature(cascade)
-    full, model = signature(served), served.model
-    if not isinstance(model, PixelModel):
-        return full
-    if ultralytics.is_offered(link.settings, served):
-        normalised, rows = ultralytics.tensors_of(model)
-        return replace(full, inputs=(normalised,), outputs=(rows,))
-    if "image-client" in split(link.settings.compat):
-        scores = tuple(spec for spec in full.outputs if spec.name == "probabilities") or full.outputs
-        return replace(full, inputs=tuple(spec for spec in full.inputs if spec.name == PIXELS), outputs=scores)
-    return full
+    served, cascade = link.find(name, version), link.cascades.get(name)
+    shown = signature(served) if cascade is None else cascade_signature(cascade)
+    inputs, outputs = shown.inputs, shown.outputs
+    if cascade is None and isinstance(served.model, PixelModel) and "image-client" in split(link.settings.compat):
+        inputs = tuple(spec for spec in inputs if spec.name == PIXELS)
+        outputs = tuple(spec for spec in outputs if spec.name == "probabilities") or outputs
+    filled = (replace(each, shape=(*each.shape, 1)) if len(each.shape) == shown.batched else each for each in inputs)
+    return replace(shown, inputs=tuple(filled), outputs=outputs)
 
 
 def server_metadata() -> dict[str, Any]:
@@ -106,7 +104,7 @@ def server_metadata() -> dict[str, Any]:
 def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
     """Return a model's metadata in the protocol's form; "parameters" says how it is served. Raises MODEL_NOT_FOUND."""
     model = link.find(name, version).model
-    described = view(link, name, version)
+    described = _view(link, name, version)
     tensors = {
         key: [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
         for key, specs in (("inputs", described.inputs), ("outputs", described.outputs))
@@ -125,3 +123,73 @@ def metadata(link: Link, name: str, version: str = "") -> dict[str, Any]:
         **tensors,
         "parameters": {**parameters, "labels": list(model.labels), "served_on": served_on},
     }
+
+
+def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
+    """Return a model's configuration in Triton's form: shapes without the batch, which comes in front.
+
+    Raises MODEL_NOT_FOUND.
+    """
+    served, described = link.find(name, version), _view(link, name, version)
+    settings, model = link.settings, served.model
+    inputs = [_tensor(spec, described.batched) for spec in described.inputs]
+    texts: dict[str, str] = {}
+    if isinstance(model, PixelModel):
+        for each in inputs:
+            each["format"] = _FORMATS.get(each["name"], "FORMAT_NONE")
+            if len(inputs) > 1:  # A request has only one of them.
+                each["optional"] = True
+        texts = {"task": model.task, "labels": orjson.dumps(model.labels).decode()}
+    return {
+        "name": name,
+        "platform": described.platform,
+        "backend": "anychip",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": settings.max_images if described.batched else 0,
+        "input": inputs,
+        "output": [_tensor(spec, described.batched) for spec in described.outputs],
+        "parameters": {key: {"string_value": text} for key, text in texts.items()},
+        "dynamic_batching": {
+            "preferred_batch_size": list(settings.ladder),
+            "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
+            "priority_levels": PRIORITY.high,
+            "default_priority_level": NORMAL_PRIORITY,
+            "default_queue_policy": {
+                "timeout_action": "REJECT",
+                "default_timeout_microseconds": round(settings.timeout_ms * 1e3),
+                "allow_timeout_override": True,
+                "max_queue_size": settings.queue_size,
+            },
+        },
+    }
+
+
+def _tensor(spec: OutputSpec, batched: bool) -> dict[str, Any]:
+    data_type = "TYPE_STRING" if spec.datatype == BYTES else f"TYPE_{spec.datatype}"
+    return {"name": spec.name, "data_type": data_type, "dims": list(spec.shape[batched:])}
+
+
+def statistics(link: Link, name: str = "", version: str = "") -> list[dict[str, Any]]:
+    """Return "model_stats" of one model, or of all. Raises MODEL_NOT_FOUND."""
+    chosen = [link.find(name, version)] if name else list(link.models.values())
+    return [served.statistics.as_json(served.model.name) for served in chosen]
+
+
+def index(link: Link, ready_only: bool = False) -> list[dict[str, str]]:
+    """List every model with its state: READY, LOADING or UNAVAILABLE."""
+    models = []
+    for name in link.models:
+        ours, reason = link.administration.state(name)
+        state = _STATES[ours]
+        reason = "unloaded" if ours is ModelState.UNLOADED else reason
+        if state == "READY" or not ready_only:
+            shown, version = of_version(name)
+            models.append({"name": shown, "version": version, "state": state, "reason": reason})
+    return models
+
+
+def check_parameters(names: Iterable[str]) -> None:
+    """Raise INVALID_REQUEST for any parameter of a load or unload but `unload_dependents`."""
+    for name in names:
+        if name != "unload_dependents":
+            raise invalid_request(f"the parameter {name!r} is not read here: models are what --models names")

@@ -1,15 +1,16 @@
-"""Tensors on the wire: bytes or lists of values to arrays, and back.
+"""Inference requests and answers as tensors by name, and tensors as bytes or lists of values, for both transports.
 
-Owns: the Open Inference Protocol's datatypes, their layout (little-endian, row-major, no padding; a BYTES element is a
-uint32 length and so many bytes) and the sentences for what does not fit. Must not know transports, models or services.
-Nothing here trusts a size: shapes are multiplied as Python's whole numbers, which do not overflow, and compared with
-the bytes that are there before any memory is taken.
+Bytes are little-endian, row-major, without padding; a BYTES element is a uint32 length and so many bytes. Must not
+import anything large: app.protocols.documents runs in a small process. Nothing here trusts a size: shapes are
+multiplied as Python's whole numbers, and compared with the bytes that are there before any memory is taken.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from math import prod
 from typing import Any
@@ -30,6 +31,7 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
 """Datatypes of the protocol, except BYTES."""
+_NAMES = {dtype.newbyteorder("<"): name for name, dtype in DATATYPES.items()}
 
 _LENGTH = struct.Struct("<I")
 _PIECE_BYTES = 1024 * 1024
@@ -37,6 +39,91 @@ _TYPES: dict[str, set[type]] = {"b": {bool}, "u": {int, float}, "i": {int, float
 """Types of fitting values in JSON, by the datatype's kind. JSON has one kind of number: some clients write 1 as 1.0."""
 _MOST_DEPTH = 8
 _MOST_ELEMENTS = 2**60  # int64 counts so many of eight bytes each.
+IMAGE, PIXELS, INPUT, PREDICTIONS = "image", "pixels", "input", "predictions"
+"""Names of the tensors of every model of images."""
+MAX_TENSORS = 256
+"""Most inputs, outputs and parameters of each that a request may name; models have a handful."""
+_MOST_DIMENSIONS = 8
+_ID = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input as bytes, `content`; one of BYTES may also be given as its `elements`."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: Buffer = b""
+    elements: Sequence[Buffer] | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def array(self) -> Array:
+        """Make a tensor of its content, as `from_bytes` does. Raises INVALID_REQUEST."""
+        return from_bytes(self.name, self.datatype, self.shape, self.content)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output as the request names it; `classification`: top-k as labels; 0: the raw tensor."""
+
+    name: str
+    classification: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """An inference request. No `outputs`: all of them."""
+
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[RequestedOutput] = ()
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output of the answer; `data` of BYTES are its elements."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: npt.NDArray[Any] | list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceResponse:
+    """The outputs in the order of the request; `made_by`: the device and weights that computed them."""
+
+    outputs: list[OutputTensor]
+    made_by: dict[str, str | bool]
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of all arrays: the work to write the answer."""
+        return sum(output.data.nbytes for output in self.outputs if isinstance(output.data, np.ndarray))
+
+
+def checked_id(given: Any) -> str:
+    """Return the client's name for its request. Raises INVALID_REQUEST."""
+    if not isinstance(given, str) or not _ID.fullmatch(given):
+        raise invalid_request("the id must be a string of at most 256 characters, none of them a control character")
+    return given
+
+
+def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Return a shape that a tensor can have. Raises INVALID_REQUEST."""
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes) or len(shape) > _MOST_DIMENSIONS:
+        raise invalid_request(f"the shape of {name} must be a list of at most {_MOST_DIMENSIONS} dimensions")
+    if any(type(length) is not int or not 0 <= length < 2**63 for length in shape):
+        raise invalid_request(f"the shape of {name} must be of whole numbers from 0, not {list(shape)!r}")
+    size_of(shape)
+    return tuple(shape)
+
+
+def checked_count(what: str, count: int) -> None:
+    """Raise INVALID_REQUEST for more inputs, outputs or parameters than a request may name."""
+    if count > MAX_TENSORS:
+        raise invalid_request(f"{count} {what} are more than the {MAX_TENSORS} a request may name")
 
 
 def size_of(shape: Sequence[int]) -> int:
@@ -49,9 +136,15 @@ def size_of(shape: Sequence[int]) -> int:
     return prod(shape)
 
 
+def _dtype(name: str, datatype: str) -> np.dtype[Any]:
+    if datatype not in DATATYPES:
+        raise invalid_request(f"the input {name} cannot be {datatype!r}; there is {', '.join(DATATYPES)}")
+    return DATATYPES[datatype]
+
+
 def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) -> Array:
     """Make a tensor of its bytes, read-only; only BOOL is copied. Raises INVALID_REQUEST if they are not as many."""
-    dtype = DATATYPES[datatype]
+    dtype = _dtype(name, datatype)
     wanted = size_of(shape) * dtype.itemsize
     if len(content) != wanted:
         raise invalid_request(f"{name} has {len(content)} bytes, but {datatype} {list(shape)} takes {wanted}")
@@ -67,7 +160,7 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
     NumPy sees the values only after all of them are known to be numbers: of one long string among many it would make an
     array of as many strings of that length.
     """
-    dtype = DATATYPES[datatype]
+    dtype = _dtype(name, datatype)
     flat = _flat(name, values)
     if not set(map(type, flat)) <= _TYPES[dtype.kind]:
         raise invalid_request(f"the data of {name} must be {datatype} values only")
@@ -151,9 +244,6 @@ def datatype_of(array: Array | Sequence[bytes]) -> str:
     if not isinstance(array, np.ndarray):
         return BYTES
     return _NAMES[array.dtype.newbyteorder("<")]
-
-
-_NAMES = {dtype.newbyteorder("<"): name for name, dtype in DATATYPES.items()}
 
 
 def stacked(rows: Iterable[Array]) -> Array:

@@ -1,19 +1,151 @@
 """Queue of one model's images, in the order in which they will run.
 
-Owns: one model's queue, its bound and its order. Must not know workers, nor how long batches take. Times are in
-seconds, the clock is a parameter.
+Owns: a line of images and the clients' turns in it, before decoding and before a device the same; one model's queue and
+its bound; and the lateness of answers against the expectation. Must not know workers, nor how long batches take. Pure
+logic; times are in seconds, the clock is a parameter.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from app.scheduling.batching import Lateness
-from app.scheduling.line import NOTHING, REQUEST_SHARE, Line, Turns, rank_s
+PRIORITY_WORTH_S = 1.0
+"""Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
+
+REQUEST_SHARE = 0.25
+"""Share of the workers' rate at which the images of one request queue, as if they came one by one. A large request
+leaves room for later ones, and loses nothing on an idle device. One client's requests leave room for others too."""
+
+
+def rank_s(turn_s: float, position: int, image_s: float, priority: int) -> float:
+    """Return the rank of an image at `position` of its request; the least rank goes first.
+
+    `turn_s`: the turn of the request; `image_s`: seconds of all workers together for an image.
+    """
+    if position:
+        turn_s += position * image_s / REQUEST_SHARE
+    return turn_s - priority * PRIORITY_WORTH_S
+
+
+class Ranked(Protocol):
+    """Element of a line; `order`: the order among equal ranks."""
+
+    rank_s: float
+    order: int
+
+
+R = TypeVar("R", bound=Ranked)
+
+
+class Line(list[tuple[float, int, R]]):
+    """Line of what waits, by rank: a sorted list, so that the number of items before another one is known at once."""
+
+    __slots__ = ()
+
+    def before(self, rank_s: float) -> int:
+        """Return the number of items before one of this rank that comes now."""
+        return bisect_left(self, (rank_s, math.inf))
+
+    def after(self, rank_s: float) -> list[R]:
+        """Return the items that go after one of this rank that comes now."""
+        return [item for _, _, item in self[self.before(rank_s) :]]
+
+
+NOTHING = 0, -math.inf
+
+
+class Turns(dict[str, tuple[int, float]]):
+    """Turns of the clients in a queue: how much each has in it, and its last turn."""
+
+    __slots__ = ()
+
+    def begin(self, client: str, turn_s: float = -math.inf) -> int:
+        """Count one more of a client, with this turn if it has one already. Return how much there was before."""
+        before, last_s = self.get(client, NOTHING)
+        self[client] = before + 1, max(last_s, turn_s)
+        return before
+
+    def take(self, client: str, at_s: float) -> float:
+        """Return the client's turn at `at_s`: never before its last one, so that its images keep their order."""
+        count, last_s = self[client]
+        self[client] = count, max(at_s, last_s)
+        return max(at_s, last_s)
+
+    def end(self, client: str) -> None:
+        """Count one less of a client."""
+        count, last_s = self.pop(client)
+        if count > 1:  # Addresses are the clients': what has nothing here must not stay.
+            self[client] = count - 1, last_s
+
+
+RARE_S = 5.0
+MOST_RATE = 0.125
+"""Share by which an estimate moves towards a rare answer: the time since the last one, of RARE_S; at most MOST_RATE. So
+it does not matter how many answers there are."""
+
+
+class Lateness:
+    """Delay of answers beyond the queue's wait: decoding, the event loop, the pipe, other processes.
+
+    Mean and deviation follow TCP's estimate of round trips (RFC 6298), but move more slowly while answers are many:
+    under overload every dip admits a crowd. Rare answers count more, so that what was learned is forgotten in seconds,
+    however few they are. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
+    `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
+    will teach this estimate.
+    """
+
+    _MEAN_RATE = 1 / 32
+    _DEVIATIONS = 4.0
+    _CREDIBLE = 3.0
+    _ALWAYS_CREDIBLE_S = 0.1
+    _FAR = 4.0
+
+    def __init__(self) -> None:
+        self.admitted_s = self._aged_s = self._heard_s = -math.inf
+        self._mean_s = 0.0
+        self._deviation_s = 0.0
+        self.seconds = 0.0
+
+    @property
+    def has_heard(self) -> bool:
+        """True once an answer has taught it."""
+        return self._heard_s > -math.inf
+
+    def learn(self, seconds: float, now: float, *, alone: bool = False) -> None:
+        """Learn from an answer that came `seconds` later (negative: earlier) than expected. `alone`: nothing else was
+        in flight at its admission; if such an answer comes far earlier than this estimate, forget half of the estimate.
+        """
+        most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
+        off_s = min(seconds - self._mean_s, most_s)
+        rate = max(self._MEAN_RATE, min((now - self._heard_s) / RARE_S, MOST_RATE))
+        self._heard_s = self._aged_s = now
+        self._deviation_s += 2 * rate * (min(abs(off_s), most_s) - self._deviation_s)
+        self._mean_s += rate * off_s
+        self._learned()
+        if alone and self.seconds > max(self._FAR * seconds, self._ALWAYS_CREDIBLE_S):
+            self._keep(0.5)
+
+    def age(self, now: float, period_s: float) -> bool:
+        """Forget half of the estimate for each period since the last answer, if one has passed; return True if so."""
+        periods = (now - self._aged_s) / period_s
+        if periods < 1:
+            return False
+        self._keep(0.5**periods)
+        self._aged_s = now
+        return True
+
+    def _keep(self, share: float) -> None:
+        self._mean_s *= share
+        self._deviation_s *= share
+        self._learned()
+
+    def _learned(self) -> None:
+        self.seconds = max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
 
 class QueueFullError(Exception):
@@ -40,7 +172,8 @@ class Reservation:
     `check` a moment before fills `admitted_s` and `expected_s`. `expected_s`: seconds from `admitted_s` to the expected
     first answer, without lateness; None if the model had no worker, or if the wait for a decoder was unknown.
     `interruptions`: the queue's count at admission. `behind`: number of requests that the client had in flight;
-    `first_s`: rank of the first image in the queue; `alone`: nothing else of the model was in flight.
+    `first_s`: rank of the first image in the queue; `alone`: nothing else of the model was in flight; `lateness`: the
+    estimate that its answer will teach; `batch_s`: seconds of the next batch on a free worker, 0 without a worker.
     """
 
     model: str
@@ -55,6 +188,8 @@ class Reservation:
     behind: int = field(init=False, default=0)
     first_s: float | None = field(init=False, default=None)
     alone: bool = field(init=False, default=False)
+    lateness: Lateness | None = field(init=False, default=None)
+    batch_s: float = field(init=False, default=0.0)
 
 
 class ItemStatus(Enum):
@@ -140,15 +275,11 @@ class Queue(Generic[T]):
     latenesses: dict[tuple[bool, int], Lateness] = field(default_factory=dict)  # By kind of request.
     usual: float = 1.0  # Images in recent batches: the expected fill of the next ones.
 
-    def check_room(self, model: str, images: int) -> None:
-        """Raise QueueFullError if `images` more do not fit now, NeverRoomError if they never fit. `model` is named in
-        the message.
-        """
+    def full(self, model: str, images: int) -> Exception:
+        """Return the error of a request whose images do not fit now, or never. `model` is named in the message."""
         if images > self.limit:
-            raise NeverRoomError(f"{images} images are more than the {self.limit} that may wait for {model}")
-        taken = self.reserved + self.depth
-        if taken + images > self.limit:
-            raise QueueFullError(f"{model} has {taken} of {self.limit} images waiting")
+            return NeverRoomError(f"{images} images are more than the {self.limit} that may wait for {model}")
+        return QueueFullError(f"{model} has {self.reserved + self.depth} of {self.limit} images waiting")
 
     def late(self, items: Iterable[T], answered_s: float) -> None:
         """Learn lateness from items that were answered at `answered_s`, or would have been.
@@ -160,15 +291,12 @@ class Queue(Generic[T]):
         late_s: dict[Lateness, tuple[float, bool]] = {}
         for item in items:
             admitted = item.reservation
-            expected_s = admitted.expected_s
-            if expected_s is None or admitted.interruptions != self.interruptions:
+            expected_s, lateness = admitted.expected_s, admitted.lateness
+            if expected_s is None or lateness is None or admitted.interruptions != self.interruptions:
                 continue
             if item.position or item.attempt is not FIRST:
                 continue
-            seconds, lateness = (
-                answered_s - admitted.admitted_s - expected_s,
-                self._lateness(admitted.priority, admitted.behind),
-            )
+            seconds = answered_s - admitted.admitted_s - expected_s
             latest = late_s.get(lateness)
             if latest is None or seconds > latest[0]:
                 late_s[lateness] = seconds, admitted.alone
@@ -228,17 +356,8 @@ class Queue(Generic[T]):
         self.count(reservation.priority, reservation.left)
         if reservation.client:
             reservation.behind = self.turns.begin(reservation.client)
-        self._lateness(reservation.priority, reservation.behind).admitted_s = reservation.admitted_s
-
-    def end(self, reservation: Reservation) -> None:
-        """Give back the unused room of a reservation whose request has ended. Idempotent."""
-        if reservation.left:
-            self.reserved -= reservation.left
-            self.count(reservation.priority, -reservation.left)
-            reservation.left = 0
-        client, reservation.client = reservation.client, ""
-        if client:
-            self.turns.end(client)
+        reservation.lateness = self._lateness(reservation.priority, reservation.behind)
+        reservation.lateness.admitted_s = reservation.admitted_s
 
     def turn_s(self, reservation: Reservation, now: float, image_s: float) -> float:
         """Return the turn of a request whose next image comes now. `image_s`: seconds of all workers for an image.
@@ -254,13 +373,13 @@ class Queue(Generic[T]):
 
     def push(self, item: T, order: int) -> None:
         """Put a counted item into the queue; `order` decides between equal ranks."""
-        self.line.push(item, order)
-        item.status = QUEUED
+        insort(self.line, (item.rank_s, order, item))
+        item.order, item.status = order, QUEUED
         self.depth += 1
 
     def take(self, item: T) -> None:
         """Take a waiting item out."""
-        self.line.discard(item)
+        del self.line[bisect_left(self.line, (item.rank_s, item.order))]
         item.status = COMPUTING
         self.depth -= 1
         self.count(item.reservation.priority, -1)

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import count
+from operator import itemgetter
 from typing import Generic
 
-from app.scheduling.batching import BatchLatencies
-from app.scheduling.line import rank_s
 from app.scheduling.queue import (
     AGAIN,
     ALONE,
@@ -38,8 +38,21 @@ from app.scheduling.queue import (
     Queue,
     Reservation,
     T,
+    rank_s,
 )
-from app.scheduling.workers import RATE_KEPT, Serving, Sharing, WorkerState, age, expected_s, image_s, is_probe, rate
+from app.scheduling.workers import (
+    LEARNING_RATE,
+    RATE_KEPT,
+    BatchLatencies,
+    Serving,
+    Sharing,
+    WorkerState,
+    age,
+    expected_s,
+    image_s,
+    is_probe,
+    rate,
+)
 
 WAY_BACK = 0.04
 """Share of a request's time left for the answer's way to the client, which is not measured here."""
@@ -60,7 +73,7 @@ class Scheduler(Generic[T]):
         self.queues: Mapping[str, Queue[T]] = {model: Queue(limit) for model, limit in queue_limits.items()}
         self._workers: dict[str, WorkerState[T]] = {}
         # The workers that take new batches of a model. Replaced, never changed: a scrape reads it from its own thread.
-        self._serving: dict[str, Serving[T]] = dict.fromkeys(queue_limits, ())
+        self.serving: Mapping[str, Serving[T]] = dict.fromkeys(queue_limits, ())
         self._free: dict[str, WorkerState[T]] = {}  # The workers that have a credit.
         self._max_wait_s = max_wait_s
         self._clients = Sharing()
@@ -75,15 +88,21 @@ class Scheduler(Generic[T]):
         worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, serving, client = self.queues[model], self._serving[model], reservation.client
-        queue.check_room(model, images)
+        queue, serving, client = self.queues[model], self.serving[model], reservation.client
+        if images > queue.limit - queue.reserved - queue.depth:
+            raise queue.full(model, images)
         within_s = (1 - WAY_BACK) * (reservation.deadline_s - now)
-
-        def expected() -> tuple[float | None, float]:
-            return expected_s(
-                queue, serving, model, client=client, priority=priority, images=images, now=now, ready_s=ready_s or 0.0
-            )
-
+        expected = partial(
+            expected_s,
+            queue,
+            serving,
+            model,
+            client=client,
+            priority=priority,
+            images=images,
+            now=now,
+            ready_s=ready_s or 0.0,
+        )
         last_s, least_s = expected()
         if least_s > within_s and age(queue, serving, model, client=client, priority=priority, now=now):
             last_s, least_s = expected()
@@ -102,28 +121,40 @@ class Scheduler(Generic[T]):
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
         model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, client = self.queues[model], reservation.client
+        queue, serving, client = self.queues[model], self.serving[model], reservation.client
         if images == 1 and now < reservation.admitted_s + CHECK_STANDS_S:
-            queue.check_room(model, images)
+            if images > queue.limit - queue.reserved - queue.depth:
+                raise queue.full(model, images)
             first_s = reservation.expected_s
         else:
             first_s = self.check(reservation, now, ready_s(images))
-        self._clients.asked(client, now)
         if images > 1:
-            serving, first_ready_s = self._serving[model], ready_s(1)
+            first_ready_s = ready_s(1)
             first_s, _ = expected_s(
                 queue, serving, model, client=client, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
             )
             first_s = None if first_ready_s is None else first_s
         reservation.admitted_s, reservation.expected_s = now, first_s
         queue.begin(reservation)
+        usual = round(queue.usual)
+        reservation.batch_s = min([latencies.best_s(usual, now) for _, latencies in serving], default=0.0)
+        self._clients.asked(client, now)
 
     def release(self, reservation: Reservation) -> None:
         """Give back the unused room of a request that has ended. Idempotent."""
-        self.queues[reservation.model].end(reservation)
+        queue, left, client = self.queues[reservation.model], reservation.left, reservation.client
+        if left:
+            queue.reserved -= left
+            queue.count(reservation.priority, -left)
+        if client:
+            queue.turns.end(client)
+        reservation.left, reservation.client = 0, ""
 
     def enqueue(self, item: T, now: float) -> None:
-        """Put an item of a reservation into the queue. Raises ValueError if the reservation has no room left."""
+        """Put an item of a reservation into the queue. Raises ValueError if the reservation has no place left.
+
+        The queue is sorted by `rank_s`, the lowest first.
+        """
         reservation, position = item.reservation, item.position
         model, priority = reservation.model, reservation.priority
         if not reservation.left:
@@ -132,7 +163,7 @@ class Scheduler(Generic[T]):
         reservation.left -= 1
         queue.reserved -= 1
         item.queued_s = now
-        each_s = image_s(self._serving[model], model) if position or reservation.behind else 0.0
+        each_s = image_s(self.serving[model], model) if position or reservation.behind else 0.0
         item.rank_s = rank_s(queue.turn_s(reservation, now, each_s), position, each_s, priority)
         queue.push(item, next(self._order))
 
@@ -151,14 +182,9 @@ class Scheduler(Generic[T]):
         self.queues[item.reservation.model].take(item)
         return True
 
-    def batch_s(self, model: str, now: float) -> float:
-        """Return the seconds expected of the model's next batch on a free worker; 0 without a worker."""
-        usual = round(self.queues[model].usual)
-        return min([latencies.best_s(usual, now) for _, latencies in self._serving[model]], default=0.0)
-
     def drain_time_s(self, model: str) -> float:
         """Return the seconds until what waits and runs now is done by the model's workers; infinite without one."""
-        images_per_s = rate(self._serving[model], model)
+        images_per_s = rate(self.serving[model], model)
         queue = self.queues[model]
         return (queue.depth + queue.reserved + queue.in_flight) / images_per_s if images_per_s else math.inf
 
@@ -171,10 +197,8 @@ class Scheduler(Generic[T]):
         if name in self._workers:
             raise ValueError(f"worker {name} is there already")
         latencies = {model: BatchLatencies(seconds) for model, seconds in latency_s.items()}
-        served_s = dict.fromkeys(latency_s, 0.0)
-        worker = self._workers[name] = WorkerState(name, latencies, self.queues, depths or {}, served_s)
+        self._workers[name] = self._free[name] = WorkerState(name, latencies, self.queues, depths or {})
         self._membership_changed()
-        _note_credit(self._free, worker)
 
     def serve_model(self, name: str, model: str, latency_s: Mapping[int, float] | None, depth: int = 1) -> None:
         """Let a worker serve one more model, or the same one anew; or no longer (None), once it has no batch of it."""
@@ -212,10 +236,6 @@ class Scheduler(Generic[T]):
             worker.interrupted()
         return LostBatches(batches[:begun], batches[begun:])
 
-    def serves(self, model: str) -> bool:
-        """Return True if any worker takes new batches of the model."""
-        return bool(self._serving[model])
-
     def limit_batches(self, name: str, model: str, size: int, now: float) -> None:
         """Limit the worker's batches of the model to `size` for a while: its memory held no more images."""
         self._workers[name].latencies[model].limit(size, now)
@@ -237,7 +257,7 @@ class Scheduler(Generic[T]):
             worker.interrupted()
         if learn:
             latencies.learn(batch.size, taken_s, now)
-            worker.learn_preparation(prepare_s)
+            worker.prepare_s += LEARNING_RATE * (prepare_s - worker.prepare_s)
             queue.late(batch.items, now)
         in_flight = worker.batches.values()
         worker.free_s = now + sum([worker.latencies[other.model].seconds[other.size] for other in in_flight])
@@ -265,10 +285,10 @@ class Scheduler(Generic[T]):
         return batches, dropped
 
     def wake_at(self, now: float) -> float | None:
-        """Return when to dispatch again without an event: a batch for an idle worker has waited `max_wait_s`, or the
-        next batch of a busy worker is due.
+        """Return the time at which to call `dispatch` if nothing happens before; None if there is none.
 
-        Call this after `dispatch`: items that an idle worker did not take then wait for another worker, not for a time.
+        It is when an item has waited `max_wait_s` and a worker is idle, or, while several clients ask, when the next
+        batch of a busy worker is due. Call this after `dispatch`: times that have passed do not count.
         """
         wake_s: list[float] = []
         if now < self._clients.until_s:
@@ -278,13 +298,13 @@ class Scheduler(Generic[T]):
             wake_s += [
                 queue.oldest_s() + self._max_wait_s
                 for model, queue in self.queues.items()
-                if queue.depth and not all(worker.batches for worker, _ in self._serving[model])
+                if queue.depth and not all(worker.batches for worker, _ in self.serving[model])
             ]
         return min((each for each in wake_s if each > now), default=None)
 
     def _membership_changed(self) -> None:
         active = [worker for worker in self._workers.values() if not worker.retiring]
-        self._serving = {
+        self.serving = {
             model: tuple(
                 (worker, worker.latencies[model])
                 for worker in active
@@ -294,11 +314,9 @@ class Scheduler(Generic[T]):
         }
 
     def _form(self, worker: WorkerState[T], now: float, dropped: list[T]) -> Batch[T] | None:
-        """Form the worker's next batch and count it as in flight; return None if there is none now."""
         idle = not worker.batches
-        for model in sorted(
-            (m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving), key=worker.turn_s
-        ):
+        waiting = [m for m in worker.latencies if self.queues[m].depth and m not in worker.leaving]
+        for turn_s, model in sorted([(worker.turn_s(m), m) for m in waiting], key=itemgetter(0)):
             queue, latencies = self.queues[model], worker.latencies[model]
             if not idle and queue.line[0][2].attempt is ALONE:
                 return None  # It waits until a worker has nothing else, and nothing may overtake it for ever.
@@ -309,15 +327,15 @@ class Scheduler(Generic[T]):
                 if self._max_wait_s and now < queue.oldest_s() + self._max_wait_s:
                     continue
             most = latencies.short_size(RATE_KEPT, now) if now < self._clients.until_s else queue.depth
-            items, hopeless = _taken(queue, model, worker, self._serving[model], most=most, now=now)
+            items, hopeless = _taken(queue, model, worker, self.serving[model], most=most, now=now)
             dropped += hopeless
             if not items:
                 continue
             queue.usual += _USUAL_RATE * (len(items) - queue.usual)
             queue.in_flight += len(items)
             size = next(size for size in latencies.sizes if size >= len(items))
-            worker.clock_s = worker.turn_s(model)
-            worker.served_s[model] = worker.clock_s + latencies.seconds[size]
+            worker.clock_s = turn_s
+            worker.served_s[model] = turn_s + latencies.seconds[size]
             worker.free_s = max(now, worker.free_s) + latencies.seconds[size]
             worker.alone = items[0].attempt is ALONE
             batch = Batch(next(self._ids), worker.name, model, tuple(items), size, now)

@@ -3,10 +3,7 @@
     load:   read the file ─► hand over to workers that have it ─► take requests
     unload: refuse requests ─► answer those under way ─► hand over to workers without it
 
-Owns: whether the service is draining, the documents, and the set of models that all workers hold after each change, one
-change at a time. app.fleet.readiness owns a model's state, and app.fleet.handover replaces a worker without losing a
-request. The service is ready when every model that it was started with is ready (docs/reliability.md). Must not know a
-transport.
+One change at a time. The service is ready when every model that it was started with is (docs/reliability.md).
 """
 
 from __future__ import annotations
@@ -81,8 +78,7 @@ class ServiceAdministration(link.Administration):
         return self._fleet.readiness.state(model), self._fleet.readiness.reason(model)
 
     def served_on(self, model: str) -> list[ServedOn]:  # noqa: D102
-        # The device as the server knows it: a worker may say anything.
-        return [replace(on, device=device) for device, on in self._fleet.loaded(self._models[model])]
+        return [*self._fleet.loaded(self._models[model])]
 
     def profile_of(self, model: str) -> str:  # noqa: D102
         profile = self._profiles.get(model)
@@ -100,15 +96,15 @@ class ServiceAdministration(link.Administration):
         self.traffic[model] = dict(shares)
 
     def devices(self) -> Devices:  # noqa: D102
-        ready = {worker.device: worker.ready for worker in self._fleet.workers() if worker.ready}
+        names = {worker.device: worker.plan.device.name for worker in self._fleet.workers()}
         return Devices(
             devices=[
                 DeviceStatus(
                     device=device,
-                    name=ready[device].device_name if device in ready else "",
+                    name=names.get(device, ""),
                     vendor=self._choice.vendor,
                     simulated=self._choice.simulated,
-                    ready=device in ready,
+                    ready=device in names,
                 )
                 for device in self._choice.devices
             ],

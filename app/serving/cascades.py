@@ -2,7 +2,6 @@
 
     plates = yolov8n?classes=car|bus&margin=0.1 > resnet50
 
-Owns: how they are written, and which boxes are cut out. Must not know how anything is computed (app.ingress.cascade).
 Other packages bring other cascades (models.contract.cascade).
 """
 
@@ -127,7 +126,6 @@ def parse_cascade(text: str, written: Mapping[str, str] = MappingProxyType({})) 
 
 
 def _name_of(text: str, written: Mapping[str, str]) -> str:
-    """Return the name of the model with this text; a name alone is a model that is given elsewhere."""
     if text in written or text in written.values():
         return written.get(text, text)
     from models import parse_spec

@@ -3,14 +3,12 @@
     a connection that was accepted ─► the ingress with the fewest ─► what it asks over the link ─► Submissions
     an ingress that ends or hangs ─► its connections, rooms and items end ─► another one
 
-Owns: what these processes have, the check of their records, and the clean-up after one. Must not know a transport. A
-record that names a room, token or connection that its ingress does not have ends the process that sent it.
+A record that names a room, token or connection that its ingress does not have ends the process that sent it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -24,7 +22,7 @@ from app import clock, logs
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
-from app.fleet.spawn import SpawnedChild, spawn_with
+from app.fleet.process import SpawnedChild, pack, spawn
 from app.fleet.submission import ModelPool
 from app.link import Reply, Result, Room, Terms
 from app.link_messages import (
@@ -49,26 +47,23 @@ from app.link_messages import (
     NewConnection,
     NewModels,
     NewShares,
-    NotStarted,
     Reserve,
     SaidError,
     Serves,
     Submit,
-    Taken,
     ToOwner,
     found,
 )
 from app.observability.gained import add
 from app.observability.metrics import Metrics
-from app.processes import blocks
-from app.processes.arena import sealed_memory
+from app.processes.arena import open_blocks, sealed_memory
 from app.processes.channel import DescriptorLostError
 from app.processes.packing import write_packed
 from app.processes.place import Cause, ChildStatus, Supervisor
 from app.scheduling.queue import DeadlineUnreachableError, QueueFullError, Reservation
 from app.serving.administration import ServiceAdministration
 from app.serving.submissions import Submissions
-from app.worker import begin as worker
+from app.worker.main import Begin, in_bytes
 from backends import host
 from models import Model
 
@@ -118,28 +113,11 @@ class _FarRoom:
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go.
-
-    `kept`: the owner's own end of it until the ingress has taken it: an ingress that is killed before that loses none.
-    `serve`: serves it in this process.
-    """
+    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go."""
 
     address: str
     give: Callable[[], None]
-    serve: Callable[[socket.socket], None]
-    kept: socket.socket | None
     holders: int = 1
-
-    def taken(self) -> None:
-        """Keep it no more. Idempotent."""
-        if self.kept is not None:
-            self.kept.close()
-            self.kept = None
-
-    def untaken(self) -> socket.socket | None:
-        """Return the owner's end, the caller's from now on; None once the ingress has taken it."""
-        kept, self.kept = self.kept, None
-        return kept
 
     def carry(self) -> None:
         """Let the owner serve it, too. Raises ValueError the second time."""
@@ -148,8 +126,6 @@ class _Connection:
         self.holders = 2
 
     def end(self) -> None:
-        """Let go of it, once for each holder."""
-        self.taken()
         self.holders -= 1
         if not self.holders:
             self.give()
@@ -181,21 +157,15 @@ class _Far(SpawnedChild):
         self._unsaid = -1  # The models that it is told of, once it has begun.
 
     async def begin(self) -> None:
-        """Start the process. Raises OSError."""
         forms, settings = [form.model for form in self._of.forms], self._of.begin.settings
-        spawned, self._unsaid = await spawn_with(forms, "anychip-models", self.name, forks=True)
+        self._unsaid = await pack(forms, "anychip-models")
         style = settings["log_level"], settings["log_format"]
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
         environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
-        first = worker.Begin(self.name, environment, style, (), module_path(), bare=True, program=_PROGRAM)
-        self.connect(spawned, first, (), ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
+        begin = Begin(self.name, in_bytes(environment), style, module_path(), bare=True, program=_PROGRAM)
+        self.connect(*await spawn(begin, forks=True), ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
 
     def disconnect(self) -> None:
-        """End its rooms and connections. Idempotent."""
-        if self.process is not None:
-            for message in self.talk.last_words():
-                if isinstance(message, Taken) and message.connection in self.connections:
-                    self.connections[message.connection].taken()
         super().disconnect()
         self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
         if self._unsaid >= 0:
@@ -206,21 +176,15 @@ class _Far(SpawnedChild):
         self._rooms.clear()
         connections, self.connections = self.connections, {}
         for each in connections.values():
-            if self.cause is Cause.STOPPED:
-                each.end()
-            else:
-                self._of.left(each)
+            each.end()
 
     def answer_s(self) -> float:
-        """Return how long it may be silent: it is asked at each look."""
         return _ANSWER_S
 
     def look(self) -> None:
-        """Ask whether it answers."""
         self.talk.say(Look())
 
     def gone(self) -> None:
-        """Count its end."""
         if self.cause is not Cause.STOPPED:
             self._of.metrics.ingress_restarts.inc()
 
@@ -243,8 +207,7 @@ class _Far(SpawnedChild):
                 say(Serves({form.index: number}))
 
     def _heard(self, message: ToOwner) -> None:
-        """Handle a message. Raises for a false one; then its process is ended."""
-        self.hear()
+        self.heard_s = clock.monotonic()
         match message:
             case Submit():
                 self._submit(message)
@@ -257,32 +220,23 @@ class _Far(SpawnedChild):
             case Ask():
                 refusal = None
                 try:
-                    self._link.check_now(self._form(message.model), _terms(message))
+                    self._link.check(self._form(message.model), _terms(message))
                 except ServiceError as error:
                     refusal = SaidError.of(error)
                 self.talk.say(Asked(message.token, refusal))
             case Cancel():
                 self._rooms[message.room].terms.recorder.abandoned |= message.abandoned
                 self._link.cancel(message.token)
-            case Taken():
-                self.connections[message.connection].taken()
             case Closed():
-                connection = self.connections.pop(message.connection)
-                kept = connection.untaken()
-                if kept is not None:  # It had no descriptor for it.
-                    connection.serve(kept)
-                else:
-                    connection.end()
+                self.connections.pop(message.connection).end()
             case Carry():
                 self._carry(message)
             case Gained():
                 self._of.counted(message.content)
             case IngressReady():
-                self._memory, self.room = blocks.opened(self.talk.take_descriptor()), message.connections
+                self._memory, self.room = open_blocks(self.talk.take_descriptor()), message.connections
                 self.has_served = True
                 self.move(ChildStatus.READY)
-            case NotStarted():
-                self.talk.end(f"it cannot start ({message.reason[:_NAME]})")
             case Here():
                 if self._unsaid >= 0:
                     models, self._unsaid = self._unsaid, -1
@@ -313,7 +267,7 @@ class _Far(SpawnedChild):
         room = refusal = None
         try:
             if self._link.refusing:  # For a calm model the ingress has not asked.
-                self._link.check_now(form, terms)
+                self._link.check(form, terms)
             room = self._link.reserve(form, message.count, terms)
         except ServiceError as error:
             refusal = error
@@ -370,7 +324,6 @@ class _Far(SpawnedChild):
         )
 
     def _number(self, model: Model, index: int) -> int:
-        """Return the ingress's number of a model; send the model first if it is new."""
         number = self._numbers.get(id(model))
         if number is None:
             number = self._latest[index] = self._latest[index] + self._step
@@ -430,10 +383,8 @@ class Ingresses:
         self._telling = self._loop.create_task(self._tell())
         await asyncio.wait([each.ready for each in self._places])
 
-    def take(self, accepted: socket.socket, lost: Callable[[], None], serve: Callable[[socket.socket], None]) -> bool:
-        """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it. `serve`
-        serves it here, if the ingress ends before it has taken it and there is no other one.
-        """
+    def take(self, accepted: socket.socket, lost: Callable[[], None]) -> bool:
+        """Give a connection to an ingress; `lost` is called at its end. Return False if no ingress can take it."""
         takes = [each for each in self._ready if len(each.connections) < each.room]
         if not takes or self._stopping:
             return False
@@ -444,20 +395,9 @@ class Ingresses:
         far = min(takes, key=lambda each: len(each.connections))
         self._connections += 1
         client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
-        kept = None
-        with contextlib.suppress(OSError):  # There is no descriptor for it.
-            kept = accepted.dup()
-        far.connections[self._connections] = _Connection(client, lost, serve, kept)
+        far.connections[self._connections] = _Connection(client, lost)
         far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True
-
-    def left(self, connection: _Connection) -> None:
-        """Give a connection that its ingress has not taken to another one; end any other connection."""
-        kept = connection.untaken()
-        if kept is None:
-            connection.end()
-        elif not self.take(kept, connection.give, connection.serve):
-            connection.serve(kept)
 
     def counted(self, content: bytes) -> None:
         """Add an ingress's counters to the metrics. Raises for values that cannot be."""
@@ -489,7 +429,6 @@ class Ingresses:
             await asyncio.sleep(_TICK_S)
 
     def _calm(self, form: ModelPool) -> bool:
-        """Return True if little waits for a model: a request may come without a check."""
         name, now_s = form.model.name, clock.monotonic()
         queue = self._fleet.scheduler.queues[name]
         if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:

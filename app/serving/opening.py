@@ -1,9 +1,6 @@
 """Models that a service starts with, read two at a time, and the devices that it is to use.
 
-    server ─► Begin, Wanted ─► a process with torch ─► how far it is, …, Opened ─► models and devices, as data
-
-Owns: the messages about progress, and the process that has torch, which the server has not. Must not know who asks, nor
-what serves the models.
+server ─► Begin, Wanted ─► a process with torch ─► how far it is, …, Opened ─► models and devices, as data
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ import msgspec
 
 from anychip_base.interpreter import module_path
 from app.config import Settings
-from app.fleet.spawn import spawn
+from app.fleet.process import spawn
 from app.precision.described import described
 from app.processes.channel import Channel, ChannelError, reader, to_packet
 from app.processes.forking import name_process
 from app.processes.packing import read_packed, write_packed
-from app.worker.begin import Begin, to_process
+from app.worker.main import Begin, in_bytes
 from backends import BackendError, BackendUnavailableError, Choice, simulated
 from models import Model, ModelError
 
@@ -87,14 +84,14 @@ class Opening:
             raise OpeningError(f"the process that reads models cannot be begun or heard: {error}") from error
 
     async def _apart(self, settings: Settings, model: str) -> tuple[list[Model], Choice | None]:
-        """Do what `apart` does; raise what its parts raise, too."""
         loop = asyncio.get_running_loop()
         content: tuple[list[Model], Choice | None] = [], None
         read = reader(Opened | Refused | str)
         heard: asyncio.Future[Opened | Refused] = loop.create_future()
         ended = Refused("", "the process that reads models has ended")
-        spawned = await spawn("opening", forks=True)
-        channel = Channel(spawned.socket)
+        style = settings.log_level, settings.log_format
+        begin = Begin("MainProcess", in_bytes(os.environ), style, module_path(), program=_PROGRAM)
+        child, channel = await spawn(begin, forks=True)
 
         def readable() -> None:
             try:
@@ -110,15 +107,12 @@ class Opening:
 
         loop.add_reader(channel.fileno(), readable)
         try:
-            style = settings.log_level, settings.log_format
-            begin = Begin("MainProcess", dict(os.environ), style, (), module_path(), program=_PROGRAM)
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
             with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
-                channel.send(to_process(begin))
                 channel.send(to_packet((Wanted(given, model),)))
             answer = await heard
-            if answer is ended and await spawned.child.ends_within(_END_S):
-                answer = Refused(ended.kind, f"{ended.reason}, exit code {spawned.child.exited.result()}")
+            if answer is ended and await child.ends_within(_END_S):
+                answer = Refused(ended.kind, f"{ended.reason}, exit code {child.exited.result()}")
             elif isinstance(answer, Opened):
                 content = await asyncio.to_thread(read_packed, channel.take_descriptor())
                 for each in content[0]:  # The process that read them lets go of them with its end.
@@ -127,8 +121,8 @@ class Opening:
         finally:
             loop.remove_reader(channel.fileno())
             channel.close()
-            spawned.child.kill()
-            await spawned.child.ends_within(_END_S)
+            child.kill()
+            await child.ends_within(_END_S)
         if isinstance(answer, Refused):
             raise _ERRORS[answer.kind](answer.reason)
         os.environ.update(answer.environment)

@@ -1,7 +1,6 @@
 """Service: the owner of queues, decoders and workers, behind its link (app.link).
 
-Owns: all parts, and the order in which they are made, started and stopped. Must not know a transport, nor the flow of a
-request. All but decoding and large copies runs in the event loop's thread, so nothing here needs a lock.
+All but decoding and large copies runs in the event loop's thread, so nothing here needs a lock.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import logging
 import socket
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from anychip_base.extras import entry_points
 from app.config import Settings, split
@@ -21,7 +20,6 @@ from app.decoding.waiting import ImageLimits
 from app.errors import ServiceError
 from app.fleet.fleet import Fleet
 from app.fleet.profiles import taken_up
-from app.fleet.submission import ModelPool
 from app.link import Tables
 from app.link_messages import IngressBegin
 from app.observability.metrics import Metrics
@@ -36,7 +34,6 @@ from app.serving.opening import chosen
 from app.serving.submissions import Submissions
 from backends import Choice, host
 from models import Model, ModelError, NormalisedModel, PixelModel
-from models.tasks.tiles import Tiling, parse_tilings
 
 log = logging.getLogger("anychip.service")
 
@@ -97,7 +94,6 @@ class Service:
             settings,
             self.models,
             cascades,
-            _tilings(settings, self.models),
             self.metrics,
             tracing,
             self.choice.simulated,
@@ -110,12 +106,10 @@ class Service:
         self._written = written
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """Parts that others made for this service, to be ended with it."""
-        self._background: set[asyncio.Task[None]] = set()
         self.metrics.decode_limit.set(self._decode_limit())
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
 
     def _roll_out(self) -> None:
-        """Apply `--traffic`. Raises ModelError."""
         try:
             for name, shares in by_version(self.settings.traffic).items():
                 self.administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
@@ -142,14 +136,14 @@ class Service:
         await self.fleet.stop()
 
     def _made_decoders(self, forms: Sequence[Model], count: int) -> Decoders | None:
-        """Make the decoders; return None if no model takes images."""
         geometry = tuple(model if isinstance(model, PixelModel) else None for model in forms)
         if not any(geometry):
             return None
         settings, arena = self.settings, self.fleet.arena
         style = settings.log_level, settings.log_format
         memory_bytes = _DECODER_BYTES + _BYTES_A_PIXEL * settings.max_image_pixels
-        plan = DecodePlan(geometry, arena.pools, CREDITS, settings.max_body_bytes + REGIONS_BYTES, style, memory_bytes)
+        buffer_bytes = settings.max_body_bytes + REGIONS_BYTES
+        plan = DecodePlan(geometry, arena.pools, CREDITS, buffer_bytes, style, memory_bytes, arena.memories)
         limits = ImageLimits(self._decode_limit(), settings.max_image_pixels, timeout_s=_DECODE_TIMEOUT_S)
         restarts = self.metrics.decoder_restarts
         decoders = Decoders(plan, arena, count, limits, restarted=lambda reason: restarts.labels(reason).inc())
@@ -211,28 +205,3 @@ class Service:
     def images_under_way(self) -> int:
         """Return the number of images accepted and not yet answered."""
         return sum(pool.images_under_way for pool in self.models.values())
-
-    def release_in_background(self) -> None:
-        """Let every worker give cached memory back; the log reports the result."""
-        task = asyncio.create_task(self._release_all(), name="release")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    async def _release_all(self) -> None:
-        for worker, returned in (await self.fleet.release()).items():
-            log.info("%s gave back %d bytes", worker, sum(returned.device.values()))
-
-
-def _tilings(settings: Settings, models: Mapping[str, ModelPool]) -> dict[str, Tiling]:
-    """Return the tilings of `--tiles`. Raises ModelError."""
-    try:
-        tilings = parse_tilings(split(settings.tiles))
-    except ValueError as error:
-        raise ModelError(f"--tiles: {error}.") from None
-    for name in tilings:
-        if name not in models:
-            raise ModelError(f"--tiles names {name!r}, and there is {', '.join(models)}.")
-        model = models[name].model
-        if not isinstance(model, PixelModel) or not model.adapter.tiled:
-            raise ModelError(f"--tiles names {name}, which finds no objects: tiles are of no use for it.")
-    return tilings

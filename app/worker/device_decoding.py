@@ -3,10 +3,7 @@
     slots ─► files ─► the device's decoder, all at once ─► turned, resized, placed there ─► rows of the batch
                             └─ one is broken: halves, until it is alone ─► the server has it decoded on the host
 
-Rows stay on the device if the executable takes them there, else they come back to the batch's buffer.
-
-Owns: whether a model's files are decoded on the device (tried when it is loaded), and doing it. Must not know batches'
-ends, nor what becomes of a file that cannot be decoded here. Files are a client's bytes: nothing of the worker but the
+Rows stay on the device if the executable takes them there. Files are a client's bytes: nothing of the worker but the
 device's own decoder looks into them.
 """
 
@@ -23,15 +20,14 @@ from torch import Tensor
 
 from app.core import DecodedBy
 from app.images.decoding import STEPS
-from app.images.header import InvalidImageError, read_header
-from app.images.passing import PassedFile, read_file
+from app.images.header import InvalidImageError, PassedFile, read_file, read_header
 from app.precision.gate import errors_of_decoding
 from app.precision.probes import decoded_by_host, probe_files
 from backends import Backend, BackendError, BackendUnavailableError, DeviceLostError, Executable
+from backends.contract.backend import ImageDecoder
 from backends.contract.errors import translated_errors
-from backends.contract.image_decoder import ImageDecoder
 from models import Model, PixelModel
-from models.contract.geometry import place
+from models.contract.resize import place
 
 Where = Literal["host", "device", "auto"]
 Pixels = npt.NDArray[np.uint8]
@@ -148,7 +144,6 @@ class DeviceDecoding:
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Split the rows into lists that are decoded at once."""
     part: list[Row] = []
     pixels = 0
     for row in rows:

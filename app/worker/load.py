@@ -1,8 +1,10 @@
 """Loading in the worker: every model is made ready on the device, tried and warm, and reported.
 
-Owns: the order of loading, the batch buffers, the first latencies; and the thread that loads and unloads models on
-demand beside those that serve, one at a time, with the memory they take and give back. The thread that serves asks, and
-never waits. Must not serve, nor know why a model comes or goes.
+    1,2,4,8 ─► does 8 pay over 4? ─► 16 ─► 32 ─► … till one does not pay, does not fit, or is refused
+
+A start never waits for larger batches: a worker that serves meanwhile says that it is staged, and one beside it tries.
+A thread loads and unloads models on demand beside those that serve, one at a time; the thread that serves asks, and
+never waits.
 """
 
 from __future__ import annotations
@@ -21,26 +23,21 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
-from app.core import DecodedBy, Loaded
+from app.core import Loaded
 from app.precision.described import weights_key
-from app.precision.gate import compile_options
-from app.precision.probes import probes
-from app.precision.verdicts import what_computes
-from app.worker.device_decoding import DeviceDecoding, agreed, image_decoder
-from app.worker.growth import grown, pays
+from app.precision.gate import compile_options, what_computes
+from app.precision.probes import Pixels, probes
+from app.worker.device_decoding import agreed, image_decoder
 from app.worker.messages import (
+    LARGEST_BATCH,
     PROGRAMS,
-    ModelLoaded,
     ModelPlan,
     ModelUnloaded,
-    Ready,
+    NotLoaded,
     ServerLink,
     WorkerPlan,
 )
@@ -52,15 +49,14 @@ from backends import (
     Executable,
     LoadedNetwork,
     LoadReport,
+    Memory,
     Unbuilt,
-    load_operator_libraries,
     open_backend,
     private_folder,
-    register_operator_libraries,
 )
-from backends.contract.image_decoder import ImageDecoder
+from backends.contract.backend import ImageDecoder, Network
 from backends.vendors.drivers import driver_version, toolkit_version
-from models import Model, ModelError, PixelModel
+from models import Model, ModelError, PixelModel, TensorModel
 from models.confinement import confine_program, python_files, what_there_is
 from models.exports.library_files import builder, library_of
 
@@ -73,26 +69,62 @@ _LONGEST_REASON = 1000
 MOST_PROGRAMS = 32
 """Programs whose compiled networks are kept."""
 
+GAIN = 1.1
+"""Least ratio of images a second at a size to those at half of it."""
+_LEAST_S = 1e-3  # A shorter batch gains nothing: the work around it takes as long.
+
 log = logging.getLogger("anychip.worker")
 
 
-@dataclass
 class WorkerModel:
-    """A model on its device.
+    """A model on its device, loaded and warm.
 
-    `served_on`: the report to the server. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in
-    flight, the last used one at the end. `staged`: with more time it may be served faster, by other engines or in
-    larger batches. `decoding`: the decoder if the device decodes its images.
+    `report`: what the server hears. `buffers`: uint8 [rows, *input_shape] each, as many as batches may be in flight,
+    the last used one at the end. `decoding`: the decoder if the device decodes its images.
     """
 
-    model: Model
-    executable: Executable
-    buffers: list[npt.NDArray[np.uint8]]
-    served_on: Loaded
-    staged: bool = False
-    decoding: DeviceDecoding | None = None
+    def __init__(self, load: WorkerPlan, index: int, backend: Backend, decoder: ImageDecoder | None) -> None:
+        """Load the model of this number. Raises ModelError, BackendError."""
+        plan = load.plans[index]
+        assert plan.model is not None
+        self.model = model = plan.model
+        items = probes(model) if plan.is_gated else None
+        held_bytes = _held_bytes(backend, load.device.id, released=True)
+        began_s = time.monotonic()
+        found, latencies, grows = _made(load, plan, model, items, backend)
+        self.executable, report = found
+        # Twice the largest batch: the last part of a batch cut into parts may reach beyond its end.
+        rows = 2 * self.executable.batch_sizes[-1]
+        self.buffers = [self.executable.buffer(rows) for _ in range(self.executable.depth)]
+        load_s = time.monotonic() - began_s
+        _say(load.device.id, model, report, load_s)
+        if load.confined and load.cache_dir and library_of(model.architecture) and report.engine != "eager":
+            with contextlib.suppress(OSError):
+                _kept_mark(load.cache_dir, model).touch()
+        # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
+        # the memory of the largest batch.
+        taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
+        self.decoding, decoded_by = agreed(decoder, model, self.executable, load.decode)
+        self.report = Loaded(
+            device=load.device.id,
+            engine=report.engine,
+            precision=report.precision,
+            staged=report.staged,
+            batch_sizes=list(latencies),
+            refusals=dict(report.refusals),
+            errors=dict(report.measures),
+            operators=dict(report.operators),
+            decoding=decoded_by,
+            memory_bytes=max(0, taken),
+            load_s=round(load_s, 3),
+            model=index,
+            latency_s=dict(latencies),
+            depth=self.executable.depth,
+            rejected=report.rejected,
+            grows=grows,
+        )
 
-    def next_buffer(self) -> npt.NDArray[np.uint8]:
+    def next_buffer(self) -> Pixels:
         """Return a buffer that no batch in flight uses."""
         self.buffers.append(self.buffers.pop(0))
         return self.buffers[-1]
@@ -101,12 +133,13 @@ class WorkerModel:
 class LoadedDevice:
     """Everything on one device. `models`: by their numbers; those not to be loaded are missing."""
 
-    def __init__(self, load: WorkerPlan, loaded_one: Callable[[int], None] = lambda _: None) -> None:
-        """Load and warm every model; `loaded_one` is called with the number of each.
+    def __init__(self, load: WorkerPlan, say: Callable[[Loaded], None] = lambda _: None) -> None:
+        """Load and warm every model; `say` hears the report of each.
 
         Raises ModelError, BackendError, and the errors of plugins.
         """
-        load_plugins(load.plugins)
+        for plugin in load.plugins:
+            importlib.import_module(plugin)
         self.load, self.device = load, load.device.id
         self.backend = open_backend(load.device)
         what_computes()
@@ -116,52 +149,13 @@ class LoadedDevice:
         self.models: dict[int, WorkerModel] = {}
         for index, plan in enumerate(load.plans):
             if plan.model is not None and not plan.on_demand:
-                self.models[index] = load_model(load, plan, plan.model, self.backend, self.decoder)
-                loaded_one(index)
-        loaded = [self.models.get(index) for index in range(len(load.plans))]
-        reports = tuple(None if each is None else each.served_on for each in loaded)
-        used_bytes = total_bytes = 0
-        if any(plan.on_demand for plan in load.plans):
-            memory = self.backend.memory(self.device)
-            used_bytes, total_bytes = memory.used, memory.total
-        staged = any(each.staged for each in self.models.values())
-        self.ready = Ready(self.device, load.device.name, reports, staged, used_bytes, total_bytes)
+                self.models[index] = WorkerModel(load, index, self.backend, self.decoder)
+                say(self.models[index].report)
 
     def close(self) -> None:
         """Close every executable."""
         for each in self.models.values():
             each.executable.close()
-
-
-def load_plugins(plugins: Iterable[str]) -> None:
-    """Import the modules among `plugins`, and register the shared libraries to be loaded with the first network.
-
-    Raises BackendError for a library that is not there, and the errors of modules.
-    """
-    for plugin in plugins:
-        if "/" in plugin or plugin.endswith(".so"):
-            register_operator_libraries([plugin])
-        else:
-            importlib.import_module(plugin)
-
-
-def load_model(
-    load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend, decoder: ImageDecoder | None
-) -> WorkerModel:
-    """Load and warm one model. Raises ModelError, BackendError."""
-    if plan.probes is None and plan.is_gated:
-        plan = replace(plan, probes=probes(model))
-    held_bytes = _held_bytes(backend, load.device.id, released=True)
-    loaded = _loaded(load, plan, model, backend)
-    if load.confined and load.cache_dir and library_of(model.architecture) and loaded.served_on.engine != "eager":
-        with contextlib.suppress(OSError):
-            _kept_mark(load.cache_dir, model).touch()
-    # In the host's memory free pages are not the model's, and the gate's reference is gone by now. A device keeps
-    # the memory of the largest batch.
-    taken = _held_bytes(backend, load.device.id, released=backend.facts.host_memory) - held_bytes
-    loaded.served_on.memory_bytes = max(0, taken)
-    loaded.decoding, loaded.served_on.decoding = agreed(decoder, model, loaded.executable, load.decode)
-    return loaded
 
 
 def _confine(load: WorkerPlan) -> None:
@@ -173,7 +167,6 @@ def _confine(load: WorkerPlan) -> None:
     if not (there.landlock and there.seccomp):
         lacks = "no Landlock" if there.seccomp else "no filter of system calls" if there.landlock else "neither of both"
         log.warning("files of others are served with fewer bounds: this kernel, or container, has %s", lacks)
-    load_operator_libraries()  # These may lie anywhere.
     kept = private_folder(load.cache_dir) if load.cache_dir else None
     _import_libraries(load, kept)
     own = [path for model in load.models if model is not None and model.files for path in model.files.paths]
@@ -223,19 +216,22 @@ def _import_libraries(load: WorkerPlan, kept: Path | None) -> None:
 
 
 def _kept_mark(folder: Path, model: Model) -> Path:
-    """Return the empty file that says that the compiled network of `model` is kept in `folder`."""
     of = f"{weights_key(model)} {what_computes()}"
     return folder / f".kept-{hashlib.sha256(of.encode()).hexdigest()[:32]}"
 
 
-def _loaded(load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend) -> WorkerModel:
-    began_s = time.monotonic()
+def _made(
+    load: WorkerPlan, plan: ModelPlan, model: Model, items: Pixels | None, backend: Backend
+) -> tuple[LoadedNetwork, Mapping[int, float], bool]:
+    """Make a network ready, with the gate's `items`. Return it, seconds of a batch by size, and whether a worker with
+    time tries larger ones.
+    """
     device = load.device
     kind = (type(backend).__qualname__, device.name, sorted(device.details.items()))
     toolkits = [toolkit_version(each) for each in ("cann", "rocm", "dtk")]
     software = [driver_version(backend.facts.machine.driver), *toolkits]
     about = (*kind, software, load.plugins)
-    options = compile_options(model, plan.probes, plan.calibration, load.cache_dir, quick=load.quick, device=about)
+    options = compile_options(model, items, plan.calibration, load.cache_dir, quick=load.quick, device=about)
     if model.files is not None:
         model.files.check()
     sizes = model.batch_sizes(plan.batch_sizes)
@@ -244,36 +240,23 @@ def _loaded(load: WorkerPlan, plan: ModelPlan, model: Model, backend: Backend) -
         if model.batch_sizes(sizes) != sizes:
             raise EngineRefusedError(f"the network takes no batches of {sizes[-1]}")
         build = model.network if backend.facts.computes else model.network_of_shapes
-        network = Unbuilt(model.input_shape, build, model.form) if isinstance(model, PixelModel) else build()
-        return backend.load(network, load.device.id, engine, precision, sizes, options=options)
+        return backend.load(unbuilt(model, build), load.device.id, engine, precision, sizes, options=options)
 
-    executable, report = made(sizes)
-    latencies: Mapping[int, float] = _measured(executable)
-    may_grow = plan.grows and pays(latencies)
-    if may_grow and not load.quick:
-        executable, report, latencies = _grown(load, backend, made, LoadedNetwork(executable, report), latencies)
-    # Twice the largest batch: the last part of a batch cut into parts may reach beyond its end.
-    rows = 2 * executable.batch_sizes[-1]
-    buffers = [executable.buffer(rows) for _ in range(executable.depth)]
-    load_s = time.monotonic() - began_s
-    _say(load.device.id, model, report, load_s)
-    served_on = Loaded(
-        device=load.device.id,
-        engine=report.engine,
-        precision=report.precision,
-        staged=report.staged,
-        batch_sizes=list(latencies),
-        refusals=dict(report.refusals),
-        errors=dict(report.measures),
-        operators=dict(report.operators),
-        decoding=DecodedBy("host", "", {}),
-        memory_bytes=0,
-        load_s=round(load_s, 3),
-        latency_s=dict(latencies),
-        depth=executable.depth,
-        rejected=report.rejected,
-    )
-    return WorkerModel(model, executable, buffers, served_on, staged=report.staged or (may_grow and load.quick))
+    first = made(sizes)
+    latency_s: Mapping[int, float] = _measured(first.executable)
+    if not plan.grows or not pays(latency_s):
+        return first, latency_s, False
+    if load.quick:
+        return first, latency_s, True
+    return *grown(made, first, latency_s, lambda: backend.memory(device.id)), False
+
+
+def unbuilt(model: Model, build: Callable[[], Network]) -> Network:
+    """Return the model's network, not built yet if an engine may do without it."""
+    if isinstance(model, TensorModel):
+        known = {"file": model.weights_file, "inputs": model.inputs, "places": model.layout, "batched": model.batched}
+        return Unbuilt(model.input_shape, build, model.form, **known)
+    return Unbuilt(model.input_shape, build, model.form) if isinstance(model, PixelModel) else build()
 
 
 def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
@@ -291,42 +274,72 @@ def _held_bytes(backend: Backend, device: str, *, released: bool) -> int:
         return 0
 
 
-def _grown(
-    load: WorkerPlan,
-    backend: Backend,
+def pays(latency_s: Mapping[int, float]) -> bool:
+    """Return True if the largest size brings enough over the one below. `latency_s`: seconds a batch, by size."""
+    sizes = sorted(latency_s)
+    if len(sizes) < 2 or latency_s[sizes[-1]] < _LEAST_S:
+        return False
+    below, largest = sizes[-2:]
+    return largest / latency_s[largest] >= GAIN * below / latency_s[below]
+
+
+def has_room(memory: Memory) -> bool:
+    """Return True if twice the batch fits: this worker then holds up to twice as much as now, and a successor too."""
+    return 3 * memory.reserved <= memory.total - memory.used
+
+
+def grown(
     made: Callable[..., LoadedNetwork],
     first: LoadedNetwork,
     latency_s: Mapping[int, float],
-) -> tuple[Executable, LoadReport, Mapping[int, float]]:
-    """Try larger batches. Return what is to serve: `first`, or the same network for more sizes."""
-    executable, report = first
-    sizes = grown(
-        report,
-        latency_s,
-        lambda size: made((size,), report.engine, report.precision),
-        _measured,
-        lambda: backend.memory(load.device.id),
-    )
-    if set(sizes) == set(latency_s):
-        return executable, report, latency_s
-    executable.close()  # The network for more sizes needs its memory.
+    memory: Callable[[], Memory],
+) -> tuple[LoadedNetwork, Mapping[int, float]]:
+    """Try larger batches, each double the one before, while they pay; return what is to serve, and seconds of a batch
+    by size: `first`, or the same network for more sizes.
+
+    `made`: the network for batches of these sizes alone, on this engine and in this precision. A trial's BackendError
+    ends the growth, not the worker; DeviceLostError is raised.
+    """
+    report, found = first.report, dict(latency_s)
+    while pays(found) and (size := 2 * max(found)) <= LARGEST_BATCH:
+        if not has_room(memory()):
+            log.info("batches of %d are not tried: the memory is too small for two workers with them", size)
+            break
+        try:
+            trial = made((size,), report.engine, report.precision)
+            try:
+                if trial.report.precision != report.precision:
+                    break
+                found[size] = _measured(trial.executable)[size]
+            finally:
+                trial.executable.close()
+        except DeviceLostError:
+            raise
+        except BackendError as error:
+            log.info("batches of %d are left out: %s", size, error)
+            break
+        log.info("batches of %d: %.1f images a second", size, size / found[size])
+    if len(found) > len(latency_s) and not pays(found):
+        del found[max(found)]
+    if len(found) == len(latency_s):
+        return first, latency_s
+    first.executable.close()  # The network for more sizes needs its memory.
     try:
-        executable, report = made(sizes)
+        larger = made(tuple(found))
     except DeviceLostError:
         raise
     except BackendError as error:
-        log.warning("batches of %d do not fit beside the smaller ones, which serve alone: %s", sizes[-1], error)
-        executable, report = made(tuple(latency_s))
-    return executable, report, _measured(executable)
+        log.warning("batches of %d do not fit beside the smaller ones, which serve alone: %s", max(found), error)
+        larger = made(tuple(latency_s))
+    return larger, _measured(larger.executable)
 
 
 def _say(device: str, model: Model, report: LoadReport, load_s: float) -> None:
     errors = ", ".join(f"{name} {error:.2g}" for name, error in report.measures.items()) or "not measured"
     served = model.name, report.engine, report.precision, device, load_s, errors
     log.info("%s: %s %s on %s after %.1f s; errors against float32: %s", *served)
-    for operator, how in report.operators.items():
-        if how != "replaced":
-            log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
+    for operator in report.operators:
+        log.warning("%s: %s lacks %s, which runs on the CPU (docs/operators.md)", model.name, device, operator)
 
 
 def _measured(executable: Executable) -> dict[int, float]:
@@ -357,7 +370,7 @@ class Loader:
         self._thread: threading.Thread | None = None
 
     def load(self, index: int) -> None:
-        """Load the model of this number; ModelLoaded is sent when it serves, or with the reason if it does not."""
+        """Load the model of this number; Loaded is sent when it serves, or NotLoaded with the reason."""
         self._ask(index, None)
 
     def unload(self, index: int) -> None:
@@ -399,7 +412,7 @@ class Loader:
                     self._link.send(self._loaded_model(index))
                 else:
                     goes.executable.close()
-                    self._more.append(-goes.served_on.memory_bytes)
+                    self._more.append(-goes.report.memory_bytes)
                     goes = None
                     gc.collect()
                     self._loaded.backend.release_cache(self._loaded.device)
@@ -410,25 +423,23 @@ class Loader:
             except OSError:  # The server is gone: the other thread notices it, too.
                 return
 
-    def _loaded_model(self, index: int) -> ModelLoaded:
-        """Load a model on demand. Raises DeviceLostError."""
+    def _loaded_model(self, index: int) -> Loaded | NotLoaded:
         loaded = self._loaded
-        # A model on demand is loaded quick: no request may wait for minutes.
-        load = replace(loaded.load, quick=True)
-        plan = load.plans[index]
-        assert plan.model is not None
+        model = loaded.load.models[index]
+        assert model is not None
         try:
-            model = load_model(load, plan, plan.model, loaded.backend, loaded.decoder)
+            # A model on demand is loaded quick: no request may wait for minutes.
+            made = WorkerModel(replace(loaded.load, quick=True), index, loaded.backend, loaded.decoder)
         except DeviceLostError:
             raise
         except Exception as error:  # Any error of a driver or a file: the other models serve on.
-            log.warning("%s cannot be loaded: %s", plan.model.name, error, exc_info=True)
+            log.warning("%s cannot be loaded: %s", model.name, error, exc_info=True)
             reason = f"{error}"[:_LONGEST_REASON] or type(error).__name__
         else:
-            self._more.append(model.served_on.memory_bytes)
-            loaded.models[index] = model
-            return ModelLoaded(index, model.served_on)
+            self._more.append(made.report.memory_bytes)
+            loaded.models[index] = made
+            return made.report
         # Not inside `except`: the traceback still holds what the failed load had allocated.
         gc.collect()
         loaded.backend.release_cache(loaded.device)
-        return ModelLoaded(index, None, reason)
+        return NotLoaded(index, reason)

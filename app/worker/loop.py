@@ -1,9 +1,7 @@
 """The worker's loop: one thread owns one device and answers the server's messages in order.
 
-    Run ─► slots of a batch ─► executable ─► Model.reduce ─► results ─► Done
-                                   └─ out of memory ─► release, gather, halve, again
-
-Owns: batches in flight, and their ends. Must not know HTTP, queues or deadlines.
+Run ─► slots of a batch ─► executable ─► Model.reduce ─► results ─► Done
+                               └─ out of memory ─► release, gather, halve, again
 """
 
 from __future__ import annotations
@@ -115,7 +113,6 @@ class Worker:
         fitted: int = 0,
         prepare_s: float = 0.0,
     ) -> _Answer:
-        """Write the results of a batch; fields as in Done."""
         for row in undecoded:
             results[row] = None
         try:
@@ -149,11 +146,10 @@ class Worker:
             log.info("batch %d is tried again by itself: %s", run.batch_id, error)
             return None
         # A little less, so that waiting for a message never makes an answer late.
-        expected_s, prepare_s = 0.9 * loaded.served_on.latency_s[run.batch_size], time.perf_counter() - received_s
+        expected_s, prepare_s = 0.9 * loaded.report.latency_s[run.batch_size], time.perf_counter() - received_s
         return _UnderWay(run, started, started_s, expected_s, prepare_s, undecoded)
 
     def _finish(self, under_way: _UnderWay) -> _Answer:
-        """Answer a batch in flight. Raises DeviceLostError."""
         run = under_way.run
         try:
             outputs = under_way.started.outputs()
@@ -198,7 +194,6 @@ class Worker:
         return buffer, undecoded
 
     def _run(self, run: Run) -> _Answer:
-        """Run a batch with no other in flight. Raises DeviceLostError."""
         try:
             pixels, undecoded = self._gathered(run)
             started_s = time.perf_counter()
@@ -237,7 +232,6 @@ class Worker:
         return results, size
 
     def _reduced(self, run: Run, outputs: Outputs, asked: Sequence[Options | TensorOptions], size: int) -> list[Arrays]:
-        """Reduce the outputs of a batch of `size` to its results, one per entry of `asked`. Raises ValueError."""
         model = self._models[run.model].model
         if any(len(output) != size for output in outputs):
             shapes = [output.shape for output in outputs]

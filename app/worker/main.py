@@ -1,6 +1,6 @@
 """The process around a worker: signals, environment, the arena.
 
-Owns: what must be settled before any library is loaded. Must not import torch, models or backends before that.
+It settles what must be before any library is loaded: before that it must not import torch, models or backends.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import pkgutil
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 from anychip_base.interpreter import python_command
 from app import logs
-from app.processes.arena import Arena
-from app.processes.channel import Channel, ChannelError
+from app.processes.arena import Arena, Pool
+from app.processes.channel import Channel, ChannelError, reader, to_packet
 from app.processes.forking import die_with, fork_on_request, name_process, settle
 from app.processes.packing import read_packed
-from app.worker.begin import Begin, begin_of, to_process
 
 if TYPE_CHECKING:
     from app.worker.messages import WorkerPlan
@@ -32,6 +33,31 @@ if TYPE_CHECKING:
 _FLUSH_S = 5.0
 
 log = logging.getLogger("anychip.worker")
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True):
+    """First message to a process, read before it loads any library.
+
+    `path`: its path for modules, as the server has it now. `bare`: it is to have no other environment, nor anything
+    else of the server's, as it runs a file that is a program. `program`: "module:function" that this process runs with
+    its channel instead of a worker.
+    """
+
+    name: str
+    environment: dict[bytes, bytes]  # A variable need not be UTF-8.
+    log_style: logs.Style
+    path: list[str]
+    pools: tuple[Pool, ...] = ()
+    bare: bool = False
+    program: str = ""
+
+
+read_begin = reader(Begin)
+
+
+def in_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Return an environment as Begin has it."""
+    return {os.fsencode(name): os.fsencode(text) for name, text in environment.items()}
 
 
 def fork_server(control: socket.socket, server: int, name: str = "fork-workers") -> None:
@@ -87,7 +113,6 @@ def main(end: socket.socket) -> None:
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # The server handles it and sends Release.
     die_with(os.getppid())  # Even inside a driver call that hangs.
     channel = Channel(end)
     try:
@@ -97,7 +122,7 @@ def main(end: socket.socket) -> None:
             messages = channel.receive()
     except (EOFError, ConnectionError):
         return
-    begin = begin_of(messages[0])
+    [begin] = read_begin(messages[0])
     descriptors = [] if begin.program else [channel.take_descriptor() for _ in range(2)]
     if begin.bare:  # Later messages of a program wait until it sends one.
         _become_bare(begin, end, descriptors)
@@ -109,7 +134,7 @@ def _become_bare(begin: Begin, end: socket.socket, descriptors: Sequence[int]) -
     descriptors that it needs. It can write to a terminal, and not read from it.
     """
     written = os.memfd_create("anychip-begin", 0)
-    os.write(written, to_process(begin))
+    os.write(written, to_packet((begin,)))
     os.lseek(written, 0, os.SEEK_SET)
     kept = (end.fileno(), written, *descriptors)
     for each in kept:
@@ -134,7 +159,7 @@ def bare(end: int, begin: int, *descriptors: int) -> None:
     """Run the process in an interpreter that has nothing of the server's but these descriptors."""
     name_process("anychip-worker")
     with open(begin, "rb") as file:
-        message = begin_of(file.read())
+        [message] = read_begin(file.read())
     for each in (end, *descriptors):
         os.set_inheritable(each, False)
     _run(message, Channel(socket.socket(fileno=end)), [], descriptors)
@@ -142,7 +167,7 @@ def bare(end: int, begin: int, *descriptors: int) -> None:
 
 def _run(begin: Begin, channel: Channel, messages: list[bytes], descriptors: Sequence[int]) -> None:
     """Run the program of the first message, else a worker; `messages`: later ones that have come already."""
-    os.environ.update(begin.environment)
+    os.environb.update(begin.environment)
     sys.path[:] = begin.path
     multiprocessing.current_process().name = begin.name  # Its log lines say so.
     logs.configure(*begin.log_style)
@@ -172,13 +197,13 @@ def run(channel: Channel, arena: Arena, load: WorkerPlan) -> None:
     from app.worker.load import LoadedDevice
     from app.worker.loop import Worker
     from app.worker.memory import MemoryWatch
-    from app.worker.messages import Ended, ModelLoaded, ServerLink
+    from app.worker.messages import Ended, ServerLink
 
     link = ServerLink(channel)
     with contextlib.closing(channel), contextlib.closing(arena):
         try:
             try:
-                loaded = LoadedDevice(load, lambda index: link.send(ModelLoaded(index)))
+                loaded = LoadedDevice(load, link.send)
                 memory = MemoryWatch(loaded.backend, loaded.device, load.guard)
             except Exception as error:  # The server gets any error of a driver in one sentence.
                 log.debug("the worker cannot start", exc_info=True)
@@ -187,11 +212,9 @@ def run(channel: Channel, arena: Arena, load: WorkerPlan) -> None:
                 return
             gc.collect()
             gc.freeze()  # What is loaded stays; collections between batches are short.
-            with contextlib.closing(loaded):
-                link.send(loaded.ready)
-                with link:
-                    Worker(loaded, memory, arena, link).serve()
-                    link.flush(_FLUSH_S)
+            with contextlib.closing(loaded), link:
+                Worker(loaded, memory, arena, link).serve()
+                link.flush(_FLUSH_S)
         except (EOFError, ConnectionError):
             log.info("the server is gone; the worker ends")
         except ChannelError as error:

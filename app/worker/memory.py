@@ -1,7 +1,6 @@
-"""A worker's memory: levels, releases, and the reports on them.
+"""A worker's memory: when it is released, and how far; levels, releases, and the reports on them.
 
-Owns: measuring, climbing the guard's rungs, statistics. The guard decides when to climb. Must not know batches, beyond
-that one has ended. A query that fails ends nothing: the last memory level stays, and telemetry is empty.
+A query that fails ends nothing: the last memory level stays, and telemetry is empty.
 """
 
 from __future__ import annotations
@@ -10,14 +9,25 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from math import isfinite
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar, cast
 
 import psutil
 
-from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step, Trigger
-from app.worker.messages import FromWorker, HandOver, Released, Stats
+from app.worker.messages import (
+    CACHE,
+    COLLECT,
+    DEVICE_RATIO,
+    HAND_OVER,
+    FromWorker,
+    HandOver,
+    Policy,
+    Released,
+    Stats,
+    Trigger,
+)
 from backends import (
     Backend,
     BackendError,
@@ -32,43 +42,241 @@ T = TypeVar("T")
 
 log = logging.getLogger("anychip.worker")
 
+_LOW_RATIO = 0.8
+"""Share of its mark below which a trigger that has passed it is satisfied."""
+_LOOK_SHARE = 0.01
+"""Share of a worker's time that looking may take."""
+_RELEASE_SHARE = 0.05
+"""Share of a worker's time that releases may take that do not help."""
+_SLOPES = 3
+"""Times in a row that the level after a release has to have grown with the batches for a leak."""
+_SUSPECT_SHARE = 0.05
+"""Growth, as a share of the mark, after which another release tells whether a suspected leak goes on."""
 
-class _Returned(NamedTuple):
-    """Bytes that a release returned: of the device, as its backend and hooks say, and of the resident set."""
 
-    device: int
-    host: int
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Bytes now: of the device as in `backends.Memory`, and the process's resident set."""
+
+    allocated: int
+    reserved: int
+    used: int
+    total: int
+    resident: int
 
 
-def _released(trigger: Trigger | Literal["request", "out_of_memory"], by_rung: dict[int, _Returned]) -> Released:
-    device = {rung: returned.device for rung, returned in by_rung.items()}
-    return Released(trigger, device, {rung: returned.host for rung, returned in by_rung.items()})
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The rung to climb now, and why."""
+
+    rung: int
+    trigger: Trigger
+
+
+class Guard:
+    """Decider of one worker's releases: pure logic. Times are seconds of one monotonic clock.
+
+        after a batch ─► due ─► look ─► Step(1) ─► released ─► Step(2) ─► released ─► Step(3) ─► the server hands over
+                                     └─ nothing to do ◄── low enough again ──┘
+
+    It climbs the rungs only as far as needed. The third is for leaks only. A leak is a slope: the level after a release
+    has grown with the batches over each of the last releases, and would be low enough without that growth. A plateau is
+    no leak, however high: another process has taken its share, and a new worker would find the same.
+    """
+
+    device_ratio, cache_ratio = DEVICE_RATIO, 0.25
+    """Shares of the device: in use, and reserved but not allocated."""
+    resident_bytes = 2 << 30
+    """Host memory that the worker may gain."""
+    leak_bytes_per_batch = 1024
+    """Growth after releases from which a worker leaks."""
+    budget_s, cooldown_s = 0.1, 5.0
+    """Time between two batches after which no further rung begins, and least time between two releases."""
+
+    def __init__(self, policy: Policy, start: Level, now_s: float, *, shared: bool) -> None:
+        """Begin at `start`, the level after warm-up. `shared`: the device's memory is the host's; others add to it."""
+        self._policy = policy
+        if isinstance(policy, float):
+            self.device_ratio = policy
+        self._start = start
+        self._shared = shared
+        self._batches = 0
+        self._released_batches = 0
+        self._look_s = now_s
+        self._climb_s = now_s  # No climb begins before this time.
+        self._pending: Step | None = None
+        self._spent_s = 0.0  # In the current climb.
+        self._gap_s = 0.0  # The part of it since the last batch.
+        self._futile: dict[Trigger, int] = {}  # Triggers that a climb could not lower, with the level left.
+        self._left: dict[Trigger, list[tuple[int, int]]] = {}  # Batches so far, and the level after a release then.
+
+    def after_batch(self) -> None:
+        """Count a batch that is done."""
+        self._batches += 1
+        self._gap_s = 0.0
+
+    def due(self, now_s: float) -> bool:
+        """Return True if memory is to be measured now."""
+        return self._policy != "off" and now_s >= self._look_s
+
+    def look(self, level: Level, now_s: float, cost_s: float) -> Step | None:
+        """Return the step to take at this level. `cost_s`: the cost of measuring; the dearer, the rarer."""
+        self._look_s = now_s + cost_s / _LOOK_SHARE
+        if level.used < self._start.used:  # The worker before this one was still there at the start.
+            self._start = replace(self._start, used=level.used)
+        if self._pending is not None:  # A climb that ran out of time goes on if there is still need.
+            step, self._pending = self._pending, None
+            if self._needed(step.trigger, level):
+                return step
+            self._end(step.trigger, level, now_s)
+            return None
+        for trigger in list(self._futile):
+            if self._value(trigger, level) < self._low(trigger, level):
+                del self._futile[trigger]
+                self._left.pop(trigger, None)
+        if now_s < self._climb_s:
+            return None
+        pressing = self._pressing(level)
+        return None if pressing is None else Step(COLLECT, pressing)
+
+    def released(self, step: Step, level: Level, now_s: float, cost_s: float) -> Step | None:
+        """Return the rung that follows one that took `cost_s` and left `level`; None for now."""
+        self._spent_s += cost_s
+        self._gap_s += cost_s
+        if not self._needed(step.trigger, level):
+            self._end(step.trigger, level, now_s)
+            return None
+        if step.rung == COLLECT:
+            following = Step(CACHE, step.trigger)
+        elif step.rung == CACHE and self._leaks(step.trigger, level):
+            following = Step(HAND_OVER, step.trigger)
+        else:
+            self._end(step.trigger, level, now_s)
+            return None
+        # Asking for a hand-over costs nothing.
+        if following.rung != HAND_OVER and self._gap_s >= self.budget_s:
+            self._pending = following
+            self._look_s = now_s
+            return None
+        if following.rung == HAND_OVER:
+            self._end(step.trigger, level, now_s)
+        return following
+
+    def held(self, more_bytes: int) -> None:
+        """Count a model that was loaded (negative: unloaded) as no leak, then or since."""
+        start, host = self._start, more_bytes if self._shared else 0
+        self._start = replace(
+            start,
+            allocated=start.allocated + more_bytes,
+            used=start.used + more_bytes,
+            resident=start.resident + host,
+        )
+        for trigger, more in (("device", more_bytes), ("resident", host)):
+            left = self._left.get(cast(Trigger, trigger))
+            if left:
+                left[:] = [(batches, level + more) for batches, level in left]
+
+    def exhausted(self, level: Level) -> bool:
+        """Return True if a leak is to blame that the smallest batch found no memory; `level` is after all releases.
+
+        A slope takes too long here: batches may end faster than looking is allowed. Between batches a process holds
+        what it has loaded; what it has allocated beyond that has leaked, and no other process can be meant.
+        """
+        leaked = level.allocated - self._start.allocated
+        if self._policy == "off" or self._shared or leaked < self._batches * self.leak_bytes_per_batch:
+            return False
+        return leaked > 0 and level.used - leaked < self._low("device", level)
+
+    def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
+        # A climb that helped is worth its time: without it memory runs out, which takes longer.
+        helped = not self._needed(trigger, level)
+        wait_s = 0.0 if helped else self._spent_s / _RELEASE_SHARE
+        self._climb_s = now_s + max(self.cooldown_s, wait_s)
+        self._spent_s = self._gap_s = 0.0
+        self._released_batches = self._batches
+        if trigger != "batches" and self._needed(trigger, level):
+            self._futile[trigger] = self._value(trigger, level)
+        else:
+            self._left.pop(trigger, None)
+            self._futile.pop(trigger, None)
+
+    def _pressing(self, level: Level) -> Trigger | None:
+        triggers: tuple[Trigger, ...] = ("device", "resident", "cache")
+        for trigger in triggers:
+            value, mark = self._value(trigger, level), self._mark(trigger, level)
+            if trigger in self._futile:  # Again only after it has grown.
+                mark = max(mark, self._futile[trigger] + self._step(trigger, level))
+            if value > mark:
+                return trigger
+        every = self._policy
+        return "batches" if isinstance(every, int) and self._batches - self._released_batches >= every else None
+
+    def _needed(self, trigger: Trigger, level: Level) -> bool:
+        return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)
+
+    def _leaks(self, trigger: Trigger, level: Level) -> bool:
+        """Return True after a release if its level grows with the batches, and would be low enough without growth."""
+        if trigger not in ("device", "resident") or (trigger == "device" and self._shared):
+            return False
+        left = self._left.setdefault(trigger, [(0, self._value(trigger, self._start))])
+        value = self._value(trigger, level)
+        if self._batches == left[-1][0]:  # A second release without a batch between tells nothing.
+            left.pop()
+        left.append((self._batches, value))
+        del left[: -_SLOPES - 1]
+        if len(left) <= _SLOPES:
+            return False
+        # The smallest growth a batch: a jump, such as another process's new share, does not repeat.
+        slope = min((after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(left))
+        leaked = slope * self._batches
+        return slope >= max(1, self.leak_bytes_per_batch) and value - leaked < self._low(trigger, level)
+
+    def _step(self, trigger: Trigger, level: Level) -> int:
+        """Return how much a level that a release could not lower has to grow before the next release."""
+        mark = self._mark(trigger, level)
+        # As much as it should have fallen; less is enough to see whether the level goes on growing with the batches.
+        may_leak = len(self._left.get(trigger, ())) > 1
+        return int(_SUSPECT_SHARE * mark) if may_leak else mark - self._low(trigger, level)
+
+    def _value(self, trigger: Trigger, level: Level) -> int:
+        if trigger == "device":
+            return level.used
+        if trigger == "cache":
+            return max(0, level.reserved - level.allocated)
+        return level.resident - self._start.resident
+
+    def _mark(self, trigger: Trigger, level: Level) -> int:
+        if trigger == "resident":
+            return self.resident_bytes
+        ratio = self.device_ratio if trigger == "device" else self.cache_ratio
+        return int(ratio * level.total)
+
+    def _low(self, trigger: Trigger, level: Level) -> int:
+        return int(_LOW_RATIO * self._mark(trigger, level))
 
 
 def _resident() -> int:
-    """Return the bytes of this process's resident set."""
     return int(psutil.Process().memory_info().rss)
 
 
 class MemoryWatch:
     """The memory of one worker on one device; made after everything is loaded and warm."""
 
-    def __init__(self, backend: Backend, device: str, limits: LeakLimits) -> None:
+    def __init__(self, backend: Backend, device: str, policy: Policy) -> None:
         self.leaks = False
         """Flag that only another worker can help: the guard has asked for one, or has found a leak fill the device."""
         self._backend, self._device = backend, device
         self._memory: Memory = Memory(0, 0, 0, 0)  # The last known level.
         self._silent: set[str] = set()  # Queries whose last call failed.
-        self._forced: list[_Returned] = []  # By releases that a batch forced since the last answer.
-        self._guard = Guard(limits, self._level(), time.monotonic(), shared=backend.facts.host_memory)
+        self._forced = Released("out_of_memory", {}, {})  # By releases that a batch forced since the last answer.
+        self._guard = Guard(policy, self._level(), time.monotonic(), shared=backend.facts.host_memory)
 
     def after_batch(self, send: Callable[[FromWorker], None]) -> None:
         """Look at the memory after a batch's answer was sent, and do what the guard says. Raises DeviceLostError."""
         self._guard.after_batch()
-        if self._forced:
-            device, host = (sum(each) for each in zip(*self._forced, strict=True))
-            send(_released("out_of_memory", {CACHE: _Returned(device, host)}))
-            self._forced.clear()
+        if self._forced.returned:
+            send(self._forced)
+            self._forced = Released("out_of_memory", {}, {})
         started_s = time.monotonic()
         if not self._guard.due(started_s):
             return
@@ -77,18 +285,17 @@ class MemoryWatch:
         step = self._guard.look(level, now_s, now_s - started_s)
         if step is None:
             return
-        trigger = step.trigger
-        returned: dict[int, _Returned] = {}
+        report = Released(step.trigger, {}, {})
         while step is not None and step.rung != HAND_OVER:
             started_s = time.monotonic()
-            returned[step.rung], level = self._climb(step, level)
+            level = self._climb(step, level, report)
             now_s = time.monotonic()
             step = self._guard.released(step, level, now_s, now_s - started_s)
-        if returned:
-            send(_released(trigger, returned))
+        if report.returned:
+            send(report)
         if step is not None:
             self.leaks = True
-            send(HandOver(trigger))
+            send(HandOver(step.trigger))
 
     def held(self, more_bytes: int) -> None:
         """Tell the guard of a model that was loaded and takes so much; negative: unloaded."""
@@ -96,18 +303,19 @@ class MemoryWatch:
 
     def release(self) -> Released:
         """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
-        returned: dict[int, _Returned] = {}
-        level = self._level()
+        report, level = Released("request", {}, {}), self._level()
         for rung in (COLLECT, CACHE):
-            returned[rung], level = self._climb(Step(rung, "batches"), level)
-        return _released("request", returned)
+            level = self._climb(Step(rung, "batches"), level, report)
+        return report
 
     def make_room(self) -> bool:
         """Release the cache when memory is out. Return True if another try may do better. Raises BackendError."""
         before = _resident()
         returned = self._backend.release_cache(self._device)
-        self._forced.append(_Returned(returned, max(0, before - _resident())))
-        return bool(returned) and len(self._forced) == 1
+        is_first = not self._forced.returned
+        for by_rung, more in ((self._forced.returned, returned), (self._forced.host, max(0, before - _resident()))):
+            by_rung[CACHE] = by_rung.get(CACHE, 0) + more
+        return bool(returned) and is_first
 
     def exhausted(self) -> bool:
         """Return True if only the worker's end helps the smallest batch to memory. Raises DeviceLostError."""
@@ -120,8 +328,8 @@ class MemoryWatch:
         known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
         return Stats(**asdict(self._level()), telemetry=known, fallbacks=dict(fallback_counts()))
 
-    def _climb(self, step: Step, before: Level) -> tuple[_Returned, Level]:
-        """Climb a rung; return what it returned, and the level left. Raises DeviceLostError."""
+    def _climb(self, step: Step, before: Level, report: Released) -> Level:
+        """Climb a rung, and report what it returned; return the level left. Raises DeviceLostError."""
         counted = 0
         try:
             if step.rung == COLLECT:
@@ -135,9 +343,9 @@ class MemoryWatch:
             log.exception("rung %d of the memory guard failed", step.rung)
         level = self._level()
         device = max(0, before.used - level.used) if step.rung == COLLECT else counted
-        returned = _Returned(device, max(0, before.resident - level.resident))
-        log.debug("rung %d for %s returned %d bytes, of the host %d", step.rung, step.trigger, *returned)
-        return returned, level
+        report.returned[step.rung], report.host[step.rung] = device, max(0, before.resident - level.resident)
+        log.debug("rung %d for %s returned %d bytes of the device", step.rung, step.trigger, device)
+        return level
 
     def _level(self) -> Level:
         self._memory = memory = self._asked("memory", self._backend.memory, self._memory)

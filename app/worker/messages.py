@@ -1,15 +1,10 @@
-"""Messages between the server and its workers, over one channel each.
+"""Messages between the server and its workers, over one channel each, and the worker's end of it.
 
-Owns: the messages, and the worker's end of the channel: the lock between its threads, and the thread
-that sends beats while the process lives. Must not know what follows from a message. Messages are small: pixels lie
-in the arena, and large results and what is to be loaded come in memory of their own.
-
-    server ─► Begin (app.worker.begin, with the descriptors of arena and WorkerPlan), Run, Release, Stop
-    worker ─► ModelLoaded, Ready | Ended, Beat, Done, Failed, Stats, Released, HandOver, Ended
+    server ─► Begin (app.worker.main, with the descriptors of arena and WorkerPlan), Run, Release, Stop
+    worker ─► Loaded (app.core) of each model, Stats from then on, Beat, Done, Failed, Released, HandOver, Ended
 
 Both read MessagePack, as these types and nothing else, of bounded sizes. A worker that a driver or a loaded file has
-taken over can send wrong answers; it cannot make the server run anything, or count under any name. A server that does
-not read costs a worker nothing: messages wait in the channel, and beats are left out meanwhile.
+taken over can send wrong answers; it cannot make the server run anything, or count under any name.
 """
 
 from __future__ import annotations
@@ -24,29 +19,34 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from app.core import Count, Loaded, Name, Seconds
 from app.logs import Style
 from app.precision.probes import Calibration
 from app.processes.channel import Channel, reader, to_packet
-from app.worker.guard import LeakLimits, Trigger
 from backends import Device
 from models import Model, Options, TensorOptions
 
 PROGRAMS = "programs"
 """Folder in the cache with a folder for each program, named by the digest of its files: no program reads another's."""
 BEAT_INTERVAL_S = 0.5
+LARGEST_BATCH = 128
+"""Largest batch that is tried where batches grow."""
+COLLECT, CACHE, HAND_OVER = 1, 2, 3
+"""Rungs of the memory guard: drop references and collect; the vendor's caches; another worker in place of this one."""
+Policy: TypeAlias = Literal["off", "auto"] | int | float
+"""Policy of the memory guard: auto, and after so many batches (int), or over a share of the device (float)."""
+DEVICE_RATIO = 0.85
+"""Share of the device that may be in use before a release, if the policy names no other one."""
+Trigger: TypeAlias = Literal["cache", "device", "resident", "batches"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """One model (None: it is not to be loaded), and how it is to be served.
 
-    `grows`: with larger batches than these, too, if they pay (workers.growth). `on_demand`: it is loaded when the
-    server says so. `is_gated`: the precision gate decides; `probes`: the gate's items, uint8 [n, *input_shape], which
-    the worker makes. `calibration`: for int8 of a model that takes images.
+    `grows`: with larger batches than these, too, if they pay (workers.load). `on_demand`: it is loaded when the
+    server says so. `is_gated`: the precision gate decides. `calibration`: for int8 of a model that takes images.
     """
 
     model: Model | None
@@ -56,7 +56,6 @@ class ModelPlan:
     grows: bool = False
     on_demand: bool = False
     is_gated: bool = False
-    probes: npt.NDArray[np.uint8] | None = field(default=None, compare=False)
     calibration: Calibration | None = field(default=None, compare=False)
 
 
@@ -65,9 +64,9 @@ class WorkerPlan:
     """The models of a worker, how they are served, the environment of its process, and its limits. The model of plan i
     reads pool i of the arena.
 
-    `device`: as the server has found it. `guard`: the memory guard's limits; `plugins`: modules to import before
+    `device`: as the server has found it. `guard`: the memory guard's policy; `plugins`: modules to import before
     anything is loaded, and shared libraries to load after the vendor's package. `cache_dir`: for what is compiled.
-    `quick`: serve with what is ready in seconds; Ready says whether that left something out. `ballast`: makes it as
+    `quick`: serve with what is ready in seconds; Loaded says whether that left something out. `ballast`: makes it as
     large as a real one (docs/null.md). `decode`: where images are decoded; `auto`: on the device if it can and answers
     alike. `confined`: the process gets nothing of the service's own environment; from the first file on it may do
     little more than compute (models.confinement), and writes nothing outside `cache_dir`.
@@ -78,7 +77,7 @@ class WorkerPlan:
 
     plans: tuple[ModelPlan, ...]
     device: Device
-    guard: LeakLimits = field(default_factory=LeakLimits)
+    guard: Policy = "auto"
     plugins: tuple[str, ...] = ()
     cache_dir: Path | None = None
     quick: bool = False
@@ -135,7 +134,7 @@ class Release(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LoadModel(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Order to load the model of this number beside those that serve; answered with a ModelLoaded."""
+    """Order to load the model of this number beside those that serve; answered with Loaded or NotLoaded."""
 
     model: int
 
@@ -150,29 +149,11 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Order to finish and end."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report that every model is loaded and warm; None: one that is not to be.
-
-    `staged`: a worker with more time may serve some of them faster. `used_bytes` of the device's `total_bytes` are
-    taken, by all processes.
-    """
-
-    device: str
-    device_name: str
-    loaded: tuple[Loaded | None, ...]
-    staged: bool = False
-    used_bytes: int = 0
-    total_bytes: int = 0
-
-
-class ModelLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report that the model of this number serves; None: it cannot be loaded, for this `reason`, or Ready, which comes
-    once the models of the start are loaded, will say how it serves.
-    """
+class NotLoaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Report that the model of this number cannot be loaded."""
 
     model: int
-    loaded: Loaded | None = None
-    reason: str = ""
+    reason: str
 
 
 class ModelUnloaded(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -227,13 +208,13 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report of released memory, by rung (see guard). `returned`: the device's bytes; `host`: what the worker's
+    """Report of released memory, by rung (app.worker.memory). `returned`: the device's bytes; `host`: what the worker's
     resident set lost meanwhile.
     """
 
     trigger: Literal[Trigger, "request", "out_of_memory"]
     returned: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
-    host: Annotated[dict[int, int], msgspec.Meta(max_length=8)] = {}
+    host: Annotated[dict[int, int], msgspec.Meta(max_length=8)]
 
 
 class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -243,7 +224,8 @@ class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Bytes of device memory by kind and of the worker itself, and the device's telemetry.
+    """Bytes of device memory by kind and of the worker itself, and the device's telemetry. The first one says that
+    every model of the start is loaded and warm.
 
     `telemetry`: the figures of backends.Telemetry that are known, by name. `fallbacks`: how often each operator ran on
     the CPU because the device lacks it, since the worker began.
@@ -259,7 +241,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToWorker: TypeAlias = Run | Release | LoadModel | UnloadModel | Stop
-FromWorker: TypeAlias = Ready | Ended | Beat | Done | Failed | Stats | Released | HandOver | ModelLoaded | ModelUnloaded
+FromWorker: TypeAlias = Loaded | NotLoaded | ModelUnloaded | Ended | Beat | Done | Failed | Stats | Released | HandOver
 
 _read = reader(ToWorker)
 
@@ -303,7 +285,6 @@ class ServerLink:
             self._waited(ends_s - time.monotonic())
 
     def _waited(self, timeout_s: float) -> bool:
-        """Read and write what is possible within this time; return True if there was anything."""
         readable, writable = self._channel.wait(timeout_s)  # Without the lock: the heart must beat meanwhile.
         with self._lock:
             if writable:

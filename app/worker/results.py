@@ -1,7 +1,5 @@
 """Results on their way from a worker to the server: in its message, or in memory of their own.
 
-Owns: where the arrays of a batch lie, at both ends. Must not know what they mean.
-
 The arrays of a batch lie one after the other: in Done itself, or, if they are large together, in one memfd that is
 sealed against shrinking and sent with Done, up to MAX_LARGE_BYTES. A compromised worker may write anything into this
 memory at any time. All that is computed here is checked against its size.
@@ -117,7 +115,6 @@ def map_large(descriptor: int, size: int) -> Bytes:
 
 
 def _join(results: Iterable[tuple[Arrays, np.dtype[Any] | None]], memory: Bytes) -> None:
-    """Write results one after the other, each in its record's form."""
     start = 0
     for result, record in results:
         if result is not None and record is not None:

@@ -1,4 +1,1 @@
-"""Contract between chips and the rest of anychip: its data types and its errors.
-
-Must not know a vendor.
-"""
+"""Contract between chips and the rest of anychip. Must not know a vendor."""

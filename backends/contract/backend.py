@@ -1,7 +1,7 @@
-"""Contract between the service and a vendor's hardware.
+"""Contract between the service and a vendor's hardware: plain data types, and the choice of a backend as data.
 
-Owns: the contract, its plain data types and its errors. Must not know images, models or HTTP: a network is an nn.Module
-with an input shape.
+Must not know images, models or HTTP: a network is an nn.Module with an input shape. Must not import torch: the server
+has none.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from backends.contract.errors import BackendError, BackendUnavailableError, translated_errors
+from backends.simulated import simulates
 from backends.vendors.table import Facts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from backends.contract.image_decoder import ImageDecoder
 
 Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
@@ -109,22 +109,12 @@ class Network(Protocol):
         """Compute uint8 [n, *input_shape] -> outputs, each [n, ...]."""
 
 
-class PackedTensor(Protocol):
-    """Input of a TensorNetwork: its name, and NumPy's type and the shape of one item."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the type of its elements."""
-
-
 class TensorNetwork(Network, Protocol):
     """Network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
 
     `form`: the kind of `file`: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no PyTorch module:
-    calling that network only gives the reference. `core`: the graph itself, over one tensor an input; `places`: each
+    calling that network only gives the reference. `core`: the graph itself, over one tensor an input;
+    `inputs`: each one's `name`, and NumPy's `dtype` and the `shape` of one item; `places`: each
     input's place in an item. If `batched` is False, the graph takes tensors without the batch axis, and a batch is one
     item.
     """
@@ -132,7 +122,7 @@ class TensorNetwork(Network, Protocol):
     form: Form
     file: str
     core: Any
-    inputs: Sequence[PackedTensor]
+    inputs: Sequence[Any]
     places: Sequence[tuple[int, int]]
     batched: bool
 
@@ -153,14 +143,15 @@ class FinishedNetwork(Network, Protocol):
 
 
 class Unbuilt:
-    """Network that is built when a caller needs more than its input's shape.
+    """Network that is built when needed: an engine with a compiled copy does not need it, which saves a second."""
 
-    An engine with a compiled copy does not need it; building takes a second for ResNet50.
-    """
-
-    def __init__(self, input_shape: tuple[int, ...], build: Callable[[], Network], form: Form = "pixels") -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], build: Callable[[], Network], form: Form = "pixels", **known: Any
+    ) -> None:
+        """Keep what is `known`: attributes of the network, such as a TensorNetwork's `inputs` and `places`."""
         self.input_shape, self.form = input_shape, form
         self._build = build
+        vars(self).update(known)
 
     @cached_property
     def built(self) -> Network:
@@ -181,11 +172,7 @@ def built(network: Network) -> Network:
 
 @dataclass(frozen=True)
 class Started:
-    """Batch in flight on a device.
-
-    `outputs` waits for it, and returns and raises as `Executable.run` does. They are valid until two more batches have
-    started.
-    """
+    """Batch in flight: `outputs` waits for its arrays, which are valid until two more batches have started."""
 
     outputs: Callable[[], tuple[Array, ...]]
 
@@ -278,8 +265,8 @@ class LoadReport:
     `engine`, its `version` and the `precision`: those that serve. `refusals`: reasons why preferred engines do not, by
     engine, or by engine and precision. `rejected`: the engines, each with its precision, whose answers the gate found
     wrong. `measures`: the gate's errors of the engine that serves. `staged`: slow engines were left out
-    (CompileOptions.quick). `operators`: those that the device lacks, with their substitute: `replaced` by others of the
-    device, the `cpu`, or `vendor-cpu`, the CPU by the vendor's choice.
+    (CompileOptions.quick). `operators`: those that the device lacks, with their substitute: the `cpu`, or
+    `vendor-cpu`, the CPU by the vendor's choice.
     """
 
     engine: str
@@ -300,7 +287,6 @@ class LoadedNetwork(NamedTuple):
 
 
 def _accept(executable: Executable, report: LoadReport) -> Mapping[str, float]:
-    """Accept an executable that runs at every batch size."""
     for size in executable.batch_sizes:
         executable.run(executable.buffer(size))
     return {}
@@ -365,6 +351,29 @@ def wanted(
     return tuple(dict.fromkeys(steps)), replace(options, automatic=precision == "auto")
 
 
+class ImageDecoder(ABC):
+    """Decoder of JPEG files on one device. Owned by the device's thread. `name`: for people.
+
+    It decodes at full size and turns nothing. The caller has looked at the files' headers: app.images.header chooses
+    the kinds of JPEG. The host decodes files that it cannot read.
+    """
+
+    name: str
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.device = torch.device(device)
+
+    @abstractmethod
+    def decode(self, files: Sequence[Tensor]) -> list[Tensor]:
+        """Decode JPEG files, uint8 [bytes] each on the host -> pixels as stored, uint8 [3, h, w] each on the device.
+
+        All or none: raises BackendError if any of them cannot be decoded, and can still decode later ones;
+        OutOfDeviceMemoryError, DeviceLostError.
+        """
+
+
 class Backend(ABC):
     """Backend of one vendor: eight members that each has, and three with a default.
 
@@ -424,3 +433,53 @@ class Backend(ABC):
 
     def take(self, devices: Sequence[Device]) -> None:  # noqa: B027 - Optional: not every backend detects anything.
         """Take these devices, found by another process, without asking the driver again."""
+
+
+@dataclass(frozen=True)
+class AbsentBackend(Backend):
+    """Backend that this process cannot use: another process has found it, or it cannot be made."""
+
+    name: str
+    facts: Facts
+    reason: str = "The device is another process's."
+
+    def probe(self) -> Probe:
+        return Probe(False, self.reason)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise BackendUnavailableError(self.reason)
+
+    devices = load = memory = release_cache = telemetry = _refuse
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Backend that serves, the ids of its chosen devices, and why preferred backends were not taken.
+
+    `found`: detection's result for all devices of the backend; `left_out`: those that do not answer, by id, with the
+    reason.
+    """
+
+    backend: Backend
+    devices: tuple[str, ...]
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    found: tuple[Device, ...] = field(default=(), compare=False)
+    left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def device(self, device_id: str) -> Device:
+        """Return detection's result for one device. Raises KeyError."""
+        return {device.id: device for device in self.found}[device_id]
+
+    @property
+    def simulated(self) -> bool:
+        """Return True if the devices are simulated; doctor, answers and reports say so."""
+        return simulates(self.backend.facts.device_type)
+
+    @property
+    def vendor(self) -> str:
+        """Return the vendor's name for reports and metrics."""
+        return f"simulated-{self.backend.facts.vendor}" if self.simulated else self.backend.facts.vendor
+
+    def as_data(self) -> Choice:
+        """Return the choice for another process, which need not have the backend."""
+        return replace(self, backend=AbsentBackend(self.backend.name, self.backend.facts))

@@ -1,7 +1,6 @@
-"""Errors of the contract, and the translation of runtimes' errors into these.
+"""Errors of the contract, and the translation of runtimes' errors into these. Must not know engines.
 
-Owns: the errors, the messages by which a fault of any runtime is known, and the translation. A vendor's own messages
-are in its row (backends.vendors.table). Must not know engines.
+A vendor's own messages are in its row (backends.vendors.table).
 """
 
 from __future__ import annotations

@@ -7,23 +7,19 @@ from backends.contract.errors import EngineRefusedError
 from backends.engines.eager import EagerEngine
 from backends.engines.engine import Engine, compile_first
 from backends.engines.graph import GraphEngine
-from backends.engines.inductor import InductorEngine
 from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
 from backends.engines.tensorrt import TensorRTEngine
-from backends.engines.torchscript import TorchScriptEngine
 from backends.vendors.table import Facts
 
 _KINDS: tuple[type[Engine], ...] = (
     EagerEngine,
     GraphEngine,
-    InductorEngine,
     MIGraphXEngine,
     OnnxRuntimeEngine,
     OpenVINOEngine,
     TensorRTEngine,
-    TorchScriptEngine,
 )
 ENGINES: Mapping[str, type[Engine]] = {kind.name: kind for kind in _KINDS}
 """Engines of anychip by name, as in a vendor's row; a backend of another package may bring its own."""
@@ -32,10 +28,7 @@ ENGINES: Mapping[str, type[Engine]] = {kind.name: kind for kind in _KINDS}
 def engines_of(
     facts: Facts, engine: str, network: Network, threads: int, own: Sequence[type[Engine]] = ()
 ) -> list[Engine]:
-    """Return the engines for `--engine` on a vendor's devices, in order of preference. Raises EngineRefusedError.
-
-    `own`: engines that the vendor's backend brings.
-    """
+    """Return the engines for `--engine`, the best first; `own`: the backend's. Raises EngineRefusedError."""
     kinds = {**ENGINES, **{kind.name: kind for kind in own}}
     offered = (*facts.engines, *facts.by_name)
     if engine not in ("auto", *offered):

@@ -1,7 +1,5 @@
 """Cache of compiled networks on disk: each whole or absent, checked before use, and bounded together.
 
-Owns: names, authenticity and size of the entries, and the folders that compilers may use. Must not know their contents.
-
 Entries are machine code and pickles, and they are run. They are therefore signed (HMAC-SHA256) with a key that only
 this user can read. Compilers that keep files by themselves get no folder that others may write to.
 """
@@ -40,10 +38,7 @@ class EngineCache:
         self._folder, self._limit_bytes = folder, limit_bytes
 
     def get(self, **parts: object) -> Path | None:
-        """Return the entry of these parts (names of its sources and tools), None if it is absent or broken.
-
-        A broken one is removed.
-        """
+        """Return the entry of these parts (names of its sources and tools); None if absent. A broken one is removed."""
         entry = self._entry(parts)
         try:
             manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
@@ -94,13 +89,11 @@ class EngineCache:
         return entry
 
     def _not_kept(self, error: Exception) -> None:
-        """Log the failure, once for this folder: a full disk is full for every network."""
         if self._folder not in _said:
             _said.add(self._folder)
             log.warning("what is compiled cannot be kept in %s, and is made again next time: %s", self._folder, error)
 
     def _signature(self, name: str, files: Mapping[str, str]) -> str:
-        """Return the signature of an entry's name and contents. Raises OSError."""
         text = json.dumps([name, sorted(files.items())])
         return hmac.new(_host_key(self._folder), text.encode(), hashlib.sha256).hexdigest()
 
@@ -157,10 +150,7 @@ def private_folder(path: Path) -> Path | None:
 
 
 def _host_key(folder: Path) -> bytes:
-    """Return this user's key on this host. It is made at first need, and anew if another user could have put it there.
-
-    Processes that begin at once all get the same key. Raises OSError.
-    """
+    """Return this user's key on this host: made at first need, and anew if another user could have put it there."""
     path = folder / _KEY
     if (key := _trusted_key(path)) is not None:
         return key
@@ -184,7 +174,6 @@ def _trusted_key(path: Path) -> bytes | None:
 
 
 def _new_key(path: Path) -> bytes:
-    """Make a key. Raises OSError."""
     descriptor, own = tempfile.mkstemp(prefix=".key-", dir=path.parent)  # 0600
     key = os.urandom(_KEY_BYTES)
     try:

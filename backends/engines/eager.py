@@ -1,7 +1,4 @@
-"""PyTorch's eager mode, operator by operator: runs everywhere, and is the reference for other engines.
-
-Owns: memory format and precision. Must not know which vendor's device it runs on.
-"""
+"""PyTorch's eager mode, operator by operator: runs everywhere, and is the reference for other engines."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from torch import nn
 
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels
 from backends.contract.errors import first_line, translated_errors
-from backends.engines.compiled import Call
-from backends.engines.engine import DTYPES, Engine
+from backends.engines.engine import DTYPES, Call, Engine
 from backends.engines.fused import fuse
 from backends.engines.streamed import StreamedExecutable
 
@@ -40,7 +36,8 @@ class EagerEngine(Engine):
             module = placed(network, device, precision, self._facts.channels_last, batch_sizes[-1])
             if self._facts.fused_layers:
                 fuse(module, lambda: batch_s(network, batch_sizes[-1], device), device, DTYPES[precision])
-        return torch_executable(device, network.input_shape, dict.fromkeys(batch_sizes, network))
+        kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
+        return kind(device, network.input_shape, dict.fromkeys(batch_sizes, network))
 
 
 def placed(network: Network, device: str, precision: str, channels_last: bool | None, size: int = 1) -> nn.Module:
@@ -85,12 +82,6 @@ def batch_s(network: Network, size: int, device: str) -> float:
             network(pixels)
         module.synchronize()
     return (time.perf_counter() - started_s) / _TIMED_RUNS
-
-
-def torch_executable(device: str, input_shape: tuple[int, ...], by_size: Mapping[int, Call]) -> Executable:
-    """Return an executable of calls with tensors, by batch size; on devices, one that overlaps its copies."""
-    kind = _HostExecutable if torch.device(device).type == "cpu" else StreamedExecutable
-    return kind(device, input_shape, by_size)
 
 
 class _HostExecutable(Executable):

@@ -1,22 +1,32 @@
-"""Interface between compilers and backends.
+"""Interface between compilers and backends: an engine, the walk over several of them, and steps of compilers.
 
-Owns: the interface of an engine, the walk over several of them, and the steps common to all executables (checking the
-input, translating errors). Must not know vendors, models or images.
+Compilers that keep files in their own way have a folder each network, precision, device and version. Those files are
+programs, so they lie below a folder that only this user may write to. Must not know vendors, models or images.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
+import importlib
+import importlib.util
+import io
 import logging
+import os
+import shutil
+import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor, nn
 
 from backends.contract.backend import (
     DEFAULTS,
@@ -27,7 +37,6 @@ from backends.contract.backend import (
     LoadedNetwork,
     LoadReport,
     Network,
-    PackedTensor,
     Pixels,
     TensorNetwork,
     built,
@@ -40,15 +49,17 @@ from backends.contract.errors import (
     NotConvertedError,
     OutOfDeviceMemoryError,
     WrongAnswersError,
+    first_line,
+    translated_errors,
 )
-from backends.engines.cache import EngineCache
-from backends.engines.compiled import is_installed
+from backends.engines.cache import EngineCache, bound, private_folder
 from backends.vendors.table import Facts
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_MANY = 4096
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _FORMS: dict[Form, str] = {
@@ -103,11 +114,12 @@ class Engine(ABC):
         """
         if self.takes == "minutes":
             if not self.keeps or form_of(network) == "finished":
-                return not is_installed(self.package) or form_of(network) == "finished"
+                return not _is_installed(self.package) or form_of(network) == "finished"
         elif precision != "int8" or options.calibration is None or not self.keeps_int8:
             return True
         try:
-            return is_kept(options, self.parts(network, precision, options))
+            parts, cache = self.parts(network, precision, options), _cache_of(options)
+            return cache is not None and cache.get(**parts) is not None
         except EngineRefusedError:
             return True  # In refusing.
 
@@ -134,12 +146,6 @@ def calibration_of(options: CompileOptions) -> Callable[[], Pixels]:
     return options.calibration
 
 
-def is_kept(options: CompileOptions, parts: Mapping[str, object]) -> bool:
-    """Return True if the cache has an entry of these parts."""
-    cache = _cache_of(options)
-    return cache is not None and cache.get(**parts) is not None
-
-
 def kept_or_made(
     options: CompileOptions,
     parts: Mapping[str, object],
@@ -159,7 +165,6 @@ def kept_or_made(
 
 
 def _cache_of(options: CompileOptions) -> EngineCache | None:
-    """Return None without a folder, or without a key of the network."""
     return EngineCache(options.cache_dir / "engines") if options.cache_dir and options.key else None
 
 
@@ -238,12 +243,9 @@ def compile_first(
             break
         if not staged and precision != precisions[-1]:
             log.warning("no engine serves the network in %s on %s: %s", precision, device, refusals)
-    if staged:  # Nothing can stand in meanwhile.
-        options, again = replace(options, quick=False), tuple(precisions)
-        return compile_first(engines, network, device, again, sizes, options=options, completed=completed)
-    if known:  # No earlier verdict alone keeps a network from being served.
-        options, again = replace(options, refused=DEFAULTS.refused), tuple(precisions)
-        return compile_first(engines, network, device, again, sizes, options=options, completed=completed)
+    if staged or known:  # Nothing can stand in meanwhile; no earlier verdict alone keeps a network from being served.
+        options = replace(options, quick=False) if staged else replace(options, refused=DEFAULTS.refused)
+        return compile_first(engines, network, device, precisions, sizes, options=options, completed=completed)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise EngineRefusedError(f"No engine runs this network on {device} in {precisions[0]} ({reasons}).")
 
@@ -258,7 +260,7 @@ def unpacking(network: Network) -> tuple[tuple[str, Callable[[Pixels], Array]], 
         return (("", lambda images: images),)
     packed = cast(TensorNetwork, network)
 
-    def taking(tensor: PackedTensor, start: int, stop: int) -> Callable[[Pixels], Array]:
+    def taking(tensor: Any, start: int, stop: int) -> Callable[[Pixels], Array]:
         dtype, shape = tensor.dtype, tensor.shape
         return lambda items: items[:, start:stop].view(dtype).reshape((len(items), *shape) if packed.batched else shape)
 
@@ -278,9 +280,8 @@ def is_packed(network: Network) -> bool:
 
 def _copied(network: Network) -> Network:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # torch_npu 2.13 copies tensors through what PyTorch deprecates, and warns of it.
+        # torch_npu 2.13 copies tensors through what PyTorch deprecates, and warns of it.
+        warnings.simplefilter("ignore")
         return copy.deepcopy(network)
 
 
@@ -294,3 +295,129 @@ def _ready(
     except BaseException:
         executable.close()
         raise
+
+
+# --- Steps of compilers
+
+
+def imported(package: str, remedy: str) -> Any:
+    """Import a compiler's package. Raises EngineRefusedError; `remedy` ends its sentence if it is not installed."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # They print; the command's output is not theirs.
+            return importlib.import_module(package)
+    except Exception as error:  # Vendors raise every kind.
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            raise EngineRefusedError(f"{package} is not installed: {remedy}") from error
+        raise EngineRefusedError(f"{package} is installed and cannot be used: {first_line(error)}") from error
+
+
+def version_of(package: str, remedy: str) -> str:
+    """Return the version of a package, by its name on the index. Raises EngineRefusedError."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError as error:
+        raise EngineRefusedError(f"int8 needs {package}: {remedy}") from error
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except Exception:  # torch_npu's stand-in for torchair is loaded by the question, and may fail.
+        return True
+
+
+@contextlib.contextmanager
+def without_prints() -> Iterator[None]:
+    """Drop what PyTorch's exporter prints: of a network that it cannot export, each operator."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def compiling(title: str, device: str) -> Iterator[None]:
+    """Turn a compiler's errors into refusals, except too little memory and a lost device; its prints go to the log."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr), translated_errors(device):
+            yield
+    except BackendError as error:
+        if type(error) is BackendError:
+            raise EngineRefusedError(f"{title} cannot compile this network: {error}") from error
+        raise
+    except Exception as error:
+        raise EngineRefusedError(f"{title} cannot compile this network: {first_line(error)}") from error
+
+
+Call = Callable[[Tensor], Sequence[Tensor]]
+"""Network for one batch size: uint8 on the device -> its outputs there."""
+
+
+def by_torch_compile(
+    network: Network, device: str, batch_sizes: tuple[int, ...], backend: str | Callable[..., Any]
+) -> dict[int, Call]:
+    """Compile the network, on its device, by `backend` for every batch size now: no request has to wait for it.
+
+    It compiles in one piece (`fullgraph`): code that PyTorch cannot trace, and a size too many, is an error, and not a
+    silent way back to eager.
+    """
+    module: Call = torch.compile(cast(nn.Module, network), backend=backend, dynamic=False, fullgraph=True)
+    # By default eight shapes of the same code, whichever network it belongs to.
+    limits = {"cache_size_limit": _MANY, "accumulated_cache_size_limit": _MANY}
+    patched: Any = torch._dynamo.config.patch(limits)
+    with patched, torch.inference_mode():
+        for size in reversed(batch_sizes):
+            module(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
+    return dict.fromkeys(batch_sizes, module)
+
+
+def with_own_folder(
+    build: Callable[[Path | None], T],
+    title: str,
+    options: CompileOptions,
+    *,
+    network: Network,
+    precision: str,
+    machine: str,
+) -> T:
+    """Run `build` with the folder of a network and its target (`machine`); None: nothing may be kept.
+
+    If the folder's contents cannot be used, run it again with the folder empty. The least recently used folders of
+    others are removed until all are within the limit.
+    """
+    folder = private_folder(options.cache_dir / title.lower()) if options.cache_dir else None
+    if folder is None:
+        return build(None)
+    weights = {} if options.key else cast(nn.Module, network).state_dict()
+    own = folder / digest_of(weights, options.key, network.input_shape, precision, machine)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(own)  # It was used: others go first.
+    bound(folder, own)
+    kept = any(own.iterdir())
+    try:
+        return build(own)
+    except (torch.OutOfMemoryError, OutOfDeviceMemoryError, DeviceLostError):
+        raise
+    except Exception as error:  # Vendors raise every kind.
+        if not kept:
+            raise
+        log.warning("what %s has kept cannot be used and is built anew: %s", title, first_line(error))
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return build(own)
+
+
+def digest_of(tensors: Mapping[str, Any], *facts: object) -> str:
+    """Return a name for the combination of these tensors and facts."""
+    found = hashlib.sha256(repr([str(fact) for fact in facts]).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(name.encode())
+        if isinstance(tensor, Tensor):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:32]
+
+
+def device_kind(device: str) -> str:
+    """Return the device's name and compute capability: a program compiled for it serves no other."""
+    module = torch.get_device_module(torch.device(device).type)
+    asked = getattr(module, "get_device_name", None), getattr(module, "get_device_capability", None)
+    return " ".join(str(ask(device)) for ask in asked if ask is not None)

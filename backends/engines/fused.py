@@ -1,17 +1,7 @@
 """Fusion of convolutions with the operators behind them, on devices where such kernels exist and are faster.
 
-    convolution + bias ─► ReLU               one kernel of cuDNN's
-    convolution + bias ─► + other ─► ReLU    one kernel of cuDNN's
-    convolution + bias ─► SiLU               the convolution, then bias and SiLU in one kernel that is compiled once
-
 PyTorch runs bias, sum and activation one after the other. Each reads and writes the convolution's whole output, and
-that takes a fast card longer than the convolution itself: on an H100 a ResNet-50 in fp16 answers twice as many images
-in one kernel each (docs/hardware.md).
-
-cuDNN's kernels and the one for SiLU ran on an H100; the speed of the latter in a captured graph was not measured there.
-
-Owns: these patterns, the trial of the device's kernels, the choice by time. Must not know models, or whose device it
-is.
+that takes a fast card longer than the convolution itself (docs/hardware.md: an H100, where these kernels ran).
 """
 
 from __future__ import annotations
@@ -211,7 +201,6 @@ def _is_convolution(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
 
 @cache
 def _works(kind: type[_Fused], device: str, dtype: torch.dtype) -> bool:
-    """Return True if the device computes this kind as PyTorch does, tried on noise."""
     try:
         generator = torch.Generator().manual_seed(0)
         convolution = nn.Conv2d(8, 16, 3, padding=1).to(device, dtype).to(memory_format=torch.channels_last)

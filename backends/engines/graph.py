@@ -1,20 +1,11 @@
 """Captured graphs: the device's own record of a network's kernels, started by one call instead of one a kernel.
 
-Owns: capture and replay, two graphs a batch size. Must not know which vendor's device it is: it speaks through
-`torch.get_device_module`, and is told the name of graphs in the device's module.
+Input and outputs of a graph stay in place. So there is a graph for each of the two inputs that batches alternate
+between, with the copies of its outputs inside; where a stack refuses those, outputs are copied after the replay.
 
-    copy stream      copy n+1 into the other input ───────────────────┐ event
-    compute stream   replay n: network and outputs into pinned memory ─► replay n+1
-
-The input and the outputs of a graph stay in place after its capture. So there is a graph for each of the two inputs
-that batches alternate between, and each has the copies of its outputs inside, into memory of its own: one call does all
-of a batch. If the host's memory cannot be pinned, or a stack refuses such copies in a capture, outputs are copied after
-the replay. It is unknown which vendors' stacks refuse them; only their cards can show it.
-
-An older form ran on an H100, with one graph a size, which copied its input, and with copies after it
-(docs/hardware.md); the present form ran on simulated devices alone. Unverified on other vendors' cards. Names and
-parameters are those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821, torch_supa 68fb624; MUSAGraph is
-known only from projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
+An older form ran on an H100 (docs/hardware.md), the present one on simulated devices alone. Names and parameters are
+those of torch 2.14.1 (cuda, xpu), torch_npu 2.14.0, torch_mlu 0c48821, torch_supa 68fb624; MUSAGraph is known only from
+projects that use it. ROCm's and Hygon's graphs are torch.cuda's.
 """
 
 from __future__ import annotations
@@ -107,7 +98,6 @@ class _Replayed:
         self._captured = _capture(network, self._pixels, module, kind, None, copies=False)
 
     def __call__(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Replay the graph for the content of its input."""
         self._captured.graph.replay()
         return self._captured.outputs
 

@@ -1,7 +1,5 @@
 """MIGraphX of AMD, through torch_migraphx, which is built from source or comes in AMD's images.
 
-Owns: its calls. Must not know models or images.
-
 Its outputs lie in buffers of its own, which the next batch overwrites; it computes on the current stream, on which they
 have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost memory and have crashed
 (AMDMIGraphX#4846, #4618). Read in ROCm/torch_migraphx at b3a8957; unverified on hardware.
@@ -10,9 +8,8 @@ have been copied by then (fx/mgx_module.py). Shapes are fixed: dynamic ones cost
 from __future__ import annotations
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import by_torch_compile, compiling, imported
 from backends.engines.eager import placed
-from backends.engines.engine import Engine
+from backends.engines.engine import Engine, by_torch_compile, compiling, imported
 from backends.engines.streamed import StreamedExecutable
 
 

@@ -1,13 +1,10 @@
 """ONNX Runtime, on the CPU or through an accelerator's execution provider.
 
-Owns: export to ONNX, running ONNX files, and the choice of the provider. Must not know vendors, models or images.
-
 One session with a free batch dimension serves every batch size: a session a size would hold the weights as often.
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import tempfile
@@ -21,17 +18,17 @@ import torch
 from torch import nn
 
 from anychip_base.extras import how_to_install
-from backends import host
 from backends.contract.backend import Array, CompileOptions, Executable, Network, Pixels, TensorNetwork, form_of
 from backends.contract.errors import EngineRefusedError, first_line, not_converted
-from backends.engines.compiled import imported, version_of, without_prints
 from backends.engines.engine import (
     DTYPES,
     Engine,
-    calibration_of,
+    imported,
     is_batched,
     kept_or_made,
     unpacking,
+    version_of,
+    without_prints,
 )
 from backends.vendors.table import Facts
 
@@ -57,17 +54,13 @@ _OPSET = 18  # The oldest that both exporters write without converting.
 
 
 class OnnxRuntimeEngine(Engine):
-    """ONNX Runtime. fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions.
-
-    In int8 are convolutions and matrix products, by channel, in the form that every provider reads (QDQ).
-    """
+    """ONNX Runtime. fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions."""
 
     name = "onnxruntime"
     forms = ("pixels", "onnx")
-    keeps_int8 = True
 
     def __init__(self, facts: Facts, threads: int = 1) -> None:
-        self.offers = ("fp32", "int8") if facts.device_type == "cpu" else ("fp32", "fp16")
+        self.offers = ("fp32",) if facts.device_type == "cpu" else ("fp32", "fp16")
         super().__init__(facts, threads)
 
     def compile(
@@ -78,23 +71,18 @@ class OnnxRuntimeEngine(Engine):
         packed = cast(TensorNetwork, network) if form_of(network) == "onnx" else None
         if packed is not None and precision != "fp32":
             raise EngineRefusedError("an ONNX file keeps its own types: choose fp32, which leaves them as they are")
-        exported: str | bytes
-        if packed is not None:
-            exported = packed.file
-        elif precision == "int8":
-            exported = self._int8(network, batch_sizes[-1], options)
-        else:
-            exported = self._export(network, precision, batch_sizes[-1], options)
+        exported: str | bytes = packed.file if packed else self._file(network, precision, batch_sizes[-1], options)
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads = self._threads
         settings.inter_op_num_threads = 1
         # Waiting threads would hold the cores on which images are decoded and answers written.
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.log_severity_level = 3
-        choice: Any = provider
         on_cpu = provider == "CPUExecutionProvider"
-        if not on_cpu:
-            choice = (provider, _provider_options(provider, torch.device(device).index or 0))
+        # CUDA's computes float32 in TF32 unless it is told not to.
+        exact = {"use_tf32": "0"} if provider == "CUDAExecutionProvider" else {}
+        given = {"device_id": str(torch.device(device).index or 0), **exact}
+        choice: Any = provider if on_cpu else (provider, given)
         session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():
             raise EngineRefusedError(f"ONNX Runtime's {provider} does not start here; its log says why")
@@ -106,8 +94,7 @@ class OnnxRuntimeEngine(Engine):
             raise EngineRefusedError("the network is written for one batch size, and the export fixed it")
         return _OnnxRuntimeExecutable(device, batch_sizes, network, session)
 
-    def _export(self, network: Network, precision: str, size: int, options: CompileOptions) -> bytes:
-        """Return the network as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
+    def _file(self, network: Network, precision: str, size: int, options: CompileOptions) -> bytes:
 
         def make() -> bytes:
             network.cast(DTYPES[precision])
@@ -116,28 +103,15 @@ class OnnxRuntimeEngine(Engine):
         def save(made: bytes, folder: Path) -> None:
             (folder / "network.onnx").write_bytes(made)
 
-        parts = self.parts(network, precision, options, precision)
+        parts = self.parts(network, precision, options)
         return kept_or_made(options, parts, make, save, lambda folder: (folder / "network.onnx").read_bytes())
-
-    def _int8(self, network: Network, size: int, options: CompileOptions) -> bytes:
-        """Return the network in int8 as an ONNX file, from the cache if it is there. Raises EngineRefusedError."""
-        calibration, reduced = calibration_of(options), host.sums_overflow()
-
-        def make() -> bytes:
-            return _quantised(_exported(network, size), calibration(), reduced=reduced)
-
-        def save(made: bytes, folder: Path) -> None:
-            (folder / "int8.onnx").write_bytes(made)
-
-        parts = self.parts(network, "int8", options, *(("reduced",) if reduced else ()))
-        return kept_or_made(options, parts, make, save, lambda folder: (folder / "int8.onnx").read_bytes())
 
     def version(self, precision: str) -> str:
         return str(_runtime(self._facts).__version__)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
         exporters = [version_of(each, how_to_install("onnx")) for each in _PACKAGES[1:]]
-        return super().parts(network, precision, options, torch.__version__, *exporters, *more)
+        return super().parts(network, precision, options, torch.__version__, *exporters, precision, *more)
 
 
 class _OnnxRuntimeExecutable(Executable):
@@ -163,7 +137,6 @@ class _OnnxRuntimeExecutable(Executable):
 
 
 def _runtime(facts: Facts) -> Any:
-    """Import ONNX Runtime and what writes its files. Raises EngineRefusedError."""
     package = _package(facts)
     # The extra has the plain package, which may not lie beside an accelerator's: they share one folder.
     remedy = how_to_install("onnx") if package == _PACKAGES[0] else f"pip install {package} {' '.join(_PACKAGES[1:])}"
@@ -173,12 +146,10 @@ def _runtime(facts: Facts) -> Any:
 
 
 def _package(facts: Facts) -> str:
-    """Return the package of ONNX Runtime for the vendor's devices: an accelerator's has what the plain one has."""
     return facts.onnx[-1][1] if facts.onnx else _PACKAGES[0]
 
 
 def _provider(runtime: Any, facts: Facts) -> str:
-    """Return the best provider for the vendor's devices in this build. Raises EngineRefusedError."""
     present = runtime.get_available_providers()
     for provider, _ in facts.onnx:
         if provider in present:
@@ -192,14 +163,7 @@ def _provider(runtime: Any, facts: Facts) -> str:
     )
 
 
-def _provider_options(provider: str, index: int) -> dict[str, str]:
-    """Return the options of a device's provider. CUDA's computes float32 in TF32 unless it is told not to."""
-    options = {"device_id": str(index)}
-    return {**options, "use_tf32": "0"} if provider == "CUDAExecutionProvider" else options
-
-
 def _session(runtime: Any, exported: str | bytes, settings: Any, choice: Any) -> Any:
-    """Start a session. Raises EngineRefusedError."""
     try:
         return runtime.InferenceSession(exported, settings, providers=[choice])
     except Exception as error:  # Its own classes derive from nothing but Exception.
@@ -238,52 +202,11 @@ def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, 
 
 
 def _numpy_type(onnx_type: str) -> type[np.generic]:
-    """Return the type of an input such as `tensor(uint8)`."""
     name = onnx_type.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
 
 
-def _quantised(exported: bytes, pixels: Pixels, *, reduced: bool) -> bytes:
-    """Return the file with every convolution and matrix product in int8, with ranges from these images; `reduced`:
-    weights have 7 bits.
-
-    Raises EngineRefusedError.
-    """
-    quantization = importlib.import_module("onnxruntime.quantization")
-    shapes = importlib.import_module("onnxruntime.quantization.shape_inference")
-    [name] = [entry.name for entry in importlib.import_module("onnx").load_from_string(exported).graph.input]
-
-    class Images(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            self._rows = iter(range(len(pixels)))
-
-        def get_next(self) -> dict[str, Pixels] | None:
-            row = next(self._rows, None)
-            return None if row is None else {name: pixels[row : row + 1]}
-
-    with tempfile.TemporaryDirectory(prefix="anychip-onnx-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        source, prepared, quantised = (Path(folder) / f"{step}.onnx" for step in ("source", "prepared", "quantised"))
-        source.write_bytes(exported)
-        try:
-            shapes.quant_pre_process(source, prepared, skip_symbolic_shape=True)
-            quantization.quantize_static(
-                prepared,
-                quantised,
-                Images(),
-                quant_format=quantization.QuantFormat.QDQ,
-                per_channel=True,
-                activation_type=quantization.QuantType.QUInt8,
-                weight_type=quantization.QuantType.QInt8,
-                reduce_range=reduced,
-            )
-        except Exception as error:  # Its own classes, and whatever the network's graph does to it.
-            raise EngineRefusedError(f"ONNX Runtime cannot quantise the network: {first_line(error)}") from error
-        return quantised.read_bytes()
-
-
 def _exported(network: Network, size: int) -> bytes:
-    """Return the network as an ONNX file, by the newer exporter if it can, else traced. Raises EngineRefusedError."""
     # At least two: a size of one would be taken for a dimension that never changes.
     example = (torch.zeros((max(size, 2), *network.input_shape), dtype=torch.uint8),)
     module = cast(nn.Module, network)

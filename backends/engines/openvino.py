@@ -1,12 +1,4 @@
-"""OpenVINO on CPUs.
-
-Owns: conversion of the network and how a batch is spread over the cores. Must not know vendors, models or images.
-
-A batch of n runs as n requests of one image on min(n, threads) streams. One image alone gets all threads; several
-get a core each, which needs no synchronisation between the cores, lets the quicker core take more images when another
-process disturbs one, and costs one compiled network per number of streams instead of one per batch size. Measured in
-docs/performance.md, "CPU engines, measured".
-"""
+"""OpenVINO on CPUs: a batch runs as requests of one image each, on up to `threads` streams (docs/performance.md)."""
 
 from __future__ import annotations
 
@@ -42,14 +34,15 @@ from backends.contract.errors import (
     not_converted,
     translated_errors,
 )
-from backends.engines.compiled import imported, version_of
 from backends.engines.engine import (
     Engine,
     calibration_of,
+    imported,
     is_batched,
     is_packed,
     kept_or_made,
     unpacking,
+    version_of,
 )
 
 # int8: what is quantised says so in the network itself; the rest runs in bf16 where the CPU has it.
@@ -159,7 +152,6 @@ def _wait(requests: list[Any]) -> None:
 
 
 def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[str, object], *, in_int8: bool) -> Any:
-    """Return the network for one image as an OpenVINO model, from the cache if possible. Raises EngineRefusedError."""
     import openvino
 
     calibration = calibration_of(options) if in_int8 else None
@@ -177,7 +169,6 @@ def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[
 
 
 def _quantised(model: Any, pixels: Pixels) -> Any:
-    """Return the model in int8, by quantisation after training, with ranges from these images."""
     # Before the first import: NNCF reports its use to Google Analytics unless it thinks that it is being tested.
     os.environ.setdefault("NNCF_CI", "1")
     try:
@@ -198,7 +189,6 @@ def _quantised(model: Any, pixels: Pixels) -> Any:
 
 
 def _read_onnx(core: Any, network: TensorNetwork) -> Any:
-    """Return the file's network for one item. Raises EngineRefusedError."""
     try:
         model = core.read_model(network.file)
         model.reshape({name: list(array.shape) for name, array in _one_item(network)})
@@ -208,7 +198,6 @@ def _read_onnx(core: Any, network: TensorNetwork) -> Any:
 
 
 def _converted(core: Any, network: Network) -> Any:
-    """Convert a network, for one item, to an OpenVINO model. Raises EngineRefusedError."""
     inputs = tuple(torch.from_numpy(array) for _, array in _one_item(network))
     module: Any = cast(TensorNetwork, network).core if is_packed(network) else network
     try:
@@ -232,7 +221,6 @@ class _Part(nn.Module):
 
 
 def _around_file(core: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
-    """Join a file's model with the computation before and after it, which are converted each by itself."""
     from openvino import Model
 
     runtime: Any = next(each for each in module.modules() if hasattr(each, "openvino_file"))
@@ -273,7 +261,6 @@ def _around_file(core: Any, module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 
 
 def _joined(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-    """Let one model take the outputs of another as its inputs."""
     from openvino import opset8
 
     for output, taken in zip(outputs, inputs, strict=True):
@@ -306,7 +293,6 @@ def _traced(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
 
 
 def _one_item(network: Network) -> list[tuple[str, Array]]:
-    """Return zeros for each input, by its name."""
     item = np.zeros((1, *network.input_shape), np.uint8)
     return [(name, np.asarray(take(item), order="C")) for name, take in unpacking(network)]
 

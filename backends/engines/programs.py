@@ -1,10 +1,4 @@
-"""Base of engines of compiled files: a vendor's runtime has the program, and two batches are in flight.
-
-    items ─► arrays as the program takes them ─► Program.start ─► arrays ─► what the network answers
-
-Owns: the way of a network's items into a program and back. Must not know any vendor's runtime: that is the one file of
-an engine (anychip_ascend.om).
-"""
+"""Base of engines of compiled files: a vendor's runtime has the program, and two batches are in flight."""
 
 from __future__ import annotations
 
@@ -73,12 +67,10 @@ class ProgramExecutable(Executable):
         self._finished = None if _is_whole(network) else cast(FinishedNetwork, network)
 
     def buffer(self, rows: int) -> Pixels:
-        """Return memory from which the device copies while it computes."""
         item_bytes = int(np.prod(self._input_shape))
         return self._program.host_memory(rows * item_bytes).reshape(rows, *self._input_shape)
 
     def start(self, pixels: Pixels) -> Started:
-        """Begin, and return before the device has finished."""
         self._check(pixels)
         return self._begin(pixels)
 
@@ -121,5 +113,4 @@ class ProgramExecutable(Executable):
 
 
 def _is_whole(network: Network) -> bool:
-    """Return True if all of the network is in the program."""
     return form_of(network) != "finished"

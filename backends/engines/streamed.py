@@ -1,16 +1,11 @@
 """Executables on devices that copy while they compute.
 
-Owns: streams, events, pinned memory, and the test that a device still answers after a fault. Must not know which
-vendor's device it is: it speaks through `torch.get_device_module`.
-
     copy stream      copy n+1 ────────┐ event
     compute stream   network n ─► outputs n ─► network n+1 ─► outputs n+1 ─► event, for which the host waits
 
 Items that lie apart are copied from their places, if the driver has locked that memory (`page_locks` of the vendor's
-row); otherwise several threads bring them together in pinned memory first.
-
-The copies are right on an H100, on simulated devices, and on vendors' packages over stub drivers, where a missing wait
-shows; only a device shows how much they overlap (docs/hardware.md).
+row); otherwise several threads bring them together in pinned memory first. The copies are right on an H100, and on
+simulated and stubbed devices; only a device shows how much they overlap (docs/hardware.md).
 """
 
 from __future__ import annotations
@@ -28,9 +23,8 @@ from torch import Tensor
 
 from backends.contract.backend import Array, Executable, Pixels, Started
 from backends.contract.errors import DeviceLostError, first_line, translated_errors
-from backends.engines.compiled import Call
+from backends.engines.engine import Call
 from backends.vendors import table as vendors
-from backends.vendors.table import PageLocks
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +33,7 @@ _COPIERS = ThreadPoolExecutor(4, "copy")
 
 
 class StreamedExecutable(Executable):
-    """Network on the current device of its type, ready for each batch size.
-
-    At most two batches are in flight, in the order of their starts.
-    """
+    """Network on the current device of its type, for each batch size; at most two batches are in flight."""
 
     depth = 2
     takes_rows = True
@@ -69,12 +60,10 @@ class StreamedExecutable(Executable):
         return pixels
 
     def start(self, pixels: Pixels) -> Started:
-        """Begin, and return before the device has finished."""
         self._check(pixels)
         return self._begin([pixels], len(pixels))
 
     def start_rows(self, rows: Sequence[Pixels | Tensor], size: int) -> Started:
-        """Begin, and return before the device has finished."""
         on_host = [row[None] for row in rows if isinstance(row, np.ndarray)]
         for row in on_host:
             self._check(row, size)
@@ -133,7 +122,6 @@ class StreamedExecutable(Executable):
         return Started(waited_for)
 
     def _compute(self, on_device: Tensor, hosts: list[Tensor]) -> None:
-        """Run the network, and copy its outputs to memory that is added to `hosts`."""
         copy_out(self._by_size[len(on_device)](on_device), hosts)
 
     def _is_locked(self, item: Pixels) -> bool:
@@ -146,27 +134,23 @@ class StreamedExecutable(Executable):
             # One that refuses memory refuses the next one, too.
             locked = all(self._locked.values()) and self._lock(address, item.nbytes)
             if locked and not torch.from_numpy(item).is_pinned():  # PyTorch does not know it: it would wait for copies.
-                self._unlock(address)
+                self._lock(address, item.nbytes, lock=False)
                 locked = False
             self._locked[address] = locked
         return self._locked[address]
 
-    def _lock(self, address: int, size_bytes: int) -> bool:
-        """Lock the host's memory by the vendor's function; return False if there is none, or if it refuses."""
-        locks = _page_locks(self.device)
+    def _lock(self, address: int, size_bytes: int, *, lock: bool = True) -> bool:
+        """Lock the host's memory by the vendor's function, or unlock it; return False without one, or if it refuses."""
+        rows = vendors.of_type(torch.device(self.device).type)
+        locks = next((row.page_locks for row in rows if row.page_locks), None)
         holder = getattr(self._module, locks.runtime, None) if locks else None
         if locks is None or holder is None:  # An older package may lack the function.
             return False
-        if not int(getattr(holder(), locks.lock)(address, size_bytes, locks.flags)):
-            return True
-        self._forget_refusal()
-        return False
-
-    def _unlock(self, address: int) -> None:
-        locks = _page_locks(self.device)
-        assert locks is not None
-        if int(getattr(getattr(self._module, locks.runtime)(), locks.unlock)(address)):
+        given = (address, size_bytes, locks.flags) if lock else (address,)
+        if int(getattr(holder(), locks.lock if lock else locks.unlock)(*given)):
             self._forget_refusal()
+            return False
+        return True
 
     def _forget_refusal(self) -> None:
         """Clear the error that the runtime's refusal has left behind: it is no fault of the next batch.
@@ -211,14 +195,8 @@ class StreamedExecutable(Executable):
         self._by_size = {}
         self._pinned, self._inputs, self._staging = [], [], []
         for address in [each for each, locked in self._locked.items() if locked]:
-            self._unlock(address)
+            self._lock(address, 0, lock=False)
         self._locked = {}
-
-
-def _page_locks(device: str) -> PageLocks | None:
-    """Return the functions of a device's vendor that lock memory; None without any."""
-    rows = vendors.of_type(torch.device(device).type)
-    return next((row.page_locks for row in rows if row.page_locks), None)
 
 
 def _gather(items: Sequence[Pixels], out: Pixels) -> None:

@@ -1,16 +1,10 @@
-"""TensorRT through torch_tensorrt's dynamo path, for NVIDIA.
+"""TensorRT through torch_tensorrt's dynamo path, for NVIDIA. Unverified on hardware.
 
-Owns: its options and its two caches. Must not know models or images.
-
-The parameters that the path uses and ignores were read in torch_tensorrt 2.14.0's sources, with which tests compare
-every call: `enabled_precisions` does nothing there, networks run in the types that they have. The cache of engines is
-off unless weights may change (`immutable_weights=False`), and an engine from it is refitted with the given weights. Its
-key holds operators, input shapes and settings, but no weights and no shapes or types of them, no GPU and no version of
-TensorRT: resnet50 with 10 and with 1000 classes share one. So each network, precision, GPU and version has a folder of
-its own, and engines that cannot be used are built anew, once.
-
-Operators that TensorRT lacks run in PyTorch, in between. For int8 NVIDIA's ModelOpt inserts quantisers (its sources:
-0.47.0), and the rest of the network runs in fp16. Unverified on hardware.
+The parameters that the path uses and ignores were read in torch_tensorrt 2.14.0's sources: `enabled_precisions` does
+nothing there. The cache of engines is off unless weights may change (`immutable_weights=False`), and an engine from it
+is refitted with the given weights. Its key holds operators, input shapes and settings, but no weights and no shapes or
+types of them, no GPU and no version of TensorRT. So each network, precision, GPU and version has a folder of its own.
+For int8 NVIDIA's ModelOpt (0.47.0) inserts quantisers, and the rest of the network runs in fp16.
 
 The cache is read by unpickling: a user who can write to `--cache-dir` can run code here.
 """
@@ -31,9 +25,17 @@ from torch import Tensor, nn
 from anychip_base.extras import how_to_install
 from backends.contract.backend import CompileOptions, Executable, Network
 from backends.contract.errors import EngineRefusedError
-from backends.engines.compiled import compiling, device_kind, digest_of, imported, with_own_folder
 from backends.engines.eager import placed
-from backends.engines.engine import DTYPES, Engine, calibration_of
+from backends.engines.engine import (
+    DTYPES,
+    Engine,
+    calibration_of,
+    compiling,
+    device_kind,
+    digest_of,
+    imported,
+    with_own_folder,
+)
 from backends.engines.streamed import StreamedExecutable
 
 _ENGINE_CACHE_BYTES = 4 * 2**30  # Of one network.
@@ -108,10 +110,7 @@ def _typing(compile_: Callable[..., object]) -> dict[str, bool]:
 
 
 def _quantise(module: nn.Module, device: str, options: CompileOptions) -> Callable[[], AbstractContextManager[Any]]:
-    """Put quantisers into the module, in place; return a maker of the context to export it in.
-
-    Raises EngineRefusedError.
-    """
+    """Put quantisers into the module, in place; return a maker of the context to export it in."""
     calibration = calibration_of(options)
     quantization = imported("modelopt.torch.quantization", "pip install nvidia-modelopt")
     pixels = torch.from_numpy(calibration())

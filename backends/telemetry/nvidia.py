@@ -1,59 +1,27 @@
 """NVIDIA's telemetry, through NVML where nvidia-ml-py is installed, else through nvidia-smi.
 
-Owns: NVML's calls and units. Must not know CUDA's numbering: indexes are NVML's, and differ from CUDA's where
-CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML path ran on an H100. XIDs are in xids.
+Indexes are NVML's, and differ from CUDA's where CUDA_VISIBLE_DEVICES is set; `uuids` tells which is which. The NVML
+path ran on an H100, the watch for XIDs on no hardware: in some virtual machines and containers NVML refuses events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from math import isnan, nan
 from typing import Any
 
 from backends.contract.backend import Telemetry
-from backends.telemetry.parsing import csv_members, csv_telemetry, telemetry
-from backends.telemetry.tool import Tool
-from backends.telemetry.tools import CSV, Query
+from backends.telemetry.sampling import Tool
+from backends.telemetry.tools import CSV, Query, csv_telemetry
 from backends.telemetry.tools import read as read_tool
-from backends.telemetry.xids import counted_xids
+
+log = logging.getLogger(__name__)
 
 _TEMPERATURE_GPU = 0
-_CARE = (
-    "index",
-    "temperature.memory",
-    "clocks.sm",
-    "ecc.errors.corrected.volatile.total",
-    "ecc.errors.uncorrected.volatile.total",
-    "clocks_throttle_reasons.sw_thermal_slowdown",
-    "clocks_throttle_reasons.hw_thermal_slowdown",
-    "clocks_throttle_reasons.sw_power_cap",
-    "clocks_throttle_reasons.hw_power_brake_slowdown",
-)
-_FIGURES = {
-    "memory_temperature_celsius": (_CARE[1],),
-    "clock_hertz": (_CARE[2],),
-    "corrected_memory_errors": (_CARE[3],),
-    "uncorrected_memory_errors": (_CARE[4],),
-}
-
-
-def parse_care(text: str) -> dict[int, Telemetry]:
-    """Parse lines of `--query-gpu` with memory temperature, clocks, errors and throttling, by index."""
-    return {
-        number: replace(
-            telemetry(members, _FIGURES),
-            heat_throttled=_active(members[name] for name in _CARE[5:7]),
-            power_throttled=_active(members[name] for name in _CARE[7:9]),
-        )
-        for number, members in csv_members(text, _CARE).items()
-    }
-
-
-_SMI = (  # Energy is never given.
-    Query(("nvidia-smi", *CSV), csv_telemetry),
-    Query(("nvidia-smi", f"--query-gpu={','.join(_CARE)}", "--format=csv,noheader,nounits"), parse_care, seldom=True),
-)
+_SMI = (Query(("nvidia-smi", *CSV), csv_telemetry),)  # Of the figures, the common ones alone.
 
 
 def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
@@ -63,7 +31,8 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> Mapping[int, Telemetry]:
     except ImportError:
         return read_tool(_SMI, tool)
     cards = read_nvml(pynvml)
-    xids = counted_xids(pynvml, wanted)
+    watched = _watched(pynvml)
+    xids = watched.counted(wanted) if watched else {}
     return {number: replace(sample, driver_errors=xids.get(number, nan)) for number, sample in cards.items()}
 
 
@@ -127,19 +96,59 @@ def _device(nvml: Any, number: int) -> Telemetry:
     )
 
 
-def _active(cells: Iterable[str]) -> float:
-    """Return 1 if any of `Active` and `Not Active` is active, else 0; NaN for other texts of nvidia-smi."""
-    said = set(cells)
-    return 1.0 if "Active" in said else 0.0 if said == {"Not Active"} else nan
-
-
 def _field(nvml: Any, handle: Any, field: int) -> float:
-    """Return a field's value, which NVML writes as an unsigned integer for a temperature."""
     [value] = nvml.nvmlDeviceGetFieldValues(handle, [field])
     return float(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS and value.value.uiVal else nan
 
 
 def _row_remapping_works(nvml: Any, handle: Any) -> float:
-    """Return 1, or 0 if a broken row of memory could not be replaced, or waits for a reset."""
     _, _, waiting, failed = nvml.nvmlDeviceGetRemappedRows(handle)
     return float(not waiting and not failed)
+
+
+_MOST_AT_ONCE = 1000  # A driver that reports without end must not hold the sampler up.
+
+
+class _Xids:
+    """Counts of XIDs, the errors that the driver reports of a GPU, while this process lives.
+
+    NVML stays open: closing it would drop the registrations.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._events = nvml.nvmlEventSetCreate()
+        self._tried: set[int] = set()
+        self._counts: dict[int, int] = {}
+
+    def counted(self, wanted: Collection[int]) -> dict[int, float]:
+        """Return the number of XIDs so far by NVML's index, for those of `wanted` that can be watched."""
+        nvml = self._nvml
+        for number in set(wanted) - self._tried:
+            self._tried.add(number)
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+            except nvml.NVMLError as error:
+                log.info("XIDs of GPU %d cannot be watched: %s", number, error)
+            else:
+                self._counts[number] = 0
+        for _ in range(_MOST_AT_ONCE if self._counts else 0):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                number = nvml.nvmlDeviceGetIndex(event.device)
+            except nvml.NVMLError:  # A timeout: there are no more.
+                break
+            log.warning("GPU %d reports XID %d", number, event.eventData)
+            self._counts[number] = self._counts.get(number, 0) + 1
+        return {number: float(count) for number, count in self._counts.items()}
+
+
+@cache
+def _watched(nvml: Any) -> _Xids | None:
+    try:
+        return _Xids(nvml)
+    except nvml.NVMLError as error:
+        log.info("XIDs cannot be watched: %s", error)
+        return None

@@ -1,8 +1,4 @@
-"""CPU backend: always there, the reference for everything else.
-
-Owns: the engines and precisions of the CPU backend. Engines run the networks; backends.host reads the machine's
-resources.
-"""
+"""CPU backend: always there, the reference for everything else."""
 
 from __future__ import annotations
 
@@ -47,14 +43,12 @@ class CpuBackend(Backend):
     facts = vendors.CPU
 
     def __init__(self, threads: int | None = None) -> None:
-        """Use `threads` cores; by default all that this process may."""
         self._threads = threads or host.core_count()
         self._energy = host.EnergyCounter()
         self._last_energy = (time.monotonic(), self._energy.joules())
         psutil.cpu_percent()  # Utilisation counts from here.
 
     def probe(self) -> Probe:
-        """Return that it is available, always."""
         return Probe(True)
 
     def devices(self) -> list[Device]:
@@ -83,7 +77,6 @@ class CpuBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """Load, and set PyTorch's number of threads in this process."""
         precisions, options = wanted(self, device, precision, options)
         if precisions[0] == "bf16" and self.devices()[0].details["bf16"] == "none":
             # Measured with ResNet50 on such a CPU: seven times slower than float32.
@@ -99,7 +92,6 @@ class CpuBackend(Backend):
         return Memory(resident, resident, used, total)
 
     def release_cache(self, device: str) -> int:
-        """Collect garbage and let the C library return free pages; return the decrease of the resident set in bytes."""
         process = psutil.Process()
         before = int(process.memory_info().rss)
         gc.collect()
@@ -111,15 +103,11 @@ class CpuBackend(Backend):
         (then_s, then_joules), now_s, joules = self._last_energy, time.monotonic(), self._energy.joules()
         self._last_energy = (now_s, joules)
         elapsed_s = now_s - then_s
+        sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # Only where psutil knows how.
+        temperatures = [entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, ())]
         return Telemetry(
             utilization_ratio=psutil.cpu_percent() / 100,
             power_watts=nan if isnan(joules) or elapsed_s <= 0 else (joules - then_joules) / elapsed_s,
             energy_joules=joules,
-            temperature_celsius=_temperature_celsius(),
+            temperature_celsius=max(temperatures, default=nan),
         )
-
-
-def _temperature_celsius() -> float:
-    """Return the temperature of the hottest package or core, by Linux's drivers for Intel and AMD."""
-    sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()  # Only where psutil knows how.
-    return max((entry.current for name in ("coretemp", "k10temp") for entry in sensors.get(name, ())), default=nan)

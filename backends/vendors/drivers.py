@@ -1,8 +1,6 @@
 """Versions of vendors' drivers and toolkits, read from files: nothing of the vendor's is imported or asked.
 
-Owns: reading them, the toolkits' files, and Huawei's pairs of torch_npu and CANN. Drivers' files are in the vendors'
-rows. Must import nothing but the standard library:
-set-up and `anychip doctor` read this file by its path, without torch.
+Must import nothing but the standard library: set-up and `anychip doctor` read this file by its path, without torch.
 """
 
 from __future__ import annotations

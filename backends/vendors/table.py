@@ -1,10 +1,7 @@
 """Table of the vendors' chips: one row of facts a vendor, and nothing that runs.
 
-Owns: the rows. Detection, the adapters, the translation of faults, telemetry, simulated devices, set-up
-(`deploy/install.py`) and the images (`deploy/image/dockerfiles.py`) read them. Must import nothing but the standard
-library: set-up reads this file, by its path, before torch is installed.
-
-A vendor outside this repository brings its own row (docs/new-backend.md).
+Must import nothing but the standard library: set-up (`deploy/install.py`) and the images read this file, by its path,
+before torch is installed. A vendor outside this repository brings its own row (docs/new-backend.md).
 """
 
 from __future__ import annotations
@@ -137,7 +134,7 @@ class Facts:
     `by_name`: engines that `auto` does not try, as they take long to start or are no faster. `onnx`: ONNX Runtime's
     execution providers for its devices, best first, each with the package that has it: they share one folder, so that
     only one of them may be installed. `channels_last`: True for this layout of networks; None: as measured, when a
-    network is loaded. `fixed_shapes`: True if plain pooling is worth more than adaptive. `fused_layers`: True to try
+    network is loaded. `fused_layers`: True to try
     cuDNN's fused kernels for convolutions (backends.engines.fused).
 
     Faults. `lost`: parts of messages (lower case) after which the device does not answer any more. `out_of_memory`:
@@ -169,7 +166,6 @@ class Facts:
     by_name: tuple[str, ...] = ()
     onnx: tuple[tuple[str, str], ...] = ()
     channels_last: bool | None = True
-    fixed_shapes: bool = False
     fused_layers: bool = False
     lost: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
@@ -272,8 +268,7 @@ NVIDIA = Facts(
         "torch.backends.cudnn.benchmark": True,
     },
     engines=("tensorrt", "graph", "eager"),
-    # Not inductor: its package of a ResNet-50 ends the process that loads it (seen: H100, torch 2.11, CUDA 13).
-    by_name=("onnxruntime", "torchscript"),
+    by_name=("onnxruntime",),
     precisions=("fp16", "bf16", "int8", "fp32"),
     fused_layers=True,
     # The two further ones are what a process gets once the driver was reset or reloaded under it.
@@ -324,7 +319,7 @@ ASCEND = Facts(
         "ACL_OP_COMPILER_CACHE_MODE": "enable",
         "ACL_OP_COMPILER_CACHE_DIR": "{cache}/ascend",
         # torch_npu runs operators that it lacks on the CPU and only tells standard error. As an error they are known:
-        # backends.operators.operators then runs them on the CPU, counts them and shows them.
+        # backends.operators then runs them on the CPU, counts them and shows them.
         "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     },
     switches={
@@ -336,7 +331,6 @@ ASCEND = Facts(
     by_name=("onnxruntime",),
     precisions=("fp16", "bf16", "fp32"),
     channels_last=False,  # torch_npu refuses contiguous(memory_format=channels_last).
-    fixed_shapes=True,
     # Ascend's faults are plain RuntimeErrors with a number: those of its runtime and driver begin with 507. Too little
     # memory, outside torch_npu's allocator: of the runtime, of ACL, of GE (acl_base.h, rt_ and ge_error_codes.h).
     lost=("error code is 507", "error code is 107022", "error code is 500004", "multi bit ecc", "device is lost"),
@@ -444,7 +438,6 @@ CAMBRICON = Facts(
     engines=("graph", "eager"),
     precisions=("fp16", "bf16", "fp32"),
     channels_last=None,
-    fixed_shapes=True,
     # torch_mlu adds these (its backends/__init__.py); the first is True by default.
     switches={"torch.backends.cnnl.allow_tf32": False, "torch.backends.mlu.matmul.allow_tf32": False},
     # TORCH_CNRT_CHECK of the public torch_mlu words it so; Biren's and Moore Threads' words are ours.
@@ -475,7 +468,6 @@ BIREN = Facts(
     engines=("graph", "eager"),
     channels_last=None,
     precisions=("bf16", "fp16", "fp32"),
-    fixed_shapes=True,
     sample=Sample("Biren166", "SUPA error: the kernel did not end", (1, 0)),
 )
 MOORE_THREADS = Facts(
@@ -494,7 +486,6 @@ MOORE_THREADS = Facts(
     engines=("graph", "eager"),
     channels_last=None,
     precisions=("fp16", "fp32"),
-    fixed_shapes=True,
     switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
     sample=Sample("MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
     machine=Machine(pairs=(Pair("torch_musa", "torch"),)),
@@ -571,7 +562,6 @@ CPU = Facts(
     onnx=(("CPUExecutionProvider", "onnxruntime"),),
     device_type="cpu",
     engines=("openvino", "onnxruntime", "eager"),
-    by_name=("inductor", "torchscript"),
     precisions=("bf16", "int8", "fp32"),
     # Bounds what eager keeps for shapes it has seen, whatever the surroundings say (pytorch#98688); several models
     # at every batch size fit.

@@ -1,9 +1,7 @@
-"""Base of all accelerators that PyTorch reaches; a vendor's file holds only its differences.
+"""Base of all accelerators that PyTorch reaches: a vendor brings its row, and DeviceHooks for what a row cannot say.
 
-Owns: probing sentences, the engines by name, memory, release. Speaks through `torch.get_device_module`. A vendor brings
-its row and DeviceHooks. Must not import a vendor's package except in `_module`, in the process that owns the device.
-
-Run on an H100 (docs/hardware.md), unverified on other vendors' cards: tests use fakes of the answers and packages.
+Must not import a vendor's package except in `_module`, in the process that owns the device. Run on an H100
+(docs/hardware.md), unverified on other vendors' cards.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ import logging
 import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, cast
+from functools import cached_property, partial
+from types import ModuleType
+from typing import Any
 
 import torch
-from torch import nn
 
 from backends import detect, host
 from backends.contract.backend import (
@@ -30,12 +28,12 @@ from backends.contract.backend import (
     Backend,
     CompileOptions,
     Device,
+    ImageDecoder,
     LoadedNetwork,
     Memory,
     Network,
     Probe,
     Telemetry,
-    built,
     wanted,
 )
 from backends.contract.errors import (
@@ -47,23 +45,53 @@ from backends.contract.errors import (
     first_line,
     translated_errors,
 )
-from backends.contract.image_decoder import ImageDecoder
-from backends.engines import compile_first, engines_of
-from backends.operators.operators import Operators, fixed_shapes, load_operator_libraries
+from backends.engines import Engine, compile_first, engines_of
+from backends.operators import Operators
 from backends.simulated import package, simulates
-from backends.telemetry import Sampler, sampler
-from backends.vendors.general import complete
-from backends.vendors.hooks import DeviceHooks
+from backends.telemetry.sampling import Sampler
+from backends.telemetry.tools import sampler
 from backends.vendors.table import Facts
 
 log = logging.getLogger(__name__)
+
+
+class DeviceHooks:
+    """Steps beside the row of a vendor of a PyTorch device type: override those that your devices need.
+
+    `engines`: those in the row that anychip itself does not have. anychip calls the methods in the process that owns
+    the device. `module`: the device's module of torch, such as torch.npu, or its stand-in. Errors of the vendor's
+    software are translated.
+    """
+
+    engines: tuple[type[Engine], ...] = ()
+
+    def set_up(self, module: Any) -> None:
+        """Make the calls that set the vendor's software up, after the row's switches; the device is chosen."""
+
+    def has_bf16(self, module: Any) -> bool:
+        """Return True if the chip has bf16. A vendor's older chips lack it: 910A, 310P, MLU370 and before."""
+        knows_bf16 = getattr(module, "is_bf16_supported", None)
+        return knows_bf16 is None or bool(knows_bf16())
+
+    def empty_host_cache(self, module: Any) -> None:
+        """Give back pinned memory of the host that is kept and not used. For `cuda` and `xpu`, PyTorch itself does."""
+
+    def image_decoder(self, device: str) -> ImageDecoder | None:
+        """Return the vendor's decoder of JPEG on a device, by PyTorch's name of it; None without one."""
+        return None
+
+    def tool_index(self, index: int, visible: int | None) -> int | None:
+        """Return the number in the vendor's tool of the device that torch calls `index`; None if unknown.
+
+        `visible`: the number in the visibility variable, which hides devices from torch and not from the tools.
+        """
+        return visible
 
 
 class TorchBackend(Backend):
     """Backend of a vendor behind a PyTorch device type. `name` is the value for `--device`; ids are `name:index`."""
 
     def __init__(self, facts: Facts, hooks: DeviceHooks | None = None) -> None:
-        """Use `facts`, the vendor's row, and its hooks, if it has any."""
         self.facts, self.hooks, self.name = facts, hooks or DeviceHooks(), facts.name
         self._taken: tuple[Device, ...] | None = None  # Found by another process.
 
@@ -77,18 +105,19 @@ class TorchBackend(Backend):
         return Probe(not reason, reason, not reason or self._is_here(), {} if reason else self._silent())
 
     def devices(self) -> list[Device]:
-        """Return the devices that the child has seen, or another process has found."""
         if self._taken is not None:
             return list(self._taken)
         probe = self.probe()
         if not probe.available:
             raise BackendUnavailableError(probe.reason)
+        # A CPU without fp16 units takes seconds for an image in it.
+        precision = "fp32" if simulates(self.facts.device_type) else self.facts.precisions[0]
         return [
             Device(
                 f"{self.name}:{index}",
                 str(one["name"]),
                 int(one["memory_bytes"]),
-                self._auto_precision,
+                precision,
                 {key: str(one[key]) for key in ("uuid", "pci") if one.get(key)},
             )
             for index, one in enumerate(self._found.devices)
@@ -105,20 +134,16 @@ class TorchBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """Import the vendor's package into this process, and load."""
         precisions, options = wanted(self, device, precision, options)
         engines = engines_of(self.facts, engine, network, host.core_count(), self.hooks.engines)
         target = self._torch_id(device)
         module = self._module()
-        load_operator_libraries()
         with translated_errors(target):
             module.set_device(_index(device))
             _set_switches(module, self.facts.switches)
             self.hooks.set_up(module)
         if precisions[0] == "bf16" and not self.hooks.has_bf16(module):
             raise EngineRefusedError(f"{target} has no bf16: choose fp16 or fp32.")
-        if self.facts.fixed_shapes:
-            fixed_shapes(cast(nn.Module, built(network)), network.input_shape)
         operators = Operators(self.facts.device_type)
         try:
             loaded = compile_first(
@@ -150,10 +175,7 @@ class TorchBackend(Backend):
         return Memory(allocated, reserved, int(total - free), int(total))
 
     def release_cache(self, device: str) -> int:
-        """Return the bytes that the device's allocator gave back; the host's gives back what it can, uncounted.
-
-        Raises translated device faults: on npu this synchronises.
-        """
+        """Return the bytes that the device's allocator gave back; the host's are not counted."""
         target, module = self._torch_id(device), self._module()
         with translated_errors(target):
             before = int(module.memory_reserved(target))
@@ -203,11 +225,6 @@ class TorchBackend(Backend):
         made = sampler(self.facts.telemetry)
         atexit.register(made.close)
         return made
-
-    @property
-    def _auto_precision(self) -> str:
-        # A CPU without fp16 units takes seconds for an image in it.
-        return "fp32" if simulates(self.facts.device_type) else self.facts.precisions[0]
 
     @property
     def _found(self) -> detect.Found:
@@ -289,18 +306,6 @@ class TorchBackend(Backend):
             raise BackendError(f"{self._package or 'torch'} cannot be used: {first_line(error)}") from error
 
 
-class CudaTypeBackend(TorchBackend):
-    """Backend of a vendor that answers to torch.cuda."""
-
-    def _mistaken(self, answer: detect.Found) -> str:
-        vendor = detect.vendor_of_cuda(answer, detect.system_evidence())
-        if not answer.devices or vendor == self.facts.vendor:
-            return ""
-        if vendor.startswith("shim:"):
-            return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
-        return f"torch.cuda answers here, but the device is not of {self.facts.title}: it is {vendor}'s."
-
-
 def torch_device(backend: Backend, device: str) -> torch.device:
     """Return PyTorch's own name of a backend's device, ready to be used in this process. Raises BackendError.
 
@@ -309,10 +314,38 @@ def torch_device(backend: Backend, device: str) -> torch.device:
     if not isinstance(backend, TorchBackend):
         return torch.device(device.partition(":")[0])
     module, target = backend._module(), backend._torch_id(device)
-    load_operator_libraries()
     with translated_errors(target):
         module.set_device(_index(device))
     return torch.device(target)
+
+
+_IN_TORCH = {
+    "synchronize": "synchronize",
+    "current_stream": "current_stream",
+    "empty_cache": "empty_cache",
+    "memory_allocated": "memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "mem_get_info": "get_memory_info",
+}
+"""Names in a device's module, and those of the same functions in torch.accelerator, which has memory from 2.9 on."""
+
+
+def complete(module: Any, device_type: str) -> Any:
+    """Add to a device's module of torch what it lacks and PyTorch has for every accelerator; return the module.
+
+    PyTorch asks for few names in the module of a device type that is not its own: its own example of a vendor,
+    torch_openreg, has neither streams nor memory there, and torch.accelerator has both.
+    """
+    if not isinstance(module, ModuleType):  # A substitute, where PyTorch does not reach the cards.
+        return module
+    general = getattr(torch, "accelerator", None)
+    found: dict[str, Any] = {name: getattr(general, of_torch, None) for name, of_torch in _IN_TORCH.items()}
+    found |= {"Stream": partial(torch.Stream, device_type), "Event": partial(torch.Event, device_type)}
+    found["stream"] = lambda stream: nullcontext() if stream is None else stream  # A stream is its own context.
+    for name, function in found.items():
+        if function is not None and not hasattr(module, name):
+            setattr(module, name, function)
+    return module
 
 
 def _index(device: str) -> int:

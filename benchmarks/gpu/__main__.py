@@ -79,9 +79,6 @@ QUESTIONS: dict[str, Question] = {
     "autotune": Question(
         "autotune", "max-autotune in our capture", "whether Inductor's kernels replace cuDNN's in the graph"
     ),
-    "inductor": Question(
-        "inductor", "AOTInductor by options and networks", "whether inductor is offered on cuda, or what to report"
-    ),
     "contract": Question(
         "commands:contract", "the suite of what every backend promises", "what must be mended before anything else"
     ),

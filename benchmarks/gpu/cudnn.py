@@ -4,8 +4,8 @@
 
 Owns: these convolutions. No engine has them, as no card has run them. They follow the documentation
 (docs.nvidia.com/deeplearning/cudnn, "Convolutions", mixed precision) and the Python of nvidia-cudnn-frontend 1.32,
-which builds the graphs without a card up to the driver (tests/unit/test_cudnn.py); benchmarks/gpu asks a card whether
-their answers are right, and whether they beat the kernels that convert to int8.
+which builds the graphs without a card up to the driver; benchmarks/gpu asks a card whether their answers are right, and
+whether they beat the kernels that convert to int8.
 """
 
 from __future__ import annotations

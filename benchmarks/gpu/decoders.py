@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
+from backends.contract.backend import ImageDecoder
+from backends.vendors.cuda import nvjpeg_decoder
 from benchmarks.gpu.asked import Asked
 from benchmarks.gpu.nvimgcodec import NvimgcodecDecoder
 from models.sample import IMAGES

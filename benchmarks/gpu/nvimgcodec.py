@@ -13,8 +13,8 @@ import torch
 import torch.utils.dlpack
 from torch import Tensor
 
+from backends.contract.backend import ImageDecoder
 from backends.contract.errors import BackendError, translated_errors
-from backends.contract.image_decoder import ImageDecoder
 
 
 class NvimgcodecDecoder(ImageDecoder):

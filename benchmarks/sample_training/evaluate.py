@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from benchmarks.sample_training.generator import KINDS, classification_image, detection_image
 from models.classifiers import Classifier
 from models.contract.model import Options
 from models.contract.pixel_model import PixelModel
-from models.sample.generator import KINDS, classification_image, detection_image
 from models.tasks.accuracy import Boxes, MeanAveragePrecision, Top1
 from models.yolo.model import YOLO
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from models.sample.generator import KINDS, classification_image, detection_image
+from benchmarks.sample_training.generator import KINDS, classification_image, detection_image
 
 SAMPLE_SEED = 7
 CLASSIFICATION_SAMPLES = {"classify_heart.jpg": 16, "classify_ring.jpg": 18, "classify_star.jpg": 1}  # name: index

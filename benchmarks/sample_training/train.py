@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import islice
-from math import cos, pi
+from math import cos, log, pi
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +39,10 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.sample_training import evaluate
+from benchmarks.sample_training.generator import KINDS
 from benchmarks.sample_training.loss import Objects, detection_loss
 from benchmarks.sample_training.rounding import rounded
-from models.sample.generator import KINDS
-from models.yolo.yolov8 import YOLOv8
+from models.yolo.yolov8 import STRIDES, YOLOv8
 
 SEED = 2026
 VALIDATION_SEED = 2027
@@ -152,7 +152,11 @@ class DetectionRecipe(Recipe):
     steps = 256
 
     def network(self) -> nn.Module:  # noqa: D102
-        return YOLOv8("n", len(KINDS))
+        network = YOLOv8("n", len(KINDS))
+        for classes, stride in zip(network.head.cv3, STRIDES, strict=True):
+            # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
+            nn.init.constant_(classes.get_parameter("2.bias"), log(5 / len(KINDS) / (640 / stride) ** 2))
+        return network
 
     def dataset(self, stage: Stage, first: int) -> Dataset[Any]:  # noqa: D102
         return evaluate.DetectionImages(SEED, first, stage.size, stage.zoom)

@@ -1,4 +1,1 @@
-"""Contract of a network with the rest of anychip, its data types and its errors.
-
-Must not know an architecture.
-"""
+"""Contract of a network with the rest of anychip, its data types and its errors. Must not know an architecture."""

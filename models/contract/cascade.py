@@ -17,12 +17,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from anychip_base.extras import entry_points
-from models.contract.errors import ModelError
+from models.contract.errors import ModelError, reason_of
 from models.contract.model import Model, Options
 
 GROUP = "anychip.cascades"
-
-
 _Pixels = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 """Bounded, as processes that are not trusted send regions, which must fit beside an image in a decoder's memory."""
 
@@ -103,6 +101,5 @@ def made(text: str) -> Cascade:
     except ModelError:
         raise
     except Exception as error:  # The code of another package must not end the service.
-        line = next((each for each in str(error).splitlines() if each.strip()), type(error).__name__)
-        raise ModelError(f"{text!r} cannot be served: {line.rstrip('.')}.") from error
+        raise ModelError(f"{text!r} cannot be served: {reason_of(error)}.") from error
     return cascade

@@ -1,11 +1,6 @@
 """Errors of models: each message is one plain sentence that says what to do.
 
 Must not know what raises them.
-
-Errors: ModelError
-          ├─ UnknownModelError    no architecture of this name
-          ├─ WeightsNotFoundError  the weights are not here; the message says how to get them
-          └─ WeightsError          the weights are here and cannot be used (malicious, corrupt, of another network)
 """
 
 from __future__ import annotations
@@ -26,8 +21,8 @@ class WeightsNotFoundError(ModelError):
 
 
 class WeightsError(ModelError):
-    """Weights that cannot be used. A file may call its parts anything, so the message is cut, and has unprintable
-    characters escaped, on one line.
+    """Weights that cannot be used: malicious, corrupt, of another network. A file may call its parts anything, so the
+    message is cut, and has unprintable characters escaped, on one line.
     """
 
     def __init__(self, sentence: str) -> None:
@@ -38,5 +33,7 @@ class WeightsError(ModelError):
 def reason_of(error: BaseException) -> str:
     """Return a library's message for mid-sentence: the first line, and the next if it ends in a colon."""
     lines = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]
+    if "TorchScript interpreter" in lines[0]:  # The reason is below the lines of the script.
+        lines = lines[-1:]
     said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     return said[:_MOST_REASON].rstrip(".: ")

@@ -1,7 +1,7 @@
 """Errors of outputs against the reference's, and accuracy of answers.
 
-Owns: the errors of any tensors, their limits, and the parts of such measures. Must not know tasks, executables or
-engines: it compares arrays. Every measure is an error: 0 is perfect (docs/precision.md has the measured errors).
+Must not know tasks, executables or engines: it compares arrays. Every measure is an error: 0 is perfect
+(docs/precision.md has the measured errors).
 """
 
 from __future__ import annotations
@@ -42,17 +42,9 @@ class Accuracy(ABC):
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
         """Compute the measure, 1 if all answers are right. `truth`: the truth of each image."""
 
-    def report(self, truth: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
-        """Compute this measure and others, by name, for `anychip validate`."""
-        return {self.name: self.of(truth, answers)}
-
     @abstractmethod
     def truth(self, answer: Answer) -> Any:
         """Return the truth of an image for which `answer` is right."""
-
-    @abstractmethod
-    def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """Compute the shares of equal answers, by name, for `anychip validate`."""
 
 
 def of_tensors(expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:

@@ -1,8 +1,7 @@
 """Contract of a network with the rest of anychip, and the terms of requests and answers.
 
-Owns: the contract every model fulfils. Must not know HTTP, devices or engines, nor import torch, which the server does
-not have. A Model of images is a PixelModel (models.contract.pixel_model), one of tensors a TensorModel
-(models.contract.tensors).
+Must not know HTTP, devices or engines, nor import torch, which the server does not have. A Model of images is a
+PixelModel (models.contract.pixel_model), one of tensors a TensorModel (models.contract.tensors).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from models.contract.digest import OpenedFiles
+from models.contract.files import OpenedFiles
 
 Finds = Literal["classes", "objects", "other", "tensors"]
 """Content of an answer's entries: `classes`, `detections` with a box each, or `other`, which only the task knows.

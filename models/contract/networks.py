@@ -1,6 +1,6 @@
 """Networks in their served form: of pixels, and of pixels that a client has normalised.
 
-Owns: the computation before a network proper, on the device. Must not know an architecture.
+Must not know an architecture.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Image models: a network of pixels, and the task that turns its outputs into answers.
 
-Owns: joining the two into a model, the same for every network and every task. Must not know either.
+Owns: joining the two into a model, the same for every network and every task, and its form without normalisation. Must
+not know either.
 
     bytes ─► (app decodes) ─► Resize ─► uint8 pixels ─► PixelNetwork on a device ─► outputs
                                 │ Placement ────────────────────────────┐            │
@@ -15,15 +16,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from models.contract.geometry import Geometry
+import numpy as np
+
 from models.contract.measures import Accuracy, Limits
 from models.contract.model import Array, Finds, Model, Options, OutputSpec, Placement
+from models.contract.resize import Geometry, grey_image
 from models.contract.task_adapter import AdaptedFile, TaskAdapter, made, owned
+from models.contract.tensors import TensorSpec, item_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.contract.networks import PixelNetwork
+    from models.contract.networks import NormalisedNetwork, PixelNetwork
 
 
 Form = Literal["pixels", "openvino", "finished"]
@@ -54,38 +58,27 @@ class PixelModel(Model):
 
     @cached_property
     def adapter(self) -> TaskAdapter:
-        """Adapter of the task."""
         return made(self.task_name, self.file)
 
     @property
     def task(self) -> str:
-        """Name of the task."""
         return self.task_name
 
     @property
     def finds(self) -> Finds:
-        """Content of the task's entries."""
         return self.adapter.finds
 
     @property
     def limits(self) -> Limits:
-        """Limits of the task."""
         return self.adapter.limits
 
     @property
     def accuracy(self) -> Accuracy | None:
-        """The task's measure of right answers."""
         return self.adapter.accuracy
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The task's names of the outputs."""
         return self.adapter.outputs
-
-    @property
-    def image_model(self) -> PixelModel:
-        """The image model that postprocesses these outputs."""
-        return self
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Return the smallest (width, height) for a decode at reduced scale of an image of this displayed size."""
@@ -99,8 +92,6 @@ class PixelModel(Model):
         work releases the interpreter lock.
         """
         if self.file.grey:
-            from models.contract.grey import grey_image
-
             image = grey_image(image)
         placed = self.adapter.place(image.numpy(), out.numpy(), width, height)
         return self.file.resize.preprocess(image, out, width, height) if placed is None else placed
@@ -119,11 +110,9 @@ class PixelModel(Model):
         return geometry if geometry is not None and geometry.interpolation in ("bilinear", "bicubic") else None
 
     def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
-        """Return the arrays that the task keeps of an item's outputs."""
         return owned(self.adapter.reduce([each[index] for each in outputs], options))
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
-        """Return the arrays that the task keeps of each item of a batch."""
         return self.adapter.reduce_all(outputs, options)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
@@ -133,23 +122,90 @@ class PixelModel(Model):
     def postprocess_all(
         self, outputs: Sequence[Sequence[Array]], placements: Sequence[Placement], options: Options
     ) -> list[dict[str, Any]]:
-        """Postprocess several images, together if that is faster than one after the other."""
         entries = self.adapter.postprocess_all(outputs, placements, options)
         return [_sized(*each) for each in zip(entries, placements, strict=True)]
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """Tensors that `tensors` returns, of a batch: the batch's dimension is in front."""
         return self.adapter.answers
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """Turn, in the server, the result of `reduce` into one image's answer as tensors, by the names of `answers`."""
         return self.adapter.tensors(outputs, placement, options)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Compute the task's measures."""
         return self.adapter.measures(expected, outputs)
 
 
 def _sized(entry: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
     return {**entry, "width": placement.width, "height": placement.height}
+
+
+@dataclass(frozen=True)
+class NormalisedModel(Model):
+    """An image model without its normalisation, for clients that resize and normalise themselves. Weights, outputs and
+    answers are those of `image_model`. It is prepared by itself, because an engine's build depends on the input.
+    """
+
+    image_model: PixelModel
+
+    @classmethod
+    def of(cls, image_model: PixelModel) -> NormalisedModel:
+        """Build the model; no client can use its name."""
+        height, width, channels = image_model.input_shape
+        size = item_bytes((TensorSpec("input", "FP32", (channels, height, width)),))
+        return cls(
+            f"{image_model.name}:input",
+            f"{image_model.architecture}-normalised",
+            image_model.labels,
+            image_model.weights,
+            image_model.weights_file,
+            (size,),
+            image_model,
+            weights_sha256=image_model.weights_sha256,
+            files=image_model.files,
+        )
+
+    @property
+    def task(self) -> str:
+        return self.image_model.task
+
+    @property
+    def finds(self) -> Finds:
+        return self.image_model.finds
+
+    @property
+    def limits(self) -> Limits:
+        return self.image_model.limits
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.image_model.outputs
+
+    def network(self) -> NormalisedNetwork:
+        from models.contract.networks import NormalisedNetwork
+
+        return NormalisedNetwork(self.image_model.network()).eval().requires_grad_(False)
+
+    def reduce(self, outputs: Sequence[Array], index: int, options: Options) -> tuple[Array, ...]:
+        return self.image_model.reduce(outputs, index, options)
+
+    def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
+        return self.image_model.reduce_all(outputs, options)
+
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
+        return self.image_model.measures(expected, outputs)
+
+    def items(self, pixels: Array) -> Array:
+        """Normalise images, and return each as the bytes of its float32 tensor.
+
+        `pixels`: uint8 [n, *image_model.input_shape]. Returns uint8 [n, *input_shape].
+        """
+        import torch
+        from torch import nn
+
+        from models.contract.networks import PixelNetwork
+
+        of = self.image_model
+        network = PixelNetwork(nn.Identity(), of.input_shape, of.mean, of.std)
+        normalised: Any = network.normalise(torch.from_numpy(pixels)).contiguous().numpy()
+        return np.asarray(normalised).reshape(len(pixels), -1).view(np.uint8)

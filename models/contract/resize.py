@@ -1,7 +1,8 @@
-"""Geometry of an image in a network's input: the whole image, or its centre.
+"""Placement of an image in a network's input, on the host and on a device.
 
-Owns: this geometry, the image's position afterwards, and placing it on the host with the libraries that the networks
-were trained with; models.contract.geometry does the same on a device. Must not know networks, tasks or files.
+Owns: the geometry of the whole image or its centre, the image's position afterwards, placing it on the host with the
+libraries that the networks were trained with, and by torch's operators on the device of its pixels; both agree within a
+grey level or two (tests/unit/test_preprocessing.py). Must not know networks, tasks or files.
 """
 
 from __future__ import annotations
@@ -15,11 +16,68 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from models.contract.geometry import Geometry, paste
 from models.contract.model import Array, Placement
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Placement of an image of one size in a network's input.
+
+    It is resized to `width` by `height`, by `interpolation` (`bilinear` or `bicubic`). Its upper left corner lies at
+    (`left`, `top`) of the input. Parts outside are cut off; the rest of the input has the colour `pad`.
+    """
+
+    width: int
+    height: int
+    left: int
+    top: int
+    interpolation: str = "bilinear"
+    antialias: bool = False
+    pad: int | tuple[int, int, int] = 0
+
+
+def place(image: Tensor, geometry: Geometry, out: Tensor) -> None:
+    """Write an image, uint8 [3, h, w] as displayed, into `out`, uint8 [height, width, 3]; both on one device."""
+    import torch
+    from torch.nn import functional
+
+    if image.shape[1:] != (geometry.height, geometry.width):
+        # In floats: devices have no kernels for resizing bytes. A bicubic kernel overshoots, and the host clips after
+        # each of its two passes.
+        sizes = [(geometry.height, geometry.width)]
+        if geometry.interpolation == "bicubic":
+            sizes.insert(0, (image.shape[1], geometry.width))
+        resized = image[None].to(torch.float32)
+        for size in sizes:
+            resized = functional.interpolate(
+                resized, size=size, mode=geometry.interpolation, antialias=geometry.antialias
+            )
+            resized = resized.round_().clamp_(0, 255)
+        image = resized[0].to(torch.uint8)
+    paste(image.permute(1, 2, 0), geometry.left, geometry.top, geometry.pad, out)
+
+
+def paste(image: Tensor, left: int, top: int, pad: int | tuple[int, int, int], out: Tensor) -> None:
+    """Write a resized image, uint8 [h, w, 3], into `out`, uint8 [height, width, 3], with its upper left corner at
+    (`left`, `top`): parts outside are cut off, the rest has the colour `pad`.
+    """
+    import torch
+
+    height, width = out.shape[:2]
+    first_row, first_column = max(0, top), max(0, left)
+    last_row, last_column = min(height, top + image.shape[0]), min(width, left + image.shape[1])
+    rows = out[first_row:last_row]
+    for strip in (out[:first_row], out[last_row:], rows[:, :first_column], rows[:, last_column:]):
+        if isinstance(pad, int):
+            strip.fill_(pad)
+        else:
+            strip.copy_(torch.tensor(pad, dtype=torch.uint8).expand(strip.shape))
+    seen = image[first_row - top : last_row - top, first_column - left : last_column - left]
+    rows[:, first_column:last_column].copy_(seen)
+
 
 # Images up to this size are decoded in full. Larger JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as they stay this
 # many times larger than what they are resized to: on photographs of 12 to 50 megapixels the network's input then
@@ -37,6 +95,9 @@ Colour = int | tuple[int, int, int]
 """One level for all channels, or one each for red, green and blue."""
 _OPENCV = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
 _DECODE_OVERSAMPLING = 6
+_ROWS = 256
+_LUMINANCE = (19595.0, 38470.0, 7471.0)  # Parts of 65,536: ITU-R 601-2, as in Pillow's convert("L").
+_UNIT = 65536.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +226,13 @@ class Whole(Resize):
         return Placement(width, height, scale, geometry.left, geometry.top)
 
     def geometry(self, width: int, height: int) -> Geometry:
-        """Return the geometry of `preprocess`."""
         input_height, input_width = self.size
         kernel = self.interpolation, self.antialias, self.pad
         if self.how == "stretch":
             return Geometry(input_width, input_height, 0, 0, *kernel)
         scale = self._scale(width, height)
         if self.longer and self.longer * min(width, height) < self.shorter * max(width, height):
-            # Rounding of transformers if the longer side decides: the shorter side to the nearest.
+            # transformers limits the longer side here, and rounds the shorter side to the nearest whole number.
             exact = self.longer * min(width, height) / max(width, height)
             sides = round(exact), int(exact * max(width, height) / min(width, height))
             new_width, new_height = sides if width <= height else sides[::-1]
@@ -181,7 +241,7 @@ class Whole(Resize):
             # 1e-6 keeps the product from falling below a whole number by its last digit.
             return Geometry(max(1, int(width * scale + 1e-6)), max(1, int(height * scale + 1e-6)), 0, 0, *kernel)
         new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
-        # The reference breaks ties towards the upper left.
+        # As Ultralytics does: of an odd border the smaller half is above and to the left.
         left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
         return Geometry(new_width, new_height, left, top, *kernel)
 
@@ -233,7 +293,6 @@ class Centre(Resize):
         return ceil(width * scale), ceil(height * scale)
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Resize the image and cut out the centre."""
         import torch
 
         target_height, target_width = target = self._resized_size(width, height)
@@ -260,12 +319,10 @@ class Centre(Resize):
         return self.placement(width, height)
 
     def placement(self, width: int, height: int) -> Placement:
-        """Return the placement; the input begins within the resized image."""
         left, top = self._corner(self._resized_size(width, height))
         return Placement(width, height, self._scale(width, height), -left, -top)
 
     def geometry(self, width: int, height: int) -> Geometry | None:
-        """Return the geometry of `preprocess`; None for long strips."""
         target = self._resized_size(width, height)
         if max(target) > _LONGEST_STRIP * min(target):
             return None
@@ -328,10 +385,27 @@ def _by_torch(
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:
     """Return height and width of the image itself within an image decoded at 1/2, 1/4 or 1/8, else the image's size.
 
-    Such a decode rounds its size up, so its last row and column reach beyond the image; taking them for whole pixels
-    would shift everything (measured: up to six times the error of the reduced decode itself).
+    Such a decode rounds its size up; taking the last row and column for whole pixels would shift everything.
     """
     for reduction in (2, 4, 8):
         if (image_height, image_width) == (ceil(height / reduction), ceil(width / reduction)):
             return height / reduction, width / reduction
     return image_height, image_width
+
+
+def grey(pixels: Tensor) -> Tensor:
+    """Convert uint8 [n, height, width, 3] to float32 of the same shape, all three channels the level of `convert("L")`.
+
+    The products and sums are whole numbers under 2**24, so no device rounds them.
+    """
+    red, green, blue = pixels.float().unbind(3)
+    weighed = red * _LUMINANCE[0] + green * _LUMINANCE[1] + blue * _LUMINANCE[2] + _UNIT / 2
+    return (weighed / _UNIT).floor().unsqueeze(3).expand(-1, -1, -1, 3)
+
+
+def grey_image(image: Tensor) -> Tensor:
+    """Convert uint8 [height, width, 3] to grey in the same form, some rows at a time, as images may be large."""
+    found = image.new_empty(image.shape)
+    for first in range(0, image.shape[0], _ROWS):
+        found[first : first + _ROWS] = grey(image[None, first : first + _ROWS])[0]
+    return found

@@ -2,9 +2,9 @@
 
     best.json {"task": "gaze"} ─► the entry point `gaze` ─► TaskAdapter, around which PixelModel is a model
 
-Owns: that contract and finding the class, in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md). A
-task's code runs in the server (postprocessing), in workers (reduction of outputs) and in decoder processes (placing an
-image). It must import no vendor's package, and torch only for its computation: the server has none.
+The class is found in `OWN` or in the entry-point group `anychip.tasks` (docs/own-tasks.md). A task's code runs in the
+server (postprocessing), in workers (reduction of outputs) and in decoder processes (placing an image). It must import
+no vendor's package, and torch only for its computation: the server has none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 GROUP = "anychip.tasks"
 OWN = tuple(
-    EntryPoint(name, f"models.tasks.{name}:{attribute}", GROUP)
-    for name, attribute in (
-        ("classify", "Classify"),
-        ("detect", "Detect"),
-        ("segment", "Segment"),
-        ("pose", "Pose"),
-        ("obb", "TurnedBoxes"),
-        ("embed", "Embed"),
-        ("segment_semantic", "SegmentSemantic"),
-        ("depth", "DepthEstimation"),
-        ("regress", "Regress"),
+    EntryPoint(name, f"models.tasks.{place}", GROUP)
+    for name, place in (
+        ("classify", "classify:Classify"),
+        ("detect", "detect:Detect"),
+        ("segment", "detect:Segment"),
+        ("pose", "detect:Pose"),
+        ("obb", "detect:TurnedBoxes"),
+        ("embed", "whole_image:Embed"),
+        ("segment_semantic", "whole_image:SegmentSemantic"),
+        ("depth", "whole_image:DepthEstimation"),
+        ("regress", "whole_image:Regress"),
     )
 )
 """The tasks that come with anychip."""
@@ -119,7 +119,6 @@ class TaskAdapter(ABC):
     accuracy: Accuracy | None = None
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raise ValueError, with a sentence, for a file that is not of this task; the service then does not start."""
         self.file = file
         if self.known_options is not None and (unknown := json.loads(file.options).keys() - {*self.known_options}):
             known = ", ".join(self.known_options) or "none"
@@ -174,9 +173,9 @@ class TaskAdapter(ABC):
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
         """Turn, in the server, the result of `reduce` for `Options.tensors` into one image's answer as tensors, by the
-        names of `answers`.
+        names of `answers`; by default these arrays, in this order.
         """
-        return {}
+        return {spec.name: each for spec, each in zip(self.answers, outputs, strict=False)}
 
     def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
         """Move one of the `detections` in a tile that begins at (x, y) of the whole image there; by default its box."""

@@ -3,7 +3,6 @@
     {name: array [n, …]} ─► TensorModel.asked ─► pack, item by item ─► uint8 [item_bytes]: a slot, a row of the batch
     uint8 [n, item_bytes] ─► unpack: views, one tensor an input ─► network ─► reduce ─► collect ─► {name: array [n, …]}
 
-Owns: datatypes, shapes, the layout of an item, and the sentences that tell a client what is wrong with its tensors.
 Must not know files (models.exports.exported), HTTP or devices. All inputs of an item are one piece of bytes, so that
 queue, shared memory, copies to the device and batches are the same for every network. Only the network itself and the
 engines with runtimes of their own look into it.
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +30,10 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"FP{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
 }
 _ALIGNMENT_BYTES = 64  # Alignment of every input in an item, best for vector units and runtimes.
+
+
+Form = Literal["onnx", "program", "script", "openvino"]
+"""Form of a network of tensors (backends.Form)."""
 
 
 class InputError(ValueError):
@@ -106,6 +109,11 @@ class TensorModel(Model):
     def outputs(self) -> tuple[str, ...]:
         """Names of the results."""
         return tuple(spec.name for spec in self.results)
+
+    @property
+    @abstractmethod
+    def form(self) -> Form:
+        """Form of the network."""
 
     @property
     @abstractmethod

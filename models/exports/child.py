@@ -40,7 +40,6 @@ def _tried(file: str, form: Any, declared: dict[str, Any]) -> Tried:
     from models.exports.answers import Tried
 
     images = declared.pop("images")
-    declared.pop("own", None)
     if images is not None:
         found = image_trial.tried(Path(file), form, **images)
         if found is not None:

@@ -1,57 +1,58 @@
 """A network from a file that carries its own graph: `name=file.onnx`, `.xml`, `.pt2`, `.ts`, `.torchscript`.
 
 Owns: telling networks of images and of tensors apart, the owner's declarations beside the file (`file.json` of images,
-`file.tensors.json` and `file.probes.npz` of tensors, `file.labels.txt`), and the child process that reads it first, so
-that a strange file harms that process and not the server. Must not know how graphs are called (models.exports.networks,
-models.exports.images).
+`file.tensors.json` of tensors, labels of both), and the child process that reads it first, so that a strange file harms
+that process and not the server. What it finds is kept beside the copy of the file:
+
+    digests of all files + what is stated beside them + versions ─► CACHE/opened/DIGEST/.tried-KEY.json
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
+import platform
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from anychip_base.extras import entry_points
 from anychip_base.interpreter import bare_environment, python_command
-from models.contract.digest import OpenedFiles
-from models.contract.errors import WeightsError, WeightsNotFoundError, reason_of
+from models.contract.errors import WeightsError
+from models.contract.files import OpenedFiles, digest_of_sources, read_regular
 from models.contract.model import Array, Model
-from models.contract.regular import read_regular
 from models.contract.task_adapter import AdaptedFile, made, task_class
-from models.contract.tensors import TensorModel, TensorSpec, item_bytes, random_arrays
+from models.contract.tensors import Form, TensorModel, item_bytes, random_arrays
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages, decode_tried
-from models.exports.files import names_beside, names_within
-from models.exports.finished import FINISHED, read_finished
+from models.exports.files import FINISHED, read_finished
 from models.exports.images import ExportedImages
-from models.exports.kept import kept
 from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
 from models.exports.networks import FORMS, GraphNetwork, load_graph
 from models.weights.checkpoint import labels_beside
-from models.weights.opened import looked_at
 
 log = logging.getLogger(__name__)
 
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", *FINISHED)
-PLATFORMS = {
-    "onnx": "onnx_onnxv1",
-    "pt2": "pytorch_export",
-    "ts": "pytorch_torchscript",
-    "torchscript": "pytorch_torchscript",
-}
-TIME_LIMIT_S = 600.0
+_TIME_LIMIT_S = 600.0
 _CHILD = Path(__file__).with_name("child.py")
 _PROBES = 8
+_COUNT = ("torch", "torchvision", "numpy", "pillow", "onnxruntime", "openvino", "timm", "transformers", "safetensors")
+"""Packages that read files, compute them, or are the witness."""
 
 
 class _Strict(BaseModel):
@@ -79,16 +80,18 @@ class _Declared(_Strict):
 
 @dataclass(frozen=True)
 class ExportedModel(TensorModel):
-    """A network of tensors from a file. `architecture` is the file's suffix without the dot; `probes_file`: the name of
-    its owner's probes beside it, None: random ones.
-    """
+    """A network of tensors from a file. `architecture` is the file's suffix without the dot."""
 
-    probes_file: str | None
+    @property
+    def form(self) -> Form:
+        """Form of the network, by its file."""
+        assert self.weights_file is not None
+        return FORMS[Path(self.weights_file).suffix]
 
     @property
     def platform(self) -> str:
         """The Open Inference Protocol's name; a similar one for torch.export's programs, unknown to it."""
-        return PLATFORMS[self.architecture]
+        return {"onnx": "onnx_onnxv1", "pt2": "pytorch_export"}.get(self.architecture, "pytorch_torchscript")
 
     @property
     def witness(self) -> str:
@@ -99,45 +102,33 @@ class ExportedModel(TensorModel):
     def network(self) -> GraphNetwork:
         """Load the file's graph on the CPU, as it was saved. Raises WeightsError."""
         assert self.weights_file is not None
-        form = FORMS[Path(self.weights_file).suffix]
-        network = GraphNetwork(self, load_graph(self.weights_file, form), form, self.weights_file)
+        network = GraphNetwork(self, load_graph(self.weights_file, self.form), self.form, self.weights_file)
         return network.requires_grad_(False)
 
     def probes(self) -> Array:
-        """Return random items, or its owner's. Raises WeightsError."""
-        if self.probes_file is None:
-            arrays = random_arrays(self.inputs, _PROBES)
-        else:
-            assert self.weights_file is not None
-            arrays = read_probes(Path(self.weights_file).with_name(self.probes_file), self.inputs)
-        count = len(next(iter(arrays.values())))
-        items = np.zeros((count, *self.input_shape), np.uint8)
-        for row in range(count):
+        """Return random items."""
+        arrays = random_arrays(self.inputs, _PROBES)
+        items = np.zeros((_PROBES, *self.input_shape), np.uint8)
+        for row in range(_PROBES):
             whole = {name: array if self.batched else array[row] for name, array in arrays.items()}
             self.pack(whole, row, items[row])
         return items
 
 
-def open_exported(
-    name: str, file: Path, stated: str = "", architecture: str = "", files: OpenedFiles | None = None
-) -> Model:
-    """Read a file and try it, in a child process. Raises WeightsNotFoundError, WeightsError.
+def open_exported(name: str, files: OpenedFiles, stated: str = "", architecture: str = "") -> Model:
+    """Read a file and try it, in a child process. Raises WeightsError.
 
     `stated`: replaces a sidecar, if none is to be read. `architecture`: of weights for a network that a library builds,
-    `timm/resnet50`. `files`: all of the model's, None: those beside it now. It is a model of images if the file's
-    metadata or `file.json` beside it says so, else one of tensors.
+    `timm/resnet50`. It is a model of images if the file's metadata or `file.json` beside it says so, else of tensors.
     """
-    if not file.is_file():
-        raise WeightsNotFoundError(f"There is no file {str(file)!r} for {name}.")
+    file = files.file
     sidecar = read_sidecar(file, stated)
-    declared, probes = _declared(file), file.with_name(f"{file.stem}.probes.npz")
-    probes_file = probes.name if probes.is_file() else None
+    declared = _declared(file)
     is_tensors = declared is not None or (sidecar is not None and sidecar.task == "tensors")
     if is_tensors and file.suffix in (".xml", *FINISHED):
         raise WeightsError(f"{file.name}: it is served for images only: export an .onnx for tensors.")
-    if is_tensors:
-        images: dict[str, Any] | None = None
-    else:
+    images: dict[str, Any] | None = None
+    if not is_tensors:
         images = {
             "sidecar": None if sidecar is None else sidecar.model_dump(exclude={"options"}),
             "labels": labels_beside(file),
@@ -145,14 +136,9 @@ def open_exported(
             "takes": None if sidecar is None or sidecar.task is None else task_class(sidecar.task).takes,
         }
     if images is not None and file.suffix in FINISHED:
-        known = read_finished(file)
-        shapes = [(1, *shape[1:]) for shape in known.outputs]
-        images["finished"] = {"size": known.size, "shapes": shapes, "batch_sizes": known.batch_sizes}
-    files = files or looked_at(file, names_beside(file, is_graph=True), names_within)
-    given = None if probes_file is None else str(probes.absolute())
+        images["finished"] = read_finished(file)
     asked = {
         **(declared or _Declared()).model_dump(),
-        "probes": given,
         "images": images,
         "own": [str(path) for path in files.paths],
     }
@@ -174,7 +160,6 @@ def open_exported(
         tensors.results,
         tensors.batched,
         tensors.batch_range,
-        probes_file,
     )
 
 
@@ -228,27 +213,6 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     )
 
 
-def read_probes(file: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Read arrays [n, …] of an .npz by the inputs' names, n the same for all. Raises WeightsError."""
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {spec.name: np.ascontiguousarray(archive[spec.name]) for spec in inputs}
-    except Exception as error:
-        raise WeightsError(
-            f"{file.name} cannot be read as probes, an array for each input: {reason_of(error)}."
-        ) from error
-    for spec in inputs:
-        array = arrays[spec.name]
-        if array.dtype != spec.dtype or array.shape[1:] != spec.shape or not len(array):
-            raise WeightsError(
-                f"{spec.name} in {file.name} must be {spec.datatype} [n, {', '.join(map(str, spec.shape))}], "
-                f"not {array.dtype} {list(array.shape)}."
-            )
-    if len({len(array) for array in arrays.values()}) > 1:
-        raise WeightsError(f"the arrays in {file.name} are of different lengths.")
-    return arrays
-
-
 def _declared(file: Path) -> _Declared | None:
     beside = file.with_name(f"{file.stem}.tensors.json")
     content = read_regular(beside)
@@ -271,7 +235,6 @@ def _labels(file: Path) -> tuple[str, ...]:
 
 
 def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
-    """Try a file in models.exports.child and return its answer. Raises WeightsError."""
     with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
         environment = bare_environment(folder)
         answer = Path(folder) / "answer.json"
@@ -284,9 +247,9 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
         )
         try:
-            code = child.wait(TIME_LIMIT_S)
+            code = child.wait(_TIME_LIMIT_S)
         except subprocess.TimeoutExpired:
-            raise WeightsError(f"{file.name} was not read and tried within {TIME_LIMIT_S:g} s.") from None
+            raise WeightsError(f"{file.name} was not read and tried within {_TIME_LIMIT_S:g} s.") from None
         finally:
             if child.poll() is None:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -300,3 +263,31 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
     if found.error:
         raise WeightsError(found.error)
     return found
+
+
+def kept(files: OpenedFiles, asked: Mapping[str, Any], architecture: str, find: Callable[[], Tried]) -> Tried:
+    """Return the result of `find` for the files, or a kept one for the same files. Raises the errors of `find`."""
+    if not files.is_copy:
+        return find()
+    stated = {name: value for name, value in asked.items() if name != "own"}  # Those are files.
+    parts = json.dumps([files.digests, files.main, stated, architecture, _versions()], sort_keys=True)
+    place = Path(files.folder, f".tried-{hashlib.sha256(parts.encode()).hexdigest()}.json")
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return decode_tried(place.read_bytes())
+    found = find()
+    with contextlib.suppress(OSError):  # No room: it is tried again.
+        descriptor, partial = tempfile.mkstemp(prefix=".tried-", dir=files.folder)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(found))
+        os.replace(partial, place)
+    return found
+
+
+@cache
+def _versions() -> list[str]:
+    readers = {entry.module.partition(".")[0] for entry in entry_points("anychip.libraries")}
+    found = [digest_of_sources(package) for package in ("models", *sorted(readers))]
+    for name in _COUNT:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return [*found, sys.version, platform.machine()]

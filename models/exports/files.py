@@ -1,17 +1,28 @@
-"""Files of a network: its own, and those beside it with weights.
+"""Files of a network, its own and those beside it, and facts on finished ones.
 
-Owns: finding them. Must not read weights, nor know what a network computes. An ONNX file is untrusted, as in
-models.onnx.file; unlike there, subgraphs and functions are followed, as ONNX Runtime runs them.
+Owns: finding them; asking a vendor's runtime about what its compiler made, such as `.om`, in a process of its own (a
+package's entry point of the group `anychip.finished` names the module). Must not read weights, nor know what a network
+computes, nor import a vendor's package. An ONNX file is untrusted, as in models.onnx.file; unlike there, subgraphs and
+functions are followed, as ONNX Runtime runs them.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
+from anychip_base.extras import entry_points, how_to_install
+from anychip_base.interpreter import python_command
 from models.contract.errors import WeightsError
-from models.exports.finished import FINISHED
 from models.onnx.file import fields
 
+_CHILDREN = {f".{entry.name}": entry.value for entry in entry_points("anychip.finished")}
+_EXTRAS = {".om": "ascend"}
+FINISHED = tuple(dict.fromkeys((*_EXTRAS, *_CHILDREN)))
+_TIME_LIMIT_S = 120.0
 # Fields of each message of onnx.proto3 that may hold tensors, and the message of each of them.
 _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR, _PLACE = range(7)
 _MODEL_PARTS = {7: _GRAPH, 25: _FUNCTION}
@@ -23,12 +34,42 @@ _PARTS: dict[int, dict[int, int]] = {
     _SPARSE: {1: _TENSOR, 2: _TENSOR},
     _TENSOR: {13: _PLACE},
 }
-
-
 _LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
-_OF_GRAPHS = ("{}.tensors.json", "{}.probes.npz", "config.json", "preprocessor_config.json", "processor_config.json")
+_OF_GRAPHS = ("{}.tensors.json", "config.json", "preprocessor_config.json", "processor_config.json")
 _OF_METADATA = ("metadata.yaml", "{}.yaml")
 MAX_OUTSIDE = 1000
+
+
+def read_finished(file: Path) -> dict[str, Any]:
+    """Ask a runtime about its file: `size` of the images, `shapes` of the outputs for one image, and `batch_sizes` that
+    it takes. Raises WeightsError.
+    """
+    if file.suffix not in _CHILDREN:
+        raise WeightsError(f"What reads {file.name} is not installed: {how_to_install(_EXTRAS[file.suffix])}.")
+    try:
+        done = subprocess.run(
+            python_command("-m", _CHILDREN[file.suffix], str(file)),
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIME_LIMIT_S,
+            check=False,
+        )
+        said = json.loads(done.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        raise WeightsError(f"{file.name} was not loaded within {_TIME_LIMIT_S:g} s.") from None
+    except (ValueError, LookupError):
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
+        raise WeightsError(f"{file.name} ended the process that loaded it ({done.returncode}): {last}.") from None
+    if "error" in said:
+        raise WeightsError(f"{file.name} cannot be loaded: {said['error'].rstrip('.')}.")
+    inputs = [tuple(shape) for shape in said["inputs"]]
+    if len(inputs) != 1 or len(inputs[0]) != 4 or 3 not in (inputs[0][1], inputs[0][3]):
+        raise WeightsError(f"a finished network takes one input [n, 3, height, width], not {inputs}")
+    _, *sides = inputs[0]
+    size = sides[1:] if sides[0] == 3 else sides[:2]
+    return {"size": size, "shapes": [(1, *shape[1:]) for shape in said["outputs"]], "batch_sizes": said["batch_sizes"]}
 
 
 def names_beside(file: Path, *, is_graph: bool) -> list[str]:

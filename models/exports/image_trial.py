@@ -7,32 +7,36 @@ Owns: these runs. In a process of its own (models.exports.child): must not be im
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
 from models.exports import library_files, witness
-from models.exports.answers import Export, TriedImages
-from models.exports.entry import USUAL, Entry, entered, entry_of
+from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
-from models.exports.networks import Graph
+from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import check_axes, has_two_orders, located
+from models.exports.scale import at_first_layer, scale_of
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
+from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
-from models.onnx.torchvision_detectors import as_detector
 from models.sample import IMAGES
 from models.tasks.coco import COCO_CLASSES
 from models.vision import torchvision
@@ -44,6 +48,7 @@ _MOST_SIDE = 8_192
 _LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
 _PICTURES = 4
 _FAR = 40.0  # Factor of a normalised picture: logits grow with it, probabilities stay within 0 to 1.
+_OF_LEVELS = 0.05  # Greatest deviation, of pixels in 0 to 1, by which an owner states levels of 0 to 255.
 _CELLS = 21  # Divides the candidates of three strides: each 32 x 32 pixels have 16, 4 and 1 cells.
 _COCO_NUMBERS = 91  # With gaps, as torchvision and RF-DETR number COCO's 80 classes.
 
@@ -54,6 +59,15 @@ _WANTED = (
 
 _OF_FIRST = ("segment_semantic", "depth", "embed")
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
+_IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
+_IN_FLOAT32 = "it divides by products of matrices, which may be near 0, and so it is served in float32"
+_PRODUCTS = {"matmul", "mm", "bmm", "baddbmm"}
+_LINEAR = {
+    *("_to_copy", "_unsafe_view", "add", "alias", "chunk", "clamp", "clamp_min", "clone", "contiguous", "expand"),
+    *("gather", "index", "index_select", "narrow", "permute", "reshape", "select", "slice", "split"),
+    *("split_with_sizes", "squeeze", "to", "transpose", "unbind", "unsqueeze", "view"),
+}
+"""Operators whose result is near 0 where that of a product is."""
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -120,7 +134,10 @@ def tried(  # noqa: PLR0917
             about = about.model_copy(update={"boxes_second": True})
         told = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
         if finished is not None:
-            return replace(_of_finished(about, **finished), metadata=told)
+            sides, sizes = (finished["size"][0], finished["size"][1]), finished["batch_sizes"]
+            how = interpret(about, [list(shape) for shape in finished["shapes"]], sides)
+            export = Export(how, (min(sizes), max(sizes)))
+            return replace(_as_tried(about, export, sides, finished["shapes"]), metadata=told)
         return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It is served as tensors, as before.
@@ -166,16 +183,18 @@ def _tried(
         except Exception as error:  # A graph that does not fit its input may raise anything.
             raise ValueError(f"it does not run on {list(pixels.shape)}: {reason_of(error)}") from error
 
+    if about.layout == "yolox":  # Its own programs give it levels of 0 to 255, blue first.
+        stated = about.input if about.input or about.mean or about.std else "levels"
+        about = about.model_copy(update={"channels": about.channels or "bgr", "input": stated})
     entry = replace(entry, bgr=about.channels == "bgr" and entry.channels == 3)
     if entry.levels and about.input == "floats":
         raise ValueError('its input is of uint8, and "input": "floats" is stated for it')
     entry = replace(entry, levels=entry.levels or about.input == "levels")
-    if isinstance(core, Graph) and list(core.signature.datatypes) == [None] and _takes_bytes(core, size):
-        if about.input is None and about.mean is None and not about.exporter:
-            raise ValueError(
-                "it takes levels of 0 to 255 (uint8) as it takes floats, and does not say which of them it was trained "
-                'with: state "input": "levels" beside it where it divides by 255 itself, else "input": "floats"'
-            )
+    takes_bytes = isinstance(core, Graph) and list(core.signature.datatypes) == [None] and _takes_bytes(core, size)
+    if takes_bytes:
+        is_stated = about.input is not None or about.mean is not None or about.exporter
+        if not is_stated and not scale_of(partial(at_first_layer, core), torch.zeros(1, 3, *size)):
+            raise ValueError('it takes uint8 and floats alike: state "input": "levels" (it divides by 255) or "floats"')
         entry = replace(entry, of_bytes=entry.levels)
     is_known = onnx is not None or entry.channels == 1 or entry.last or entry.levels
     generator = torch.Generator().manual_seed(0)
@@ -185,11 +204,20 @@ def _tried(
     except ValueError:
         if is_known:
             raise
-        usual, entry = entry, Entry(channels=1)  # Libraries' networks and scripts state nothing of their input.
-        try:
-            outputs = run(pixels[:stated_batch])
-        except ValueError:
-            entry = usual
+        # Libraries' networks and scripts state nothing of their input.
+        for form in (Entry(channels=1), replace(entry, last=True), Entry(channels=1, last=True)):
+            entry = form
+            with contextlib.suppress(ValueError):
+                outputs = run(pixels[:stated_batch])
+                break
+        else:
+            raise
+    by_itself = ""
+    if not entry.levels and not about.exporter and not library_files.library_of(architecture):
+        levels, about, by_itself = _with_scale(about, core, entered(entry, pixels[:stated_batch]))
+        if levels:
+            entry = replace(entry, levels=True, of_bytes=takes_bytes)
+            pixels = pixels * 255
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
     if about.takes == "classes" and integers[0]:
@@ -197,8 +225,10 @@ def _tried(
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
     if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size):
         how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
-    if about.task == "segment_semantic" and _is_class_map(outputs[0], integers[0]):
-        how = replace(how, class_map=True)
+    if about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1:
+        # Numbers of classes, and not the scores of one class.
+        is_whole = bool((outputs[0] == outputs[0].round()).all()) and bool(outputs[0].max() > 1)
+        how = replace(how, class_map=integers[0] or is_whole)
     batch, freed = (stated_batch, stated_batch), False
     if stated_batch == 1 and not is_single:
         freed = onnx is not None and not is_open
@@ -213,7 +243,10 @@ def _tried(
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     found = [run(each) for each in given]
     if any(bool(output.isnan().any()) for each in found for output in each):
-        raise ValueError("its outputs for pictures are not numbers (NaN)")
+        raise ValueError(
+            'its outputs for pictures are not numbers (NaN): state what its input is, "input": "levels", or "mean" and '
+            '"std" of pixels in 0 to 1'
+        )
     notes: tuple[str, ...] = ()
     far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
 
@@ -236,10 +269,43 @@ def _tried(
             check_axes(how, halves[:2], halves[2:], size)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
-    notes = tuple(filter(None, (entry.said, _PADDED if padded else "", *notes)))
+    is_silent = about.mean is None and about.std is None and about.input is None
+    assumed = _IMAGENET if is_silent and mean.any() else ""
+    notes = tuple(filter(None, (by_itself, assumed, _PADDED if padded else "", *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
-    return replace(_as_tried(about, Export(how, batch, freed, entry), size, shapes), notes=notes, witness=said)
+    in_float32 = divides_by_products(core, seen[0])
+    notes = (*notes, _IN_FLOAT32) if in_float32 else notes
+    export = Export(how, batch, freed, entry, in_float32)
+    return replace(_as_tried(about, export, size, shapes), notes=notes, witness=said)
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    divides = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._products: Any = WeakTensorKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        given = [isinstance(each, Tensor) and each in self._products for each in args]
+        self.divides |= name == "div" and given[1:2] == [True]
+        if name in _PRODUCTS or (name in _LINEAR and any(given)):
+            self._products.update((each, True) for each in (found if isinstance(found, list | tuple) else [found]))
+        return found
+
+
+def divides_by_products(network: nn.Module, *given: Tensor) -> bool:
+    """Return True for a network that divides by products of matrices, as linear attention does: where these are near 0,
+    shorter types than float32 answer wrongly, though for few images.
+    """
+    if isinstance(network, OpenVinoGraph):
+        return network.divides_by_products()
+    mode = _Products()
+    with contextlib.suppress(Exception), torch.inference_mode(), mode:  # A library's code may refuse to be watched.
+        network(*given)
+    return mode.divides
 
 
 def _free(free: bool, *parts: object) -> None:
@@ -262,15 +328,6 @@ def _halves(pictures: Tensor) -> list[Tensor]:
 
 def _batch(pictures: Tensor, first: int, size: int) -> Tensor:
     return pictures[(first + torch.arange(size)) % len(pictures)]
-
-
-def _of_finished(
-    about: Description, size: Sequence[int], shapes: Sequence[Sequence[int]], batch_sizes: Sequence[int]
-) -> TriedImages:
-    """Interpret a finished file by the shapes that the runtime states. Raises ValueError."""
-    height, width = size
-    how = interpret(about, [list(shape) for shape in shapes], (height, width))
-    return _as_tried(about, Export(how, (min(batch_sizes), max(batch_sizes))), (height, width), shapes)
 
 
 def _as_tried(
@@ -300,11 +357,6 @@ def _scored(
     *,
     batch: int,
 ) -> tuple[Interpretation, tuple[str, ...]]:
-    """Find how a classifier's scores are read, by its outputs for pictures, of which it has `found` the first ones, and
-    for inputs far from any.
-
-    Raises ValueError.
-    """
     seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
     if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
         far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
@@ -321,7 +373,6 @@ def _is_probability(  # noqa: PLR0917
     pictures: Tensor,
     found: Sequence[Sequence[Tensor]],
 ) -> bool:
-    """Return True if the scores of a map's only class are in 0 to 1 for pictures, and for inputs far from any."""
     if about.task != "segment_semantic" or about.scores or how.class_map or len(shape) != 4 or shape[1] != 1:
         return False
     far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), len(found[0][0]))
@@ -338,22 +389,13 @@ def _has_channels_last(shape: Sequence[int], size: tuple[int, int]) -> bool:
     return len(shape) == 4 and is_like(*shape[1:3]) and not is_like(*shape[2:4])
 
 
-def _is_class_map(output: Tensor, is_whole: bool) -> bool:
-    """Return True if an output [n, 1, h, w] has the number of each pixel's class, and not the scores of one class."""
-    if output.ndim != 4 or output.shape[1] != 1:
-        return False
-    return is_whole or (bool((output == output.round()).all()) and bool(output.max() > 1))
-
-
 def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
-    """Compute the first output for each image, [n, numbers], in batches of the stated size."""
     count = len(pixels)
     rows = [torch.arange(first, first + batch) % count for first in range(0, count, batch)]
     return torch.cat([run(pixels[each])[0].flatten(1) for each in rows])[:count]
 
 
 def _pictures(size: tuple[int, int]) -> Tensor:
-    """Load some pictures that come with anychip, float32 [n, 3, height, width] in 0 to 1."""
     found = []
     for file in sorted(IMAGES.glob("*.jpg"))[:_PICTURES]:
         with Image.open(file) as image:
@@ -362,8 +404,32 @@ def _pictures(size: tuple[int, int]) -> Tensor:
     return torch.stack(found)
 
 
+def _with_scale(about: Description, core: Callable[..., Any], given: Tensor) -> tuple[bool, Description, str]:
+    """Find whether an input of floats is of levels, by what the network does to it; the facts with it, and a note."""
+    if isinstance(core, OpenVinoGraph):
+        scale = scale_of(core.at_first_layer, given)
+    else:
+        scale = scale_of(partial(at_first_layer, core), given)
+    is_stated = about.mean is not None or about.std is not None
+    if not scale and isinstance(core, OpenVinoGraph) and not is_stated and not about.input:
+        raise ValueError(
+            "OpenVINO may have put a division by 255 into its first weights, where nobody sees it, and it does not say "
+            'whether it has: state "input": "levels" beside it where its input is 0 to 255, else "mean" and "std", or '
+            '"input": "floats" for ImageNet\'s'
+        )
+    if about.input == "floats" or not scale:
+        return False, about, ""
+    mean, std = about.mean or (0.0,) * 3, about.std or (1.0,) * 3
+    if scale == "levels" and is_stated and max(std) <= _OF_LEVELS:
+        return False, about, ""
+    span = "0 to 255" if scale == "levels" else "0 to 1"
+    if is_stated and (scale == "levels" or mean != (0.0,) * 3 or std != (1.0,) * 3):
+        raise ValueError(f'it normalises pixels of {span} itself: state no "mean" and "std", or "input": "floats"')
+    usual = about.model_copy(update={"mean": (0.0,) * 3, "std": (1.0,) * 3})
+    return scale == "levels", usual, f"it normalises its input itself, and gets pixels of {span}"
+
+
 def _normalised(about: Description, entry: Entry) -> Description:
-    """Set the mean and the deviation that the network's input requires for levels, or for one channel."""
     if entry.levels:
         return about.model_copy(update={"mean": (0.0,) * 3, "std": (1 / 255,) * 3})
     if entry.channels == 1:  # The mean of three means, as in timm.
@@ -373,27 +439,32 @@ def _normalised(about: Description, entry: Entry) -> Description:
 
 
 def _entry_of(graph: Graph, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, Entry]:
-    """Return height and width, the stated batch (1 if open), and a program's form of input, if it states one.
-
-    Raises ValueError.
-    """
+    """Return height and width, the stated batch (1 if open), and the form that a program states. Raises ValueError."""
     datatypes, shapes = graph.signature.datatypes, graph.signature.shapes
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         return size, 1, USUAL
-    found = entry_of(shapes[0], datatypes[0] == "UINT8")
-    if found is None:
-        raise ValueError(_WANTED.format(f"{graph.signature.names[0]} {list(shapes[0])}"))
+    seen = f"{graph.signature.names[0]} {list(shapes[0])}"
+    size, batch, _, entry = _of_shape(shapes[0], datatypes[0] == "UINT8", size, seen)
+    return size, batch, replace(entry, of_bytes=entry.levels)
+
+
+def _of_shape(
+    shape: Sequence[int | str | None] | None, is_levels: bool, size: tuple[int, int] | None, seen: str
+) -> tuple[tuple[int, int] | None, int, bool, Entry]:
+    """Return height and width, the stated batch (1 if open), whether it is open, and the form. Raises ValueError."""
+    found = None if shape is None or len(shape) != 4 else entry_of(shape, is_levels)
+    if shape is None or found is None:
+        raise ValueError(_WANTED.format(seen))
     entry, height, width = found
     if size is None:
         size = (height, width) if height and width else None
     elif (height or size[0], width or size[1]) != size:
         raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
-    batch = shapes[0][0]
-    return size, batch if isinstance(batch, int) else 1, replace(entry, of_bytes=entry.levels)
+    batch = shape[0]
+    return size, batch if isinstance(batch, int) else 1, not isinstance(batch, int), entry
 
 
 def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:
-    """Return True if a script, which does not state its input's type, runs on bytes; most that take floats do not."""
     for channels in (3, 1):
         try:
             with torch.inference_mode():
@@ -405,7 +476,9 @@ def _takes_bytes(script: Graph, size: tuple[int, int]) -> bool:
 
 
 def _normalisation(about: Description) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    imagenet = _is_imagenet(about)
+    """Return what is stated, else ImageNet's for RF-DETR, and for our tasks without boxes but of Ultralytics."""
+    of_image = about.task in TASKS and about.takes in ("classes", "outputs")
+    imagenet = (of_image and not about.exporter.startswith("ultralytics")) or about.layout == "rfdetr"
     mean = about.mean or ((0.485, 0.456, 0.406) if imagenet else (0.0, 0.0, 0.0))
     return mean, about.std or ((0.229, 0.224, 0.225) if imagenet else (1.0, 1.0, 1.0))
 
@@ -421,7 +494,9 @@ def example(file: Path) -> str:
     task, classes = _likely(shapes)
     written = json.dumps({"task": task, "size": list(size or (224, 224))})
     names = f", and its {classes} labels, one a line, into {file.stem}.labels.txt" if classes else ""
-    seen = ", ".join(f"{value.name} {_lengths(value.shape)}" for value in (*onnx.inputs, *onnx.outputs))
+    values = (*onnx.inputs, *onnx.outputs)
+    lengths = [["n" if length is None else str(length) for length in value.shape or ()] for value in values]
+    seen = ", ".join(f"{value.name} [{', '.join(each)}]" for value, each in zip(values, lengths, strict=True))
     return f"To serve it as images, write {written} into {file.stem}.json beside it{names} (it has {seen})"
 
 
@@ -440,12 +515,7 @@ def _likely(shapes: Sequence[Sequence[Any]]) -> tuple[str, int]:
     return ("segment", 0) if 4 in ranks else ("detect", 0)
 
 
-def _lengths(shape: Sequence[Any] | None) -> str:
-    return f"[{', '.join('n' if length is None else str(length) for length in shape or ())}]"
-
-
 def _is_detr(onnx: OnnxFile) -> bool:
-    """Return True for exports of RT-DETR's own repository, of D-FINE and of DEIM, by their names."""
     names = {value.name for value in onnx.inputs}
     return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
 
@@ -467,47 +537,28 @@ def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | No
     return ("__background__", *labels)
 
 
-def _is_imagenet(about: Description) -> bool:
-    """Return True for ImageNet's mean and deviation: RF-DETR, and our tasks without boxes but of Ultralytics."""
-    is_of_image = about.task in TASKS and about.takes in ("classes", "outputs")
-    return (is_of_image and not about.exporter.startswith("ultralytics")) or about.layout == "rfdetr"
-
-
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool, Entry]:
-    """Return height and width, the stated batch (1 if open), whether it is open, and the form. Raises ValueError."""
     seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
     shapes = [value.shape for value in onnx.inputs]
     if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
         shapes = [(1, *shapes[0])]
-    shape = shapes[0] if len(shapes) == 1 else None
     kind = onnx.inputs[0].dtype
     if kind == np.int8:
         raise ValueError("its input is of int8, whose zero it does not say: export it with an input of uint8 or floats")
-    found = None if shape is None or len(shape) != 4 else entry_of(shape, kind is not None and kind.kind in "ui")
-    if shape is None or found is None:
-        raise ValueError(_WANTED.format(seen))
-    batch, (entry, height, width) = shape[0], found
-    if height is not None and width is not None:
-        if size is not None and size != (height, width):
-            raise ValueError(f"its input is {height} x {width}, and {size[0]} x {size[1]} is stated for it")
-        size = (height, width)
-    return size, batch if isinstance(batch, int) else 1, not isinstance(batch, int), entry
+    return _of_shape(shapes[0] if len(shapes) == 1 else None, kind is not None and kind.kind in "ui", size, seen)
 
 
 def _takes_batches(run: Run, pixels: Tensor) -> bool:
-    """Return True if two images in a batch have the same outputs as each alone."""
     try:
         together = run(pixels)
         alone = [run(pixels[row : row + 1]) for row in range(len(pixels))]
     except (ValueError, WeightsError):
         return False
-    for number, output in enumerate(together):
-        if len(output) != len(pixels):
-            return False
-        for row, single in enumerate(alone):
-            if single[number].shape[1:] != output.shape[1:]:
-                return False
-            tolerance = _AGREEMENT * float(single[number].abs().max()) + 1e-6
-            if not torch.allclose(output[row : row + 1], single[number], rtol=0, atol=tolerance):
-                return False
-    return True
+    if any(each.ndim == 0 or len(each) != len(pixels) for each in together):
+        return False
+    pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
+    return all(
+        row.shape[1:] == one.shape[1:]
+        and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
+        for row, one in pairs
+    )

@@ -16,15 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.contract.grey import grey
+from models.contract.measures import Limits
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import Form, PixelModel
+from models.contract.resize import grey
 from models.exports import library_files
-from models.exports.answers import Export
-from models.exports.entry import entered
+from models.exports.answers import Export, entered
 from models.exports.layouts import SIZES, decoded
 from models.exports.networks import FORMS, load_graph
-from models.onnx.torchvision_detectors import only_float32, untraced
 
 
 class ExportedNetwork(PixelNetwork):
@@ -42,7 +41,9 @@ class ExportedNetwork(PixelNetwork):
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
         """Compute the task's outputs from those of `decoded`, in batches of the size that the graph states, if any."""
         if self.how.layout == "torchvision":
-            alone = [decoded(self.how, self._outputs(image), self.size) for image in untraced(normalised)]
+            if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+                raise RuntimeError("how many boxes it finds depends on the image, which only the eager engine computes")
+            alone = [decoded(self.how, self._outputs(image), self.size) for image in normalised]
             return self.of_task([torch.cat(each) for each in zip(*alone, strict=True)])
         if self.stated_batch and normalised.shape[0] != self.stated_batch:
             outputs = self._in_pieces(normalised)
@@ -68,7 +69,9 @@ class ExportedNetwork(PixelNetwork):
 
     def cast(self, dtype: torch.dtype) -> PixelNetwork:
         """Cast the graph; one that chooses boxes before its last layers takes float32 alone."""
-        return super().cast(only_float32(dtype) if self.how.layout == "torchvision" else dtype)
+        if self.how.layout == "torchvision" and dtype != torch.float32:  # Shorter ones cannot hold the coordinates.
+            raise RuntimeError("it chooses among boxes before its last layers, which takes float32")
+        return super().cast(dtype)
 
     def _outputs(self, normalised: Tensor) -> list[Tensor]:
         values = self.core(entered(self.entry, normalised))
@@ -120,6 +123,12 @@ class ExportedImages(PixelModel):
         """Form of the network."""
         forms: dict[str, Form] = {"om": "finished", "xml": "openvino"}
         return forms.get(self.architecture, "pixels")
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the precisions that the task is served in; of float32 alone if the network's own code wants it."""
+        limits = super().limits
+        return {"fp32": limits["fp32"]} if self.export.in_float32 else limits
 
     @property
     def has_reference(self) -> bool:

@@ -21,7 +21,6 @@ from models.contract.model import Array
 from models.contract.resize import ResizeHow
 from models.contract.task_adapter import Takes, task_class
 from models.exports.metadata import TASKS, Description, Scores
-from models.onnx.torchvision_detectors import MOST_DETECTIONS
 
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
 """Factor that RT-DETR's own exports and D-FINE's multiply boxes by; with ones the boxes are in 0 to 1."""
@@ -31,6 +30,8 @@ QUERIES = ("detr", "rfdetr", "softmax")
 
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
 _ROWS = (100, 300, 1000)
+MOST_DETECTIONS = 300
+"""Most boxes in an answer of torchvision's detectors: at least as many as its own networks give (100 to 300)."""
 _LEAST_PROBABILITY = 1e-12
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
@@ -129,10 +130,7 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretation:
     lengths = [max(shape[1:]) for shape in shapes if len(shape) > 1 and sum(each != 1 for each in shape[1:]) <= 1]
     if len(shapes) != 1 or not lengths:
-        raise ValueError(
-            f"a classifier has one output [n, classes], and this network's outputs are {seen}: export it with its "
-            "scores alone"
-        )
+        raise ValueError(f"a classifier has one output [n, classes], not {seen}: export it with its scores alone")
     [count], given = lengths, about.scores == "probabilities"
     if count == 1 and about.labels and len(about.labels) == 2:
         return Interpretation("classes", "classes", 2, probabilities=given, two_of_one=True)
@@ -198,11 +196,7 @@ def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) 
     """Read boxes, scores and classes: mmdeploy has two outputs, others one for each, YOLOv7 their number in front."""
     found, boxes = _suppressed(about, shapes), int(len(shapes) == 4)
     if found == "" or found != (about.layout or found) or len(shapes[boxes]) != 3:
-        raise ValueError(
-            "networks that suppress for themselves are for detect, with outputs in this order: [n, k, 5] and [n, k] "
-            "(mmdeploy), or [n, k, 4], scores [n, k] and classes [n, k], perhaps after their number [n, 1] (end2end), "
-            f"not {seen}"
-        )
+        raise ValueError(f"not [n, k, 5] and [n, k] (mmdeploy), nor [n, k, 4], [n, k] and [n, k] (end2end): {seen}")
     return Interpretation("boxes", found, len(about.labels or ()), 0, True, boxes)
 
 
@@ -214,11 +208,6 @@ def _read_detr(about: Description, shapes: Shapes, size: Size, seen: str) -> Int
 
 
 def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Read boxes [n, queries, 4], logits [n, queries, slots] of their classes, where a slot after the labels is
-    background, and for masks [n, queries, h, w].
-
-    Hugging Face's have the logits first, RF-DETR's own exports the boxes, which only matters for three classes.
-    """
     threes = [index for index, shape in enumerate(shapes) if len(shape) == 3][:2]
     fours = [index for index, shape in enumerate(shapes) if len(shape) == 4] if about.takes == "masks" else [-1]
     of_queries = {shapes[index][1] for index in (*threes, *fours) if index >= 0}
@@ -237,7 +226,6 @@ def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> 
 
 
 def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
-    """Read candidates in one output, as rows or columns, in the layout that is stated or that fits the shape."""
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
     extras = _extras(about, shapes[prototypes], seen)
@@ -245,12 +233,9 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     anchors = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
     name = about.layout or _layout(about, (first, second), extras, anchors)
     if name not in LAYOUTS:
-        wanted = f"; yolov8 has {4 + count + extras} columns for {count} labels" if count else ""
-        apart = any(len(shape) == 3 and place != boxes for place, shape in enumerate(shapes))
         raise ValueError(
-            f'the layout of its outputs is not known ({seen}{wanted}): state it in its sidecar, "layout": one of '
+            f'the layout of its outputs is not known ({seen}): state it in its sidecar, "layout": one of '
             f"{', '.join(LAYOUTS)}; or let the network give one of these"
-            + (", boxes and scores joined to one output" if apart else "")
         )
     if name == "rows" or (name == "rtdetr" and second == 6 + extras):
         if second != 6 + extras:
@@ -271,7 +256,6 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
 
 
 def _outputs(about: Description, shapes: Shapes, seen: str) -> tuple[int, int]:
-    """Return the positions of the outputs with boxes and prototypes."""
     threes = [index for index, shape in enumerate(shapes) if len(shape) == 3]
     fours = [index for index, shape in enumerate(shapes) if len(shape) == 4]
     if about.takes == "masks":
@@ -284,29 +268,20 @@ def _outputs(about: Description, shapes: Shapes, seen: str) -> tuple[int, int]:
 
 
 def _extras(about: Description, prototypes: Sequence[int], seen: str) -> int:
-    """Return the count of each candidate's numbers beside box and classes: a coefficient for each prototype, every
-    value of every key point, an angle.
-    """
+    """Return the count of each candidate's numbers beside box and classes."""
     if about.takes == "keypoints" and about.keypoints is None:
-        raise ValueError(
-            f'a network of poses needs "keypoints": [points, values of each] in its sidecar, such as [17, 3]; its '
-            f"outputs are {seen}"
-        )
+        raise ValueError(f'a network of poses needs "keypoints": [17, 3] in its sidecar; its outputs are {seen}')
     if about.takes == "masks":
         return prototypes[1]
     return prod(about.keypoints or ()) if about.takes == "keypoints" else int(about.takes == "turned")
 
 
 def _layout(about: Description, shape: tuple[int, int], extras: int, anchors: Mapping[int, tuple[int, ...]]) -> str:
-    """Return the layout of an output [n, *shape]; "" if it fits none."""
     first, second = shape
     if about.labels:
         columns = 4 + len(about.labels) + extras
-        if first == columns and second != 6 + extras:
-            return "yolov8"
-        if first == columns and second in anchors and first != 6 + extras:
-            return "yolov8"
-        if second == columns and first in anchors:
+        is_column = second != 6 + extras or (second in anchors and first != 6 + extras)
+        if (first == columns and is_column) or (second == columns and first in anchors):
             return "yolov8"
         if second == columns + 1 and first in {3 * number for number in anchors}:
             return "yolov5"
@@ -337,7 +312,6 @@ def _rtdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
 
 
 def _columns(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return boxes in the columns' own form, and the best class of each candidate."""
     raw = outputs[how.boxes]
     if how.layout == "yolov8" and not how.transposed:
         raw = raw.transpose(1, 2)
@@ -364,10 +338,7 @@ def _detr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
 
 
 def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the best pairs of a query and a class, one for each query, or 100 as in transformers for few queries.
-
-    Each has a coefficient of 1 for its query's mask: the prototypes are the masks.
-    """
+    """Return the best pairs of a query and a class, each with a coefficient of 1 for its query's mask."""
     raw = outputs[how.boxes]
     probabilities = outputs[how.logits][..., : how.classes].sigmoid()
     pairs = probabilities.flatten(1)
@@ -438,7 +409,6 @@ def cells_of(strides: Sequence[int], size: tuple[int, int], repeated: int = 1) -
 
 
 def _yolox(raw: Tensor, strides: tuple[int, ...], size: tuple[int, int]) -> Tensor:
-    """Convert offsets to cells and logarithms of sides to centres and sides in pixels."""
     steps = [torch.full(((size[0] // stride) * (size[1] // stride), 1), stride) for stride in strides]
     corners, step = (cells_of(strides, size) - torch.cat(steps) / 2).to(raw), torch.cat(steps).to(raw)
     return torch.cat((raw[..., :2] * step + corners, raw[..., 2:].exp() * step), dim=2)

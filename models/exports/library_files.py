@@ -19,8 +19,8 @@ from typing import Any
 
 from anychip_base.extras import NOT_INSTALLED, entry_points
 from models.contract.errors import WeightsError, reason_of
+from models.contract.files import read_regular
 from models.contract.model import LIBRARIES
-from models.contract.regular import read_regular
 from models.exports.processors import PROCESSORS, pixels_of
 
 GROUP = "anychip.libraries"
@@ -37,12 +37,11 @@ _TASKS = {
     "ForImageClassificationWithTeacher": "classify",
     "ForObjectDetection": "detect",
     "ForInstanceSegmentation": "segment",
-    "ForUniversalSegmentation": "segment",
     "ForSemanticSegmentation": "segment_semantic",
     "ForDepthEstimation": "depth",
 }
 """Task by the endings of transformers' class names; other networks that take images answer with vectors."""
-_SOFTMAX = ("detr", "yolos", "table-transformer", "maskformer", "mask2former")
+_SOFTMAX = ("detr", "yolos", "table-transformer")
 """Values of model_type whose networks score "no object" as a class of its own, the last, and choose by softmax."""
 
 
@@ -70,10 +69,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def _timm_config(found: dict[str, Any]) -> dict[str, Any]:
-    """Convert timm's configuration to its present form: before 2023 all keys of `pretrained_cfg` are at the top.
-
-    A network that transformers wraps has the same form; its class states whether it classifies.
-    """
+    """Convert timm's configuration to its present form: before 2023 all keys of `pretrained_cfg` are at the top."""
     config = dict(found) if "pretrained_cfg" in found else {**found, "pretrained_cfg": found, "model_args": None}
     cfg = config["pretrained_cfg"]
     for key, other in (("label_names", "labels"), ("label_descriptions", ""), ("num_classes", "")):
@@ -100,18 +96,8 @@ def class_of(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
-    """Return the keys of a sidecar that files in the folder state. `own`: the keys that the owner states.
-
-    Raises WeightsError.
-    """
-    with _sense():
-        return _stated_in(folder, config, own)
-
-
 @contextlib.contextmanager
 def _sense() -> Iterator[None]:
-    """Turn the errors of values that such files never hold into a WeightsError."""
     try:
         yield
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -120,27 +106,29 @@ def _sense() -> Iterator[None]:
         ) from error
 
 
-def _stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    if is_timm(config):
-        task = "embed" if config.get("num_classes") == 0 else "classify"
-        multiple = {"scores": "sigmoid"} if task == "classify" and _is_multi_label(config) else {}
-        return {"task": task, **_timm_labels(config), **multiple, **timm_preprocessing(config["pretrained_cfg"])}
-    labels = config.get("id2label")
-    names = {int(key): str(name) for key, name in labels.items()} if isinstance(labels, Mapping) else None
-    task = task_of(config)
-    known: dict[str, Any] = {} if names is None or task in ("embed", "depth") else {"labels": names}
-    if task == "classify" and _is_multi_label(config):
-        known["scores"] = "sigmoid"  # As in its own pipeline; else softmax of logits.
-    layout = {"layout": queries_of(config)} if task in ("detect", "segment") else {}
-    return {"task": task, **known, **layout, **preprocessor_of(folder, own)}
+def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()) -> dict[str, Any]:
+    """Return the keys of a sidecar that files in the folder state. `own`: the keys that the owner states.
 
-
-def _is_multi_label(config: Mapping[str, Any]) -> bool:
-    return config.get("problem_type") == "multi_label_classification"
+    Raises WeightsError.
+    """
+    with _sense():
+        multiple = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
+        if is_timm(config):
+            task = "embed" if config.get("num_classes") == 0 else "classify"
+            multiple = multiple if task == "classify" else {}
+            return {"task": task, **_timm_labels(config), **multiple, **timm_preprocessing(config["pretrained_cfg"])}
+        labels = config.get("id2label")
+        names = {int(key): str(name) for key, name in labels.items()} if isinstance(labels, Mapping) else None
+        task = task_of(config)
+        known: dict[str, Any] = {} if names is None or task in ("embed", "depth") else {"labels": names}
+        if task == "classify":
+            known |= multiple  # As in its own pipeline; else softmax of logits.
+        if task in ("detect", "segment"):  # `rfdetr`: each class has a score of its own.
+            known["layout"] = "softmax" if config.get("model_type") in _SOFTMAX else "rfdetr"
+        return {"task": task, **known, **preprocessor_of(folder, own)}
 
 
 def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of timm's classes: their descriptions, if each name has one."""
     names, descriptions = config.get("label_names"), config.get("label_descriptions")
     if not isinstance(names, list):
         return {}
@@ -166,11 +154,7 @@ def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
             return {}
         if not found:
             if not set(own) >= _NORMALISED:
-                raise WeightsError(
-                    f"{PREPROCESSOR} is missing, which says how images come in: "
-                    'processor.save_pretrained("folder") writes '
-                    'it; or state "mean" and "std" in a sidecar beside the weights (docs/which-file.md).'
-                )
+                raise WeightsError(f'{PREPROCESSOR} is missing: write it, or state "mean" and "std" in a sidecar.')
             side = config.get("image_size")
             return {"size": side} if isinstance(side, int) else {}
         return pixels_of(found, str(config.get("model_type", "")), where, is_sized=is_sized)
@@ -196,21 +180,12 @@ def task_of(config: Mapping[str, Any]) -> str:
     if name.startswith("UperNet"):
         return "segment_semantic"
     if found in ("detect", "segment") and "text_config" in config:
-        raise WeightsError(
-            f"{name} finds what texts name, and requests have no texts here: export it as .onnx with its texts fixed."
-        )
+        raise WeightsError(f"{name} finds what texts name: export it as .onnx with its texts fixed.")
     if found == "embed" and (head := re.search(r"(For[A-Z]\w*|Backbone)$", name)):
         raise WeightsError(
-            f"What {name} answers ({head[0]}) is no task here. For its vectors save the network below its head, "
-            'transformers.AutoModel.from_pretrained("folder").save_pretrained("vectors"), and the processor beside it; '
-            "for its own answers export it as .onnx, which is served as tensors."
+            f"What {name} answers ({head[0]}) is no task: save the network below its head, or export it."
         )
     return "regress" if found == "classify" and config.get("problem_type") == "regression" else found
-
-
-def queries_of(config: Mapping[str, Any]) -> str:
-    """Return the layout of a network's queries: `rfdetr` if each class has a score of its own, else `softmax`."""
-    return "softmax" if config.get("model_type") in _SOFTMAX else "rfdetr"
 
 
 def timm_preprocessing(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,14 +245,12 @@ def export_of(folder: Path) -> str:
 
 
 def _constant(name: str) -> float:
-    """Return infinity as a number. Raises ValueError for NaN."""
     if name == "NaN":
         raise ValueError("a number in it is NaN")
     return float(name)
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """Read the object in a file; empty if there is no file. Raises WeightsError."""
     content = read_regular(file)
     if content is None:
         return {}

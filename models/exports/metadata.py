@@ -19,8 +19,7 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from models.contract.errors import WeightsError
-from models.contract.plain_yaml import read_yaml
-from models.contract.regular import read_regular
+from models.contract.files import read_regular, read_yaml
 from models.contract.resize import Centre, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
@@ -57,6 +56,7 @@ _MAX_ENLARGED, _LEAST_MAX = 4, 2048
 """Largest side of the resized image of which an input is cut: so many times the input's, and at least that many pixels.
 Every image of the model takes that memory.
 """
+_SHARE = 10  # A greater mean or deviation is one of levels.
 _MAX_TEXT = 1 << 20
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
@@ -66,36 +66,40 @@ _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
 """Keys that have an effect only on some networks, with the forms of outputs that their tasks take."""
 
 
-class Sidecar(BaseModel):
-    """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
-
+class _Stated(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    layout: Layout | None = None
+    scores: Scores | None = None
+    keypoints: tuple[int, int] | None = None
+    resize: ResizeHow | None = None
+    channels: Channels | None = None
+    input: Levels | None = None
+
+
+class Sidecar(_Stated):
+    """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
     size: _Side | tuple[_Side, _Side] | None = None
     mean: tuple[_Mean, _Mean, _Mean] | None = None
     std: tuple[_Deviation, _Deviation, _Deviation] | None = None
-    resize: ResizeHow | None = None
     resize_to: _Side | tuple[_Side, _Side] | None = None
     crop: float | None = Field(default=None, gt=0, le=4, description="Over 1 the image is smaller than the input")
     interpolation: Interpolation | None = None
     antialias: bool | None = None
     pad: _Level | tuple[_Level, _Level, _Level] | None = None
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
-    channels: Channels | None = None
-    input: Levels | None = None
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
-    layout: Layout | None = None
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    scores: Scores | None = None
-    keypoints: tuple[int, int] | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
 
     @field_validator("mean", "std", mode="before")
     @classmethod
     def _of_each(cls, value: Any) -> Any:
-        """Expand one number to all three channels, as networks of one channel have it."""
         if isinstance(value, int | float):
             value = [value]
+        if isinstance(value, list | tuple) and any(isinstance(each, int | float) and each > _SHARE for each in value):
+            raise ValueError("it is for pixels in 0 to 1, and not in 0 to 255: divide it by 255")
         return (*value,) * 3 if isinstance(value, list | tuple) and len(value) == 1 else value
 
     def resizing(self, size: tuple[int, int], usual: ResizeHow) -> Resize:
@@ -123,7 +127,6 @@ class Sidecar(BaseModel):
         return Whole(size, how, edges[0], *kernel, longer=edges[1])
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
-        """Return the geometry of a cut-out centre."""
         share = self.crop or 1.0
         resized = self.resize_to or (size[0] / share, size[1] / share)
         sides = resized if isinstance(resized, tuple) else (resized,)
@@ -146,25 +149,17 @@ class Sidecar(BaseModel):
         return Centre(size, 0, *kernel, shape, keep, pad, rounds)
 
 
-class Description(BaseModel):
+class Description(_Stated):
     """Facts about a network of images before its trial. `takes`: the form of outputs for its task; `size`: height and
     width.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     task: str
     takes: Takes
-    layout: Layout | None = None
     labels: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
-    scores: Scores | None = None
-    keypoints: tuple[int, int] | None = None
-    resize: ResizeHow | None = None
-    channels: Channels | None = None
-    input: Levels | None = None
     end_to_end: bool = False
     boxes_second: bool = False
     exporter: str = ""
@@ -186,8 +181,8 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     if implied.get("resize") == "top-left" and "resize" not in own and file.suffix != ".safetensors":
         size = list(library_files.size_in(file.parent) or (480, 640))
         raise WeightsError(
-            f"{file.name} has no input by which it is told which pixels are an image's, as its library tells "
-            f'the network: state {{"resize": "stretch", "size": {size}}} in {file.stem}.json, or another size.'
+            f'{file.name} has no input for the mask of an image: state {{"resize": "stretch", "size": {size}}} in '
+            f"{file.stem}.json, or another size."
         )
     by_folder = sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
     if given is None:
@@ -211,7 +206,6 @@ def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
-    """Read the owner's statements beside the file, or behind its name."""
     beside = file.with_name(f"{file.stem}.json")
     found = None if stated else read_regular(beside)
     if not stated and found is None:
@@ -234,7 +228,6 @@ def _stated_beside(file: Path, stated: str) -> Sidecar | None:
 
 
 def _json(text: str) -> Any:
-    """Parse a value as JSON, else return the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -297,7 +290,7 @@ def description(
         keypoints=_size(values.get("kpt_shape")),
         layout=_layout(values, takes, yolov5),
         end_to_end=_is_end_to_end(values),
-        exporter=_exporter(values, yolov5),
+        exporter="yolov5" if yolov5 else f"ultralytics {values['version']}"[:100] if "version" in values else "",
         scores=None if takes != "classes" else "logits" if yolov5 else "probabilities" if "task" in values else None,
     )
     if sidecar is None:
@@ -311,14 +304,13 @@ def description(
         if name in stated and takes not in takers:
             raise ValueError(f'"{name}" has no effect on a network for {task}')
     if "labels" in stated:
-        stated["labels"] = _stated_labels(stated["labels"])
+        stated["labels"] = COCO_CLASSES if stated["labels"] == "coco" else _names(stated["labels"]) or ()
     if isinstance(stated.get("size"), int):
         stated["size"] = (stated["size"], stated["size"])
     return found.model_copy(update=stated)
 
 
 def _literal(value: Any) -> Any:
-    """Parse a text of a Python literal; return the value itself if it is none."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
         return value
     text = value.strip()
@@ -346,14 +338,6 @@ def _names(value: Any) -> tuple[str, ...] | None:
     return tuple(str(name) for name in value)
 
 
-def _stated_labels(value: Any) -> tuple[str, ...]:
-    if value == "coco":
-        return COCO_CLASSES
-    if isinstance(value, dict):
-        return _names(value) or ()
-    return tuple(value)
-
-
 def _size(value: Any) -> tuple[int, int] | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return (value, value)
@@ -377,9 +361,3 @@ def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | N
     if "rtdetr" in about or "rt-detr" in about:
         return "rtdetr"
     return "rows" if _is_end_to_end(values) else None
-
-
-def _exporter(values: Mapping[str, Any], yolov5: bool) -> str:
-    if yolov5:
-        return "yolov5"
-    return f"ultralytics {values['version']}"[:100] if "version" in values else ""

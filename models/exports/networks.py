@@ -11,7 +11,6 @@ plainest attack, and is no sandbox (docs/which-file.md).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import warnings
 import zipfile
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,11 +27,8 @@ from torch.utils import _pytree as pytree
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
-from models.contract.model import Array
-from models.contract.tensors import TensorModel
-from models.onnx.session import unoptimised
+from models.contract.tensors import Form, TensorModel
 
-Form = Literal["onnx", "program", "script", "openvino"]
 FORMS: dict[str, Form] = {
     ".onnx": "onnx",
     ".pt2": "program",
@@ -58,10 +54,12 @@ _ONNX_DATATYPES = {
     "string": "BYTES",
     **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-_FLOATS = (torch.float32, torch.float16)
-_PROGRAM = ("/models/model.json", "serialized_exported_program.json")
-_MOST_PROGRAM_BYTES = 1 << 28
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_OPENVINO_LAYERS = ("Convolution", "GroupConvolution", "MatMul")
+_OPENVINO_LINEAR = ("Add", "Clamp", "Gather", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit")
 _OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
+
+_FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
 
 Length = int | str | None
 """An axis in a file's terms: its length, the name of an open one, None for an open one without a name."""
@@ -102,6 +100,22 @@ class RuntimeGraph(Graph):
         """Accept only float32, with which a file keeps its own types."""
         if dtype != torch.float32:
             raise RuntimeError(self.types)
+
+
+def unoptimised(source: str | bytes, *, folder: str = "", threads: int = 0) -> Any:
+    """Open a session of a file or its content. `folder`: of external weights, for a content; `threads`: 0 leaves their
+    number to the runtime. Raises ImportError without ONNX Runtime, else its own errors.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    if threads:
+        options.intra_op_num_threads = threads
+    if folder:
+        options.add_session_config_entry(_FOLDER_OF_WEIGHTS, folder)
+    return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
 class OnnxSessionGraph(RuntimeGraph):
@@ -164,15 +178,42 @@ class OpenVinoGraph(RuntimeGraph):
             ],
         )
 
+    def at_first_layer(self, tensor: Tensor) -> Tensor | None:
+        """Return what the first layer with weights gets; None if there is none."""
+        import openvino
+
+        model = self._model.clone()
+        layers = (each for each in model.get_ordered_ops() if each.get_type_name() in _OPENVINO_LAYERS)
+        first = next(layers, None)
+        if first is None:
+            return None
+        before = openvino.Model([first.input_value(0)], model.get_parameters(), "before the first layer")
+        return torch.from_numpy(np.array(self._compile(before)([tensor.numpy()])[0], np.float32))
+
+    def divides_by_products(self) -> bool:
+        """Return True if it divides by a product of matrices, or by a part or a sum of one."""
+        products: set[str] = set()
+        for each in self._model.get_ordered_ops():
+            given = [port.get_source_output().get_node().get_friendly_name() in products for port in each.inputs()]
+            kind = each.get_type_name()
+            if kind == "Divide" and given[1]:
+                return True
+            if kind == "MatMul" or (kind in _OPENVINO_LINEAR and any(given)):
+                products.add(each.get_friendly_name())
+        return False
+
     @cached_property
     def _compiled(self) -> Any:
+        return self._compile(self._model)
+
+    def _compile(self, model: Any) -> Any:
         # Not tied to processors, which a confined process may not do.
         options = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "ENABLE_CPU_PINNING": False,
         }
-        return self._core.compile_model(self._model, "CPU", options)
+        return self._core.compile_model(model, "CPU", options)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run the file's network on tensors of the CPU."""
@@ -197,7 +238,7 @@ class ProgramGraph(Graph):
         self._module = module.requires_grad_(False)
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Cast weights and the types that the graph itself names, also those of a program in float16."""
+        """Cast weights and the types that the graph itself names, also those of a program in other floats."""
         for tensor in (*self._module.parameters(), *self._module.buffers()):
             if tensor.dtype in _FLOATS:
                 tensor.data = tensor.data.to(dtype)
@@ -255,10 +296,7 @@ class ScriptGraph(Graph):
         self._dtype = dtype
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Load the graph again for a device, since only loading moves the tensors that the graph creates itself.
-
-        PyTorch would not move its weights to a device of a vendor's own package: they are no Parameters.
-        """
+        """Load the graph again for a device, since only loading moves the tensors that the graph creates itself."""
         placed = fn(torch.zeros(()))
         if placed.device.type != "cpu":
             self.module = self._loaded(str(placed.device))
@@ -281,9 +319,13 @@ class ScriptGraph(Graph):
 
 
 def as_saved(file: str) -> Callable[..., tuple[Tensor, ...]]:
-    """Load a program of torch.export in PyTorch's own form, with its checks and its types. Raises WeightsError."""
-    module = _loaded_program(file).module()
-    return lambda *tensors: _flat(module(*tensors))
+    """Load a program of torch.export in PyTorch's own form, with its checks and its types. It takes floats of any type.
+    Raises WeightsError.
+    """
+    program = _loaded_program(file)
+    module, names = program.module(), program.graph_signature.user_inputs
+    types = [node.meta["val"].dtype for node in program.graph.nodes if node.name in names]
+    return lambda *tensors: _flat(module(*map(Tensor.to, tensors, types)))
 
 
 def _loaded_program(file: str) -> Any:
@@ -292,40 +334,25 @@ def _loaded_program(file: str) -> Any:
             raise WeightsError(f"{Path(file).name} holds objects besides tensors, which are not read.")
     with _tensors_only(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            program = torch.export.load(file)
-        except Exception as error:
-            wrote = _torch_of(file)
-            if wrote in ("", torch.__version__):
-                raise
-            raise WeightsError(
-                f"{Path(file).name} is a program of torch {wrote}, which torch {torch.__version__} does not read: "
-                f"export it again with torch {torch.__version__}."
-            ) from error
+        program = torch.export.load(file)
     for node in program.graph.nodes:
-        if node.op == "call_function" and not _is_operator(node.target):
+        is_plain = getattr(node.target, "__module__", "") in ("_operator", "math", "builtins")
+        if node.op == "call_function" and not (is_plain or isinstance(node.target, torch._ops.OperatorBase)):
             raise WeightsError(f"{Path(file).name} calls {node.target}, which is no operator of tensors.")
     return program
-
-
-def _torch_of(file: str) -> str:
-    """Return the torch that wrote a program; "" if the file does not say it."""
-    with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
-            if entry.filename.endswith(_PROGRAM) and entry.file_size <= _MOST_PROGRAM_BYTES:
-                return str(json.loads(archive.read(entry))["torch_version"])[:50]
-    return ""
 
 
 def load_graph(file: str, form: Form) -> Graph:
     """Load the graph in a file, on the CPU. Raises WeightsError."""
     kinds: dict[Form, tuple[Callable[[str], Graph], str]] = {
         "onnx": (OnnxSessionGraph, "an ONNX file"),
-        "program": (ProgramGraph, "what torch.export saves"),
+        "program": (ProgramGraph, f"what torch.export of torch {torch.__version__} saves"),
         "script": (ScriptGraph, "TorchScript"),
         "openvino": (OpenVinoGraph, "a network of OpenVINO"),
     }
     kind, what = kinds[form]
+    if form in ("program", "script") and not zipfile.is_zipfile(file):
+        raise WeightsError(f"{Path(file).name} is damaged, cut short, or not {what}.")
     try:
         return kind(file)
     except WeightsError:
@@ -384,11 +411,6 @@ def datatype_of_tensor(tensor: Tensor) -> str:
     return "FP32" if name == "BF16" else name
 
 
-def arrays_to_tensors(arrays: Sequence[Array]) -> list[Tensor]:
-    """Copy arrays to tensors."""
-    return [torch.from_numpy(np.array(array, order="C")) for array in arrays]
-
-
 def output_names(structure: Any) -> list[str]:
     """Name a network's outputs by the answer's structure, whose leaves are all different.
 
@@ -427,10 +449,8 @@ def unchecked_module(program: Any) -> Any:
 
 def _program_signature(program: Any) -> GraphSignature:
     inputs = program.graph_signature.user_inputs
-    if not all(isinstance(name, str) for name in inputs):
-        raise WeightsError("it was exported with arguments that are no tensors")
     values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    if not all(isinstance(values[name], Tensor) for name in inputs):
+    if not all(isinstance(name, str) and isinstance(values[name], Tensor) for name in inputs):
         raise WeightsError("it was exported with arguments that are no tensors")
     tensors = [values[name] for name in inputs]
     spec = program.call_spec.out_spec
@@ -452,11 +472,6 @@ def _program_signature(program: Any) -> GraphSignature:
 def _length(tensor: Tensor, axis: int) -> int:
     # A plain number, not a tracer's symbol: tracing is for one shape.
     return int(tensor.shape[axis])
-
-
-def _is_operator(target: Any) -> bool:
-    module = getattr(target, "__module__", "")
-    return isinstance(target, torch._ops.OperatorBase) or module in ("_operator", "math", "builtins")
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ _COUNTS = 0.05
 """Least score of a box that is looked at, as a share of the greatest: a network may fill up with anything."""
 _FEW = 0.1
 """Share of boxes that may have their corners in the wrong order."""
+_MOSTLY = 0.7
+"""Share of queries that find no object, at least: a picture has few objects, and a DETR has 100 queries or more."""
 _TURN = 6.3
 """Greatest angle, in radians."""
 _MOVED, _ALONG = 0.4, 2.0
@@ -49,6 +51,8 @@ def located(
     how = _with_boxes(how, pictures)
     if how.logits >= 0 and all(_is_inside(outputs[how.logits]) for outputs in pictures):
         raise ValueError(f'the layout "{how.layout}" has logits, and its scores are in 0 to 1 already')
+    if how.layout == "softmax" and not about.exporter:
+        _check_background(torch.cat([outputs[how.logits].argmax(2).flatten() for outputs in pictures]), how)
     if how.layout == "rtdetr" and not how.classes and not _are_whole(_classes(how, pictures)):
         how = replace(how, classes=2)  # [n, queries, 6] with a score for each of two classes.
     if about.scores is not None:
@@ -73,18 +77,23 @@ def located(
     if how.layout in (*QUERIES, "rtdetr"):
         if reach > _REACH * max(size):
             raise ValueError(
-                f'the layout "{how.layout}" has boxes in 0 to 1, and its boxes reach {reach / max(size):.3g}: divide '
-                "them by the input's size in the network, or state another layout"
+                f'the layout "{how.layout}" has boxes in 0 to 1, and they reach {reach / max(size):.3g}: divide '
+                "them by the input's size in the network"
             )
     elif in_shares:
-        return _in_shares(how), "its boxes are in 0 to 1, and are multiplied by the size of its input"
+        if how.layout not in _CANDIDATES or how.takes not in ("boxes", "masks"):
+            raise ValueError(
+                f'the layout "{how.layout}" has boxes in pixels, and its boxes lie in 0 to 1: multiply them by the '
+                "input's width and height in the network"
+            )
+        return replace(how, normalised=True), "its boxes are in 0 to 1, and are multiplied by the size of its input"
     if how.layout in (*_ROWS, "detr") and not about.exporter:
         corners = boxes[counted]
         turned = ((corners[:, 2:] - corners[:, :2]) < -_ROUNDING).any(1)
         if turned.float().sum() > _FEW * len(corners):
             raise ValueError(
-                f'the layout "{how.layout}" has corners x1, y1, x2, y2, and {int(turned.sum())} of its {len(corners)} '
-                "boxes for pictures end before they begin: let the network give corners in this order"
+                f'the layout "{how.layout}" has corners x1, y1, x2, y2, and boxes end before they begin: let the '
+                "network give corners in this order"
             )
     return how, ""
 
@@ -108,13 +117,12 @@ def check_axes(
     along, across = abs(float(way[0, 0] + way[1, 1])), abs(float(way[0, 1] + way[1, 0]))
     if across > max(_MOVED, _ALONG * along):
         raise ValueError(
-            f'the layout "{how.layout}" has corners x1, y1, x2, y2, and its boxes move up and down with what is '
-            "visible at the left and at the right, as y1, x1, y2, x2 do: let the network give boxes[..., [1, 0, 3, 2]]"
+            f'the layout "{how.layout}" has corners x1, y1, x2, y2, and its boxes begin with y: let the network give '
+            "boxes[..., [1, 0, 3, 2]]"
         )
 
 
 def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> Tensor:
-    """Return the mean centre of the boxes of pictures, weighted by their scores, as a share of the image."""
     found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
     boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
     weights = torch.where(scores >= _COUNTS * scores.max(), scores, 0.0).clamp(min=0)[:, None]
@@ -123,12 +131,10 @@ def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Siz
 
 
 def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
-    """Return boxes, scores, classes and, if there are any, extras of each batch."""
     return [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
 
 
 def _with_boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Interpretation:
-    """Find which output has the boxes, where boxes and logits have four columns each."""
     if how.logits < 0 or pictures[0][how.logits].shape[-1] != pictures[0][how.boxes].shape[-1]:
         return how
     if all(_is_inside(outputs[how.boxes]) for outputs in pictures):
@@ -139,7 +145,6 @@ def _with_boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> In
 
 
 def _with_sigmoid(about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Interpretation:
-    """Have the sigmoid of scores done, which the owner states, unless the network does it."""
     if about.scores != "sigmoid" or how.layout not in _CANDIDATES:
         raise ValueError(f'"scores": "{about.scores}" has no effect on a detector with the layout "{how.layout}"')
     columns = _columns(how, pictures)
@@ -148,15 +153,12 @@ def _with_sigmoid(about: Description, how: Interpretation, pictures: Sequence[Se
 
 
 def _columns(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the candidates of each batch as rows."""
     found = [outputs[how.boxes] for outputs in pictures]
     return [each.mT for each in found] if how.layout == "yolov8" and not how.transposed else found
 
 
 def _check_centres(how: Interpretation, boxes: Tensor, size: Size) -> None:
-    """Raise ValueError for boxes [n, candidates, 4] that are not centre and sides, x before y: of corners the second
-    always lies behind the first, and centres are near the cells of their candidates.
-    """
+    """Raise ValueError for boxes [n, candidates, 4] that are not centre and sides, x before y."""
     wanted = f'the layout "{how.layout}" has boxes as centre x, centre y, width, height, and'
     sides = torch.tensor(size[::-1])
     beyond = ((boxes[..., :2] - sides / 2).abs() + boxes[..., 2:] / 2 > (0.5 + _ROUNDING) * sides).any(2).float().mean()
@@ -175,6 +177,15 @@ def _check_centres(how: Interpretation, boxes: Tensor, size: Size) -> None:
         raise ValueError(f"{wanted} its boxes begin with y: let the network give them in this order")
 
 
+def _check_background(best: Tensor, how: Interpretation) -> None:
+    """Raise ValueError if the first slot, and never the last, is the `best` of most queries, as "no object" is."""
+    if float((best == 0).float().mean()) > _MOSTLY and not bool((best == how.classes).any()):
+        raise ValueError(
+            f'the layout "{how.layout}" has "no object" as its last class, and most of its queries find the first one, '
+            "and none the last: let the network give logits[..., [*range(1, n), 0]]"
+        )
+
+
 def _is_inside(values: Tensor) -> bool:
     return bool(((values >= -_ROUNDING) & (values <= 1 + _ROUNDING)).all())
 
@@ -184,7 +195,6 @@ def _are_whole(values: Tensor) -> bool:
 
 
 def _check_scores(how: Interpretation, scores: Tensor) -> None:
-    """Raise ValueError for scores that are no probabilities. Rows without a box may have any below 0."""
     least, most = float(scores.min()), float(scores.max())
     if most <= 1 + _ROUNDING and (least >= -_ROUNDING or how.layout in _ROWS):
         return
@@ -195,7 +205,6 @@ def _check_scores(how: Interpretation, scores: Tensor) -> None:
 
 
 def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the numbers of classes as the network gives them, for all boxes of all pictures."""
     place = {"end2end": -1, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
     rows = [outputs[how.boxes][..., 5] if place is None else outputs[place] for outputs in pictures]
     return torch.cat([each.flatten() for each in rows])
@@ -204,29 +213,19 @@ def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tenso
 def _check_classes(
     about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]], counted: Tensor
 ) -> None:
-    """Raise ValueError for numbers that are no classes, or none of those with a label."""
     if how.logits >= 0:
         return
     numbers = _classes(how, pictures)
-    if len(numbers) == len(counted):
+    # Where no box has a score, these may be the scores, and whole numbers of one class the classes.
+    if len(numbers) == len(counted) and (bool(counted.any()) or _are_whole(numbers)):
         numbers = numbers[counted]
     if not len(numbers):
         return
     least, most, labels = float(numbers.min()), float(numbers.max()), len(about.labels or ())
     if not _are_whole(numbers) or least < -_ROUNDING:
         raise ValueError(
-            f'its classes in the layout "{how.layout}" are {least:.3g} to {most:.3g}, and whole numbers from 0 on are '
-            "expected: let the network give its columns in the layout's order"
+            f'the classes of layout "{how.layout}" are {least:.3g} to {most:.3g}, no whole numbers: let the network '
+            "give its columns in the layout's order"
         )
     if labels and most > labels - 1 + _ROUNDING:
         raise ValueError(f"it finds class {most:.0f}, and its {labels} labels have the numbers 0 to {labels - 1}")
-
-
-def _in_shares(how: Interpretation) -> Interpretation:
-    """Read boxes in shares of the image. Raises ValueError if that is not enough to know them."""
-    if how.layout not in _CANDIDATES or how.takes not in ("boxes", "masks"):
-        raise ValueError(
-            f'the layout "{how.layout}" has boxes in pixels of the input, and its boxes lie in 0 to 1: multiply them '
-            "by the input's width and height in the network"
-        )
-    return replace(how, normalised=True)

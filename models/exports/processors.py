@@ -55,9 +55,6 @@ class Processor:
 
 
 _OF_BOXES = frozenset({"format", "do_convert_annotations", "max_size"})
-_OF_MASKS = frozenset(
-    {"size_divisor", "ignore_index", "num_labels", "max_size", "repo_path", "class_info_file", "num_text"}
-)
 _OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor", "prompt_scale_to_meter"})
 
 
@@ -69,7 +66,6 @@ def _edged(
 
 
 def _depth(models: tuple[str, ...], **further: bool) -> Processor:
-    """Return a processor of networks that answer with a distance."""
     given = {"size": _square(384), "resample": 3, "ensure_multiple_of": 1, **_HALF}
     return Processor(given, models, _OF_DEPTH, **further)
 
@@ -103,25 +99,14 @@ PROCESSORS: Mapping[str, Processor] = {
     "DeiT": Processor(
         {"size": _square(256), "crop_size": _square(224), "do_center_crop": True, "resample": 3, **_HALF}, ("deit",)
     ),
-    "DepthPro": Processor(
-        {"size": _square(1536), **_HALF},
-        ("depth_pro",),
-        antialias=False,
-        floats=True,
-        crops=False,
-    ),
+    "DepthPro": Processor({"size": _square(1536), **_HALF}, ("depth_pro",), antialias=False, floats=True, crops=False),
     "Detr": _edged(("detr", "table-transformer"), _OF_BOXES, masks=True),
     "EfficientNet": Processor(
         {"size": _square(346), "crop_size": _square(289), "resample": 3, "include_top": True, **_HALF},
         ("efficientnet", "align"),
         frozenset({"include_top", "rescale_offset"}),
     ),
-    "Eomt": _edged(
-        ("eomt", "eomt_dinov3"), _OF_MASKS, {"size": {"shortest_edge": 640, "longest_edge": 640}, **_IMAGENET}
-    ),
     "Levit": Processor({**_cut(224, 224), "resample": 3, **_IMAGENET}, ("levit",), is_square=False),
-    "Mask2Former": _edged(("mask2former",), _OF_MASKS, {**_EDGES, "size_divisor": 32}),
-    "MaskFormer": _edged(("maskformer",), _OF_MASKS, {**_EDGES, "size_divisor": 32}),
     "MobileNetV1": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v1",), is_square=False),
     "MobileNetV2": Processor({**_cut(256, 224), **_HALF}, ("mobilenet_v2",), is_square=False),
     "MobileViT": Processor(
@@ -130,7 +115,6 @@ PROCESSORS: Mapping[str, Processor] = {
         frozenset({"do_flip_channel_order"}),
         is_square=False,
     ),
-    "OneFormer": _edged(("oneformer",), _OF_MASKS),
     **{
         f"PPDocLayoutV{version}": Processor(
             {"size": _square(800), "resample": 3, "do_normalize": False},
@@ -159,11 +143,7 @@ PROCESSORS: Mapping[str, Processor] = {
         ("sapiens2",),
         frozenset({"keypoint_heatmap_downscale_factor", "keypoint_heatmap_sigma"}),
     ),
-    "Segformer": Processor(
-        {"size": _square(512), **_IMAGENET},
-        ("segformer", "upernet"),
-        crops=False,
-    ),
+    "Segformer": Processor({"size": _square(512), **_IMAGENET}, ("segformer", "upernet"), crops=False),
     "Siglip": Processor(
         {"size": _square(224), "resample": 3, **_HALF}, ("siglip", "siglip_vision_model"), is_square=False
     ),
@@ -231,20 +211,14 @@ def _processor_of(cfg: Mapping[str, Any], model_type: str, where: str) -> tuple[
         for name, kind in PROCESSORS.items():
             if model_type in kind.models:
                 return name, kind
-        raise WeightsError(
-            f"{where} names no image_processor_type, and which one networks of {model_type or 'its kind'} have is not "
-            f"known: {_remedy(where)}."
-        )
+        raise WeightsError(f"{where} names no image_processor_type that is known: {_remedy(where)}.")
     short = stated.lower()
     for suffix in _SUFFIXES:
         short = short.removesuffix(suffix)
     for name, kind in PROCESSORS.items():
         if name.lower() == short:
             return name, kind
-    raise WeightsError(
-        f"{stated[:100]} in {where} is no image processor whose pixels can be given to an input of one size here: "
-        f"{_remedy(where)}."
-    )
+    raise WeightsError(f"{stated[:100]} in {where} is no known image processor: {_remedy(where)}.")
 
 
 def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -260,7 +234,6 @@ def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...]
 
 
 def _three(value: Any) -> tuple[float, ...]:
-    """Expand one number to all channels."""
     values = (value,) if isinstance(value, int | float) else tuple(value)
     return values * 3 if len(values) == 1 else values
 
@@ -303,7 +276,6 @@ def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float,
 def _of_shape(
     cfg: Mapping[str, Any], shape: tuple[int, int], crop: Mapping[str, int] | None, where: str
 ) -> dict[str, Any]:
-    """Return the keys for images that are stretched to a height and a width."""
     if multiple := cfg.get("ensure_multiple_of"):
         shape = round(shape[0] / multiple) * multiple, round(shape[1] / multiple) * multiple
     if share := cfg.get("crop_pct"):  # PoolFormer's key: the shorter side, for a square input.
@@ -324,7 +296,6 @@ def _of_shape(
 
 
 def _sides(size: Any, is_square: bool, longest: Any = None) -> dict[str, int]:
-    """Return a size, which files of before 2023 have as one number or two."""
     if isinstance(size, Mapping):
         return {key: value for key, value in size.items() if value is not None}
     if isinstance(size, int):
@@ -351,7 +322,6 @@ def _refuse(where: str, key: str, value: Any, why: str) -> NoReturn:
 
 def _refuse_own_size(where: str, key: str, value: Any) -> NoReturn:
     raise WeightsError(
-        f'"{key}": {str(value)[:100]} in {where} gives each image a size of its own, and inputs have one size here: '
-        'state that of your images, {"resize": "stretch", "size": [480, 640]}, in a sidecar beside the weights '
-        "(docs/which-file.md)."
+        f'"{key}": {str(value)[:100]} in {where} gives each image a size of its own: state one in a sidecar beside '
+        'the weights, {"resize": "stretch", "size": [480, 640]}.'
     )

@@ -18,19 +18,9 @@ from torch import Tensor
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
-from models.contract.tensors import DATATYPES, TensorSpec, random_arrays
+from models.contract.tensors import DATATYPES, Form, TensorSpec, random_arrays
 from models.exports.answers import TriedTensors
-from models.exports.exported import read_probes
-from models.exports.networks import (
-    Form,
-    Graph,
-    GraphSignature,
-    Length,
-    arrays_to_tensors,
-    datatype_of_tensor,
-    load_graph,
-    output_names,
-)
+from models.exports.networks import Graph, GraphSignature, Length, datatype_of_tensor, load_graph, output_names
 
 _GREATEST_BATCH = 2**31 - 1
 _MOST_TENSORS, _LONGEST_NAME = 1000, 512  # Lists and answers hold them, for any client that asks.
@@ -74,10 +64,7 @@ class _Trial:
         name, found = self.signature.names[index], self.signature.shapes[index]
         stated = self.declared["inputs"].get(name, {}).get("shape")
         if stated is None and found is None:
-            raise WeightsError(
-                f"{self.name} does not say what {name} is: state it in {self.beside}, for example "
-                f'{{"inputs": {{"{name}": {{"datatype": "FP32", "shape": [-1, 3, 224, 224]}}}}}}.'
-            )
+            raise WeightsError(f"{self.name} does not say what {name} is: state datatype and shape in {self.beside}.")
         if stated is None:
             return found or ()
         lengths: list[Length] = [None if length == -1 else length for length in stated]
@@ -93,13 +80,11 @@ class _Trial:
         declared = self.declared["inputs"].get(name, {})
         datatype = self.signature.datatypes[index] or declared.get("datatype")
         if datatype is None:
-            raise WeightsError(
-                f"{self.name} does not say of which type {name} is: state its datatype in {self.beside}."
-            )
+            raise WeightsError(f"{self.name} does not say of which type {name} is: state it in {self.beside}.")
         if declared.get("datatype") not in (None, datatype):
             raise WeightsError(f"{name} in {self.name} is {datatype}, not {declared['datatype']}.")
         if datatype not in DATATYPES:
-            raise WeightsError(f"{name} in {self.name} is {datatype}; {', '.join(DATATYPES)} can be served.")
+            raise WeightsError(f"{name} in {self.name} is {datatype}: export it as {', '.join(DATATYPES)}.")
         lengths, dimensions = [], []
         own = (self.signature.shapes[index] or ())[-len(shape) :] if shape else ()
         for axis, length in enumerate(shape):
@@ -109,12 +94,8 @@ class _Trial:
                 continue
             stated = self.declared["dimensions"].get(length) if length else None
             if stated is None:
-                called = f" ({length})" if length else ""
                 how = f'{{"dimensions": {{"{length}": 128}}}}' if length else f"the shape of {name}"
-                raise WeightsError(
-                    f"{self.name} leaves an axis of {name}{called} open besides the batch: state its length in "
-                    f"{self.beside}, {how}."
-                )
+                raise WeightsError(f"{self.name} leaves an axis of {name} open: state it in {self.beside}, {how}.")
             lengths.append(stated if isinstance(stated, int) else stated["at_most"])
             dimensions.append("" if isinstance(stated, int) else str(length))
             low, _ = self.signature.ranges.get(str(own[axis]), (1, 0)) if own else (1, 0)
@@ -126,8 +107,8 @@ class _Trial:
         return TensorSpec(name, datatype, tuple(lengths), named, None if limits is None else (limits[0], limits[1]))
 
     def run(self, arrays: Mapping[str, Array], batched: bool) -> tuple[Tensor, ...]:
-        """Run once; `arrays` have a first axis of items in any case. Raises WeightsError."""
-        tensors = arrays_to_tensors([array if batched else array[0] for array in arrays.values()])
+        items = (array if batched else array[0] for array in arrays.values())
+        tensors = [torch.from_numpy(np.array(item, order="C")) for item in items]
         try:
             with torch.inference_mode():
                 outputs: tuple[Tensor, ...] = self.graph(*tensors)
@@ -140,7 +121,6 @@ class _Trial:
         return outputs
 
     def names(self, count: int) -> tuple[str, ...]:
-        """Return the outputs' names: those declared, else the file's own. Raises WeightsError."""
         names = self.declared["outputs"] or self.signature.outputs or output_names(tuple(range(count)))
         if len(names) != count:
             raise WeightsError(f"{self.name} has {count} outputs, and {len(names)} names for them.")
@@ -151,15 +131,19 @@ def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
     """Find the facts for ExportedModel by running a file. Raises WeightsError."""
     trial = _Trial(file, load_graph(file, form), declared)
     inputs, batched, (low, high) = trial.inputs()
-    file_of_probes = declared["probes"]
-    probes = random_arrays(inputs, 3) if file_of_probes is None else read_probes(Path(file_of_probes), inputs)
-    whole = {name: np.resize(array, (3, *array.shape[1:])) for name, array in probes.items()}
+    whole = random_arrays(inputs, 3)
     if not batched:
         outputs = trial.run(whole, batched=False)
         sizes = (1, 1)
     else:
         # torch.export states 2 for networks that take 1 as well.
-        sizes = (_least(trial, whole) if low <= 2 else low, high)
+        if low <= 2:
+            try:
+                trial.run(_first(whole, 1), batched=True)
+                low = 1
+            except WeightsError:
+                low = 2
+        sizes = (low, high)
         outputs = _of_batch(trial, whole, sizes)
     names = trial.names(len(outputs))
     axes = _dimensions(trial, inputs, whole, outputs, batched)
@@ -171,11 +155,7 @@ def tried(file: str, form: Form, declared: Mapping[str, Any]) -> TriedTensors:
         results.append(TensorSpec(name, datatype, tuple(output.shape[1:] if batched else output.shape), dimensions))
     every = [*inputs, *results]
     if len(every) > _MOST_TENSORS or any(len(each.name) > _LONGEST_NAME for each in every):
-        raise WeightsError(
-            f"{trial.name} has {len(every)} inputs and outputs, the longest name of "
-            f"{max(len(each.name) for each in every)} characters: {_MOST_TENSORS} with names of {_LONGEST_NAME} "
-            "characters are the most."
-        )
+        raise WeightsError(f"{trial.name} has over {_MOST_TENSORS} tensors, or names over {_LONGEST_NAME} long.")
     return TriedTensors(inputs, tuple(results), batched, sizes)
 
 
@@ -183,16 +163,7 @@ def _first(arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
     return {name: np.resize(array, (count, *array.shape[1:])) for name, array in arrays.items()}
 
 
-def _least(trial: _Trial, arrays: Mapping[str, Array]) -> int:
-    try:
-        trial.run(_first(arrays, 1), batched=True)
-    except WeightsError:
-        return 2
-    return 1
-
-
 def _of_batch(trial: _Trial, arrays: Mapping[str, Array], sizes: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Return the outputs of one batch, after a check that they are a batch. Raises WeightsError."""
     low, high = sizes
     if high <= low:
         raise WeightsError(f"{trial.name} takes batches of {low} only: declare it as it is, with a fixed first axis.")
@@ -201,23 +172,15 @@ def _of_batch(trial: _Trial, arrays: Mapping[str, Array], sizes: tuple[int, int]
     for number, (one, more) in enumerate(zip(small, large, strict=True)):
         if not one.ndim or not more.ndim or (len(one), len(more)) != (low, low + 1) or one.shape[1:] != more.shape[1:]:
             raise WeightsError(
-                f"output {number} of {trial.name} is {list(one.shape)} for a batch of {low} and {list(more.shape)} "
-                f'for one of {low + 1}: state "batched": false in {trial.beside}, and every shape.'
+                f'output {number} of {trial.name} has no batch: state "batched": false in {trial.beside}.'
             )
         if not _close(one, more[:low]):
-            raise WeightsError(
-                f"an item's answer by {trial.name} (output {number}) depends on the others in its batch: "
-                f'state "batched": false in {trial.beside}, and every shape.'
-            )
+            raise WeightsError(f'items of {trial.name} affect each other: state "batched": false in {trial.beside}.')
     return large
 
 
 def _dimensions(
-    trial: _Trial,
-    inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, Array],
-    outputs: Sequence[Tensor],
-    batched: bool,
+    trial: _Trial, inputs: Sequence[TensorSpec], arrays: Mapping[str, Array], outputs: Sequence[Tensor], batched: bool
 ) -> list[tuple[str, ...]]:
     """Return for each output the named dimensions of its axes, found by runs with half of each. Raises WeightsError."""
     skip = 1 if batched else 0
@@ -241,15 +204,13 @@ def _dimensions(
                 if whole.shape[axis] != part.shape[axis]:
                     if (whole.shape[axis], part.shape[axis]) != (most, length):
                         raise WeightsError(
-                            f"output {number} of {trial.name} is {list(part.shape)} for a {dimension} of {length} and "
-                            f"{list(whole.shape)} for {most}: state one length of {dimension} in {trial.beside}."
+                            f"{trial.name} does not follow {dimension}: state one length of it in {trial.beside}."
                         )
                     found[number][axis - skip] = dimension
             cut = tuple(slice(size) for size in part.shape)
             if not _close(part, whole[cut]):
                 raise WeightsError(
-                    f"{trial.name} answers otherwise when {dimension} is filled up with zeros: "
-                    f"state one length of {dimension} in {trial.beside}."
+                    f"{trial.name} cannot be filled up in {dimension}: state one length of it in {trial.beside}."
                 )
     return [tuple(names) if any(names) else () for names in found]
 

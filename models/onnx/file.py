@@ -8,16 +8,17 @@ subgraphs are read one deep, and weights outside the file must lie in the file's
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from models.contract.errors import WeightsError
+from models.contract.files import open_regular
 from models.contract.model import Array
-from models.contract.regular import open_regular
 
 MAX_FILE_BYTES = 4 << 30
 MAX_NODES = 200_000
@@ -37,8 +38,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     12: np.dtype("<u4"),
     13: np.dtype("<u8"),
 }
-_IR_VERSION = 8  # First byte of every exporter's files: field 1, a varint.
 _STANDARD_DOMAINS = ("", "ai.onnx")
+_MANY = (6, 7, 8)  # AttributeProto.AttributeType: FLOATS, INTS, STRINGS; of 1 to 5 each is one less than its field.
 
 Length = int | str | None
 """An axis in the file's terms: its length, the name of an open one, None for an open one without a name."""
@@ -86,10 +87,6 @@ class DamagedError(WeightsError):
     """Bytes that are no whole ONNX file for any reader."""
 
 
-class _CutError(ValueError):
-    """Bytes that end before the file does."""
-
-
 class _InvalidError(ValueError):
     """Part of a file that is not read; the message continues a sentence that begins with the file's name."""
 
@@ -104,9 +101,6 @@ def read_onnx(path: Path) -> OnnxFile:
         raise WeightsError(f"{path.name} {error}.") from error
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
-    except _CutError as error:
-        size = path.stat().st_size
-        raise DamagedError(f"{path.name} is cut short: it ends after {size} bytes, within {error}.") from error
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise DamagedError(f"{path.name} is damaged, cut short, or not an ONNX file.") from error
 
@@ -129,21 +123,6 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             raise ValueError
         yield number, data[at : at + size]
         at += size
-
-
-def _whole_fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the fields of the file itself, which may end too early. Raises _CutError then."""
-    if not data:
-        raise _CutError("its first field")
-    seen = False
-    try:
-        for field_of_file in fields(data):
-            seen = True
-            yield field_of_file
-    except (ValueError, IndexError):
-        if not seen or data[0] != _IR_VERSION:
-            raise
-        raise _CutError("one of its fields") from None
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -179,7 +158,6 @@ def _text(value: int | memoryview) -> str:
 
 
 def _ints(value: int | memoryview) -> list[int]:
-    """Decode one number, or several that are packed."""
     if isinstance(value, int):
         return [_signed(value)]
     numbers, at = [], 0
@@ -189,8 +167,66 @@ def _ints(value: int | memoryview) -> list[int]:
     return numbers
 
 
-def _floats(value: int | memoryview) -> list[float]:
-    return [float(number) for number in np.frombuffer(_bytes(value), "<f4")]
+def _floats(value: int | memoryview, dtype: str = "<f4") -> list[float]:
+    numbers: list[float] = np.frombuffer(_bytes(value), dtype).tolist()
+    return numbers
+
+
+class _Message:
+    """Fields of a message: those in `kinds`, by number, each converted by its function."""
+
+    def __init__(
+        self, found: Iterable[tuple[int, int | memoryview]], kinds: Mapping[int, Callable[[Any], Any]]
+    ) -> None:
+        self._found: dict[int, list[Any]] = {number: [] for number in kinds}
+        for number, value in found:
+            if number in kinds:
+                self._found[number].append(kinds[number](value))
+
+    def all(self, number: int) -> list[Any]:
+        return self._found[number]
+
+    def last(self, number: int, missing: Any = None) -> Any:
+        found = self._found[number]
+        return found[-1] if found else missing
+
+    def joined(self, *numbers: int) -> list[Any]:
+        return [each for number in numbers for values in self._found[number] for each in values]
+
+
+def _pair(value: int | memoryview) -> tuple[str, str]:
+    pair = _Message(fields(_bytes(value)), {1: _text, 2: _text})
+    return pair.last(1, ""), pair.last(2, "")
+
+
+def _opset(value: int | memoryview) -> tuple[str, int]:
+    found = _Message(fields(_bytes(value)), {1: _text, 2: _int})
+    return found.last(1, ""), found.last(2, 0)
+
+
+def _value(value: int | memoryview) -> Value:
+    found = _Message(fields(_bytes(value)), {1: _text, 2: _type})
+    return Value(found.last(1, ""), *found.last(2, (None, None)))
+
+
+def _type(value: int | memoryview) -> tuple[np.dtype[Any] | None, tuple[Length, ...] | None]:
+    found = _Message(fields(_bytes(value)), {1: lambda tensor: _Message(fields(_bytes(tensor)), {1: _int, 2: _shape})})
+    tensor = found.last(1)
+    return (None, None) if tensor is None else (_DTYPES.get(tensor.last(1, 0)), tensor.last(2))
+
+
+def _shape(value: int | memoryview) -> tuple[Length, ...]:
+    return tuple(_Message(fields(_bytes(value)), {1: _length}).all(1))
+
+
+def _length(value: int | memoryview) -> Length:
+    length: Length = None
+    for number, each in fields(_bytes(value)):
+        if number == 1:
+            length = _int(each) if _int(each) > 0 else None
+        elif number == 2:
+            length = _text(each) or None
+    return length
 
 
 class _Reader:
@@ -199,179 +235,71 @@ class _Reader:
         self._depth = self._nodes = 0
 
     def model(self, data: memoryview) -> OnnxFile:
-        found = OnnxFile()
-        graph: memoryview | None = None
-        for number, value in _whole_fields(data):
-            if number == 7:
-                graph = _bytes(value)
-            elif number == 8:
-                domain, version = self._opset(_bytes(value))
-                if domain in _STANDARD_DOMAINS:
-                    found.opset = version
-            elif number == 14:
-                key, text = self._pair(_bytes(value))
-                found.metadata[key] = text
-        if graph is None or not found.opset:
+        found = _Message(fields(data), {7: _bytes, 8: _opset, 14: _pair})
+        opsets = [version for domain, version in found.all(8) if domain in _STANDARD_DOMAINS]
+        graph = found.last(7)
+        if graph is None or not opsets or not opsets[-1]:
             raise ValueError
-        self._graph(graph, found)
-        return found
+        return replace(self._graph(graph), opset=opsets[-1], metadata=dict(found.all(14)))
 
-    def _opset(self, data: memoryview) -> tuple[str, int]:
-        domain, version = "", 0
-        for number, value in fields(data):
-            if number == 1:
-                domain = _text(value)
-            elif number == 2:
-                version = _int(value)
-        return domain, version
+    def _graph(self, value: int | memoryview) -> OnnxFile:
+        kinds = {1: self._node, 5: self._tensor, 11: _value, 12: _value, 15: self._sparse}
+        found = _Message(fields(_bytes(value)), kinds)
+        constants = dict(found.all(5))
+        inputs = tuple(each for each in found.all(11) if each.name not in constants)
+        return OnnxFile(nodes=found.all(1), constants=constants, inputs=inputs, outputs=tuple(found.all(12)))
 
-    def _pair(self, data: memoryview) -> tuple[str, str]:
-        pair = {number: _text(value) for number, value in fields(data) if number in (1, 2)}
-        return pair.get(1, ""), pair.get(2, "")
+    def _sparse(self, _: int | memoryview) -> None:
+        raise _InvalidError("has sparse weights, which are not read")
 
-    def _graph(self, data: memoryview, found: OnnxFile) -> None:
-        inputs: list[Value] = []
-        outputs: list[Value] = []
-        for number, value in fields(data):
-            if number == 1:
-                found.nodes.append(self._node(_bytes(value)))
-                self._nodes += 1
-                if self._nodes > MAX_NODES:
-                    raise _InvalidError(f"has more than {MAX_NODES} nodes")
-            elif number == 5:
-                name, array = self._tensor(_bytes(value))
-                found.constants[name] = array
-            elif number == 11:
-                inputs.append(self._value(_bytes(value)))
-            elif number == 12:
-                outputs.append(self._value(_bytes(value)))
-            elif number == 15:
-                raise _InvalidError("has sparse weights, which are not read")
-        found.inputs = tuple(each for each in inputs if each.name not in found.constants)
-        found.outputs = tuple(outputs)
-
-    def _node(self, data: memoryview) -> Node:
-        inputs: list[str] = []
-        outputs: list[str] = []
-        attributes: dict[str, Any] = {}
-        name = operator = domain = ""
-        for number, value in fields(data):
-            if number == 1:
-                inputs.append(_text(value))
-            elif number == 2:
-                outputs.append(_text(value))
-            elif number == 3:
-                name = _text(value)
-            elif number == 4:
-                operator = _text(value)
-            elif number == 5:
-                key, attribute = self._attribute(_bytes(value))
-                attributes[key] = attribute
-            elif number == 7:
-                domain = _text(value)
+    def _node(self, value: int | memoryview) -> Node:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _InvalidError(f"has more than {MAX_NODES} nodes")
+        found = _Message(fields(_bytes(value)), {1: _text, 2: _text, 3: _text, 4: _text, 5: self._attribute, 7: _text})
+        operator, domain = found.last(4, ""), found.last(7, "")
         full = operator if domain in _STANDARD_DOMAINS else f"{domain}.{operator}"
-        return Node(full, tuple(inputs), tuple(outputs), attributes, name)
+        return Node(full, tuple(found.all(1)), tuple(found.all(2)), dict(found.all(5)), found.last(3, ""))
 
-    def _attribute(self, data: memoryview) -> tuple[str, Any]:
-        name, kind = "", 0
-        single: Any = None
-        many: list[Any] = []
-        for number, value in fields(data):
-            if number == 1:
-                name = _text(value)
-            elif number == 20:
-                kind = _int(value)
-            elif number == 2:
-                single = float(np.frombuffer(_bytes(value), "<f4")[0])
-            elif number == 3:
-                single = _int(value)
-            elif number == 4:
-                single = _text(value)
-            elif number == 5:
-                single = self._tensor(_bytes(value))[1]
-            elif number in (6, 10):
-                single = self._subgraph(_bytes(value))
-                kind = 5
-            elif number == 7:
-                many += _floats(value)
-            elif number == 8:
-                many += _ints(value)
-            elif number == 9:
-                many.append(_text(value))
-        if kind == 1 and single is None:
-            single = 0.0
-        if kind == 2 and single is None:
-            single = 0
-        return name, many if kind in (6, 7, 8) else single
+    def _attribute(self, value: int | memoryview) -> tuple[str, Any]:
+        single: dict[int, Callable[[Any], Any]] = {
+            2: lambda each: _floats(each)[0],
+            3: _int,
+            4: _text,
+            5: lambda each: self._tensor(each)[1],
+            6: self._subgraph,
+        }
+        many: dict[int, Callable[[Any], Any]] = {7: _floats, 8: _ints, 9: lambda each: [_text(each)]}
+        found = _Message(fields(_bytes(value)), {1: _text, 20: _int, **single, **many})
+        name, kind = found.last(1, ""), found.last(20, 0)
+        if kind in _MANY:
+            return name, found.joined(*many)
+        # Old files do not state the kind.
+        numbers = [kind + 1] if kind + 1 in single else [number for number in single if found.all(number)]
+        return name, found.last(numbers[-1], {1: 0.0, 2: 0}.get(kind)) if numbers else None
 
-    def _subgraph(self, data: memoryview) -> OnnxFile | None:
-        """Read a subgraph; None for one within a subgraph."""
+    def _subgraph(self, value: int | memoryview) -> OnnxFile | None:
         if self._depth:
             return None
-        found = OnnxFile()
         self._depth += 1
-        self._graph(data, found)
+        found = self._graph(value)
         self._depth -= 1
         return found
 
-    def _value(self, data: memoryview) -> Value:
-        name, dtype, shape = "", None, None
-        for number, value in fields(data):
-            if number == 1:
-                name = _text(value)
-            elif number == 2:
-                for kind, content in fields(_bytes(value)):
-                    if kind == 1:
-                        dtype, shape = self._tensor_type(_bytes(content))
-        return Value(name, dtype, shape)
-
-    def _tensor_type(self, data: memoryview) -> tuple[np.dtype[Any] | None, tuple[Length, ...] | None]:
-        dtype, shape = None, None
-        for number, value in fields(data):
-            if number == 1:
-                dtype = _DTYPES.get(_int(value))
-            elif number == 2:
-                shape = tuple(self._length(_bytes(each)) for kind, each in fields(_bytes(value)) if kind == 1)
-        return dtype, shape
-
-    def _length(self, data: memoryview) -> Length:
-        length: Length = None
-        for number, value in fields(data):
-            if number == 1:
-                length = _int(value) if _int(value) > 0 else None
-            elif number == 2:
-                length = _text(value) or None
-        return length
-
-    def _tensor(self, data: memoryview) -> tuple[str, Array]:
-        name, kind, external = "", 0, False
-        dims: list[int] = []
-        raw: memoryview | None = None
-        numbers: list[Any] = []
-        places: dict[str, str] = {}
-        for number, value in fields(data):
-            if number == 1:
-                dims += _ints(value)
-            elif number == 2:
-                kind = _int(value)
-            elif number == 4:
-                numbers += _floats(value)
-            elif number in (5, 7, 11):
-                numbers += _ints(value)
-            elif number == 8:
-                name = _text(value)
-            elif number == 9:
-                raw = _bytes(value)
-            elif number == 10:
-                numbers += [float(each) for each in np.frombuffer(_bytes(value), "<f8")]
-            elif number == 13:
-                key, text = self._pair(_bytes(value))
-                places[key] = text
-            elif number == 14:
-                external = _int(value) == 1
-        if external:
-            raw = self._external(places)
-        return name, _array(name, kind, dims, raw, numbers)
+    def _tensor(self, value: int | memoryview) -> tuple[str, Array]:
+        kinds: dict[int, Callable[[Any], Any]] = {
+            1: _ints,
+            2: _int,
+            4: _floats,
+            **dict.fromkeys((5, 7, 11), _ints),
+            8: _text,
+            9: _bytes,
+            10: partial(_floats, dtype="<f8"),
+        }
+        found = _Message(fields(_bytes(value)), {**kinds, 13: _pair, 14: _int})
+        raw = self._external(dict(found.all(13))) if found.last(14) == 1 else found.last(9)
+        name, numbers = found.last(8, ""), found.joined(4, 5, 7, 10, 11)
+        return name, _array(name, found.last(2, 0), found.joined(1), raw, numbers)
 
     def _external(self, places: dict[str, str]) -> memoryview:
         """Read weights in a file beside this one: never outside its directory."""

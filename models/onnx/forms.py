@@ -1,9 +1,8 @@
-"""Forms of ONNX's operators that are computed: their attributes and outputs, in the terms of today's opset.
+"""Changes of a file's nodes before they are computed: today's opset, and torchvision's detectors.
 
-    nodes of a file of opset 9 to 28 ─► today's nodes, or the form that is not computed, by name
-
-Owns: changes of meaning from opset to opset, and the attributes that each operator's function reads. Any other
-attribute is refused, as it would be silently ignored. Must not compute.
+Owns: changes of meaning from opset to opset, the attributes that each operator's function reads (any other is refused,
+as it would be silently ignored), and the part of torchvision's detectors that is computed: these take one image
+[3, h, w] in 0 to 1, normalise and resize it, and answer with as many boxes as they find. Must not compute.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from models.contract.errors import WeightsError
-from models.onnx.file import Node, OnnxFile
+from models.contract.model import Array
+from models.onnx.file import Node, OnnxFile, Value
 
 OLDEST, NEWEST = 9, 28
 """Opsets: older ones have other operators; newer ones may have changed any (onnx.backend.test of onnx 1.23)."""
@@ -21,75 +23,65 @@ OLDEST, NEWEST = 9, 28
 _WINDOW = "auto_pad dilations kernel_shape pads strides"
 _REDUCTION = "axes keepdims noop_with_empty_axes"
 _READ: Mapping[str, str] = {
-    "ArgMax": "axis keepdims select_last_index",
+    **dict.fromkeys(("Concat", "Flatten", "Gather", "GatherElements", "LogSoftmax", "Softmax"), "axis"),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), "axis"),
+    **dict.fromkeys(("Elu", "LeakyRelu", "Swish"), "alpha"),
+    **dict.fromkeys([f"Reduce{each}" for each in ("L1", "L2", "Max", "Mean", "Min", "Prod", "Sum")], _REDUCTION),
+    **dict.fromkeys(("Squeeze", "Unsqueeze"), "axes"),
+    "ArgMax": "axis keepdims",
     "AveragePool": f"{_WINDOW} ceil_mode count_include_pad",
     "BatchNormalization": "epsilon momentum",
     "Cast": "to",
     "Clip": "max min",
-    "Concat": "axis",
     "ConstantOfShape": "value",
     "Conv": f"{_WINDOW} group",
     "ConvTranspose": f"{_WINDOW} group output_padding output_shape",
-    "CumSum": "exclusive reverse",
     "DepthToSpace": "blocksize mode",
-    "DequantizeLinear": "axis",
     "Dropout": "ratio seed",
     "Einsum": "equation",
-    "Elu": "alpha",
-    "Flatten": "axis",
-    "Gather": "axis",
-    "GatherElements": "axis",
-    "GatherND": "batch_dims",
     "Gelu": "approximate",
     "Gemm": "alpha beta transA transB",
     "GridSample": "align_corners mode padding_mode",
+    "GroupNormalization": "epsilon num_groups",
     "HardSigmoid": "alpha beta",
     "InstanceNormalization": "epsilon",
     "LayerNormalization": "axis epsilon",
-    "LeakyRelu": "alpha",
-    "LogSoftmax": "axis",
     "MaxPool": f"{_WINDOW} ceil_mode",
-    "Mod": "fmod",
     "NonMaxSuppression": "center_point_box",
     "Pad": "mode pads value",
-    "QuantizeLinear": "axis",
-    "ReduceL1": _REDUCTION,
-    "ReduceL2": _REDUCTION,
-    "ReduceMax": _REDUCTION,
-    "ReduceMean": _REDUCTION,
-    "ReduceMin": _REDUCTION,
-    "ReduceProd": _REDUCTION,
-    "ReduceSum": _REDUCTION,
     "Reshape": "allowzero",
-    "Resize": "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside extrapolation_value mode "
-    "keep_aspect_ratio_policy nearest_mode",
-    "RoiAlign": "coordinate_transformation_mode mode output_height output_width sampling_ratio spatial_scale",
-    "ScatterElements": "axis reduction",
-    "ScatterND": "reduction",
+    "Resize": "antialias axes coordinate_transformation_mode cubic_coeff_a extrapolation_value mode nearest_mode",
+    "RoiAlign": "coordinate_transformation_mode output_height output_width sampling_ratio spatial_scale",
+    "ScatterElements": "axis",
     "Shape": "end start",
     "Slice": "axes ends starts",
-    "Softmax": "axis",
     "Split": "axis num_outputs split",
-    "Squeeze": "axes",
-    "Swish": "alpha",
     "TopK": "axis k largest sorted",
     "Transpose": "perm",
-    "Unsqueeze": "axes",
     "Upsample": "mode",
 }
 """Attributes that each function reads, or refuses itself. Operators that are not here have no attribute."""
 _WITHOUT_EFFECT: Mapping[str, Mapping[str, Any]] = {
+    "ArgMax": {"select_last_index": 0},
     "BatchNormalization": {"training_mode": 0, "spatial": 1},
     "Cast": {"saturate": 1, "round_mode": "up"},
+    "CumSum": {"exclusive": 0, "reverse": 0},
     "DequantizeLinear": {"block_size": 0, "output_dtype": 0},
+    "GatherND": {"batch_dims": 0},
+    "GroupNormalization": {"stash_type": 1},
     "LayerNormalization": {"stash_type": 1},
     "MaxPool": {"storage_order": 0},
+    "Mod": {"fmod": 0},
     "QuantizeLinear": {"block_size": 0, "output_dtype": 0, "precision": 0, "saturate": 1},
     "Range": {"stash_type": 1},
+    "Resize": {"exclude_outside": 0, "keep_aspect_ratio_policy": "stretch"},
+    "RoiAlign": {"mode": "avg"},
+    "ScatterElements": {"reduction": "none"},
+    "ScatterND": {"reduction": "none"},
 }
 """Attributes that are not read, with the value that is computed; any other value is refused."""
 _CONSTANTS = ("value", "value_int", "value_ints", "value_float", "value_floats")
-_SEVERAL = ("Split", "TopK")
+SEVERAL = ("Split", "TopK")
 """Operators computed with several outputs; all others have one."""
 
 
@@ -99,7 +91,8 @@ def todays(file: OnnxFile, name: str) -> list[Node]:
     `name`: of the file, for errors.
     """
     if not OLDEST <= file.opset <= NEWEST:
-        raise WeightsError(f"{name} is of ONNX opset {file.opset}; {OLDEST} to {NEWEST} are read.")
+        remedy = "onnx.version_converter.convert_version converts it"
+        raise WeightsError(f"{name} is of ONNX opset {file.opset}; {OLDEST} to {NEWEST} are read: {remedy}.")
     used = {each for node in file.nodes for each in node.inputs} | {value.name for value in file.outputs}
     refused = {f"{node.operator} with {what}" for node in file.nodes for what in _not_computed(node, file, used)}
     if refused:
@@ -120,14 +113,15 @@ def _not_computed(node: Node, file: OnnxFile, used: set[str]) -> list[str]:
         training = file.constants.get(node.inputs[2])
         if training is None or training.any():
             found.append("training_mode")
+    if node.operator == "GroupNormalization" and file.opset < 21:
+        found.append("a scale for each group")
     if node.operator == "BatchNormalization" and file.opset < 14 and any(node.outputs[1:]):
         found.append("outputs of training")
-    beyond = [] if node.operator in _SEVERAL else [name for name in node.outputs[1:] if name in used and name]
+    beyond = [] if node.operator in SEVERAL else [name for name in node.outputs[1:] if name in used and name]
     return [*found, *(f"the output {name!r}" for name in beyond[:1])]
 
 
 def _renewed(node: Node, opset: int) -> Node:
-    """Convert a node to one with the same meaning in today's opset."""
     if node.operator in ("Softmax", "LogSoftmax") and opset < 13:
         return replace(node, attributes={"axis": 1, **node.attributes, "flattened": 1})
     if node.operator == "Upsample" or (node.operator == "Resize" and opset < 11):
@@ -135,3 +129,91 @@ def _renewed(node: Node, opset: int) -> Node:
         inputs = (node.inputs[0], "", *node.inputs[1:])
         return replace(node, operator="Resize", inputs=inputs, attributes={**node.attributes, **corners})
     return node
+
+
+def as_detector(file: OnnxFile) -> OnnxFile | None:
+    """Return the file with only the outputs boxes [k, 4], scores [k] and labels [k], in this order; k is open. Return
+    None if it is no such detector.
+    """
+    outputs = _outputs(file)
+    if outputs is None:
+        return None
+    guarded = _without_guards(replace(file, outputs=outputs))
+    needed = {value.name for value in outputs}
+    makers = {name: node for node in guarded.nodes for name in node.outputs}
+    waiting, seen = list(needed), set(needed)
+    while waiting:
+        node = makers.get(waiting.pop())
+        new = set(node.inputs) - seen if node is not None else set()
+        seen |= new
+        waiting += new
+    kept = [node for node in guarded.nodes if seen.intersection(node.outputs)]
+    # The default has changed with opset 16.
+    places = {"coordinate_transformation_mode": "half_pixel" if file.opset >= 16 else "output_half_pixel"}
+    stated = (places if node.operator == "RoiAlign" else {} for node in kept)
+    nodes = [replace(node, attributes={**given, **node.attributes}) for node, given in zip(kept, stated, strict=True)]
+    return replace(guarded, nodes=nodes)
+
+
+def _outputs(file: OnnxFile) -> tuple[Value, Value, Value] | None:
+    """Return boxes, scores and labels, in any order and with any names; others of as many rows may be present."""
+    taken = [value.shape or () for value in file.inputs]
+    if len(taken) != 1 or len(taken[0]) != 3 or taken[0][0] != 3:
+        return None
+    opened = [value for value in file.outputs if value.shape and not isinstance(value.shape[0], int)]
+    boxes = [value for value in opened if value.shape is not None and value.shape[1:] == (4,)]
+    lists = [value for value in opened if value.shape is not None and len(value.shape) == 1]
+    labels = [value for value in lists if value.dtype is not None and value.dtype.kind == "i"]
+    scores = [value for value in lists if value.dtype is not None and value.dtype.kind == "f"]
+    if not (len(boxes) == len(labels) == len(scores) == 1):
+        return None
+    return boxes[0], scores[0], labels[0]
+
+
+def _without_guards(file: OnnxFile) -> OnnxFile:
+    """Remove torchvision's `If` before suppression, whose answer is empty if there are no boxes. Its other branch gives
+    the same for no boxes, so that branch is always computed.
+    """
+    makers = {name: node for node in file.nodes for name in node.outputs}
+    constants: dict[str, Array] = dict(file.constants)
+    nodes: list[Node] = []
+    for node in file.nodes:
+        branch = _guarded(node, makers)
+        if branch is None:
+            nodes.append(node)
+            continue
+        constants.update(branch.constants)
+        names = dict(zip((value.name for value in branch.outputs), node.outputs, strict=True))
+        nodes += [
+            replace(
+                each,
+                inputs=tuple(names.get(name, name) for name in each.inputs),
+                outputs=tuple(names.get(name, name) for name in each.outputs),
+            )
+            for each in branch.nodes
+        ]
+    return replace(file, nodes=nodes, constants=constants)
+
+
+def _guarded(node: Node, makers: Mapping[str, Node]) -> OnnxFile | None:
+    """Return the suppression branch of an `If` that answers nothing if there are no boxes; else None."""
+    branches = [node.attributes.get(name) for name in ("then_branch", "else_branch")]
+    if node.operator != "If" or len(node.inputs) != 1:
+        return None
+    nothing, something = branches
+    if not isinstance(nothing, OnnxFile) or not isinstance(something, OnnxFile):
+        return None
+    asked = makers.get(node.inputs[0])
+    while asked is not None and asked.operator in ("Cast", "Identity"):
+        asked = makers.get(asked.inputs[0])
+    if asked is None or asked.operator != "Equal":
+        return None
+    counted = [makers[name].operator for name in asked.inputs if name in makers]
+    if not {"ReduceProd", "Size"}.intersection(counted):
+        return None
+    values = [*nothing.constants.values(), *(value for each in nothing.nodes for value in each.attributes.values())]
+    is_empty = all(isinstance(value, np.ndarray) and value.size == 0 for value in values)
+    if any(each.operator != "Constant" for each in nothing.nodes) or not is_empty:
+        return None
+    is_suppression = any(each.operator == "NonMaxSuppression" for each in something.nodes)
+    return something if is_suppression and len(something.outputs) == len(node.outputs) else None

@@ -21,23 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import models.onnx.layers
-import models.onnx.resizing
-import models.onnx.shapes  # noqa: F401  # All register their operators.
+import models.onnx.layers  # noqa: F401  # It registers its operators.
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
-from models.onnx.forms import todays
+from models.onnx.forms import SEVERAL, as_detector, todays
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
-from models.onnx.torchvision_detectors import as_detector
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
-_REMEDIES = {
-    "QLinear": "Quantise it in the QDQ form (quant_format=QuantFormat.QDQ), or serve the file in floats.",
-    "Integer": "Quantise it in the QDQ form (quantize_static), or serve the file in floats.",
-    "com.microsoft.": "ONNX Runtime's optimiser has written it: serve the file that was given to it.",
-}
-"""Remedies for unknown operators, by a part of their names."""
 _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
 
@@ -56,21 +47,14 @@ class OnnxPart(nn.Module):
     """Part of a graph: nodes in an order of computation. Weights are buffers; numbers of the host stay Python's."""
 
     def __init__(
-        self,
-        name: str,
-        nodes: Sequence[Node],
-        known: Mapping[str, Any],
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        self, name: str, nodes: Sequence[Node], known: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]
     ) -> None:
-        """Prepare the calls. `name`: of the file, for errors. `known`: constants by name; those in use are taken."""
         super().__init__()
         self.file_name = name
         self.input_names, self.output_names = tuple(inputs), tuple(outputs)
         self.free_batch = False
-        self.instead: Callable[[OperatorCall, list[Any]], Any] | None = (
-            None  # Computes an operator in place of `computed`.
-        )
+        # Computes an operator in place of `computed`.
+        self.instead: Callable[[OperatorCall, list[Any]], Any] | None = None
         self._calls = _planned(nodes, {*known, *outputs})
         self._host: dict[str, Any] = {}
         self._buffers_of: dict[str, str] = {}
@@ -154,19 +138,19 @@ class OnnxGraph(nn.Module):
     """
 
     def __init__(self, file: OnnxFile, name: str) -> None:
-        """Build both parts. `name`: of the file, for errors. Raises WeightsError."""
         super().__init__()
         unknown = sorted({node.operator for node in file.nodes} - OPERATORS.keys() - {"Constant", "Upsample"})
         if unknown:
-            remedy = next((f" {line}" for sign, line in _REMEDIES.items() if any(sign in each for each in unknown)), "")
-            raise WeightsError(f"{name} uses operators that are not known here: {', '.join(unknown)}.{remedy}")
+            raise WeightsError(
+                f"{name} uses operators that are not known here: {', '.join(unknown)}. Export the network with others "
+                "(quantised: in the QDQ form), or for OpenVINO, which runs it on the CPU: "
+                f'openvino.save_model(openvino.convert_model("{name}"), "mine.xml").'
+            )
         file = replace(file, nodes=todays(file, name))
         self.file_name = name
         inputs = tuple(value.name for value in file.inputs)
         outputs = tuple(value.name for value in file.outputs)
-        known: dict[str, Any] = {"": None}
-        for key, array in file.constants.items():
-            known[key] = _constant(array)
+        known: dict[str, Any] = {"": None, **{key: _constant(array) for key, array in file.constants.items()}}
         nodes = [node for node in _sorted(file, known, name) if not self._folded(node, known)]
         needed = set(outputs)
         for node in reversed(nodes):
@@ -186,7 +170,9 @@ class OnnxGraph(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Compute the outputs, in the file's order. Raises WeightsError for an operator's form that is not computed."""
-        found: tuple[Tensor, ...] = self.tail(*(_float32(value) for value in self.core(*tensors)))
+        values = self.core(*tensors)
+        values = [each.float() if torch.is_tensor(each) and each.is_floating_point() else each for each in values]
+        found: tuple[Tensor, ...] = self.tail(*values)
         return found
 
     def _folded(self, node: Node, known: dict[str, Any]) -> bool:
@@ -196,7 +182,10 @@ class OnnxGraph(nn.Module):
             return True
         if not all(name in known for name in node.inputs) or node.operator == "NonMaxSuppression":
             return False
-        self._check_size(node, known)
+        if node.operator in ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize"):
+            numbers = [abs(int(each)) for name in node.inputs for each in _few(known[name])]
+            if int(np.prod([max(1, each) for each in numbers], dtype=object)) * 4 > _MAX_CONSTANT_BYTES:
+                raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
         try:
             with torch.no_grad():
                 found = OPERATORS[node.operator]([known[name] for name in node.inputs], _attributes(node))
@@ -205,12 +194,6 @@ class OnnxGraph(nn.Module):
         results = found if isinstance(found, tuple) else (found,)
         known.update(zip(node.outputs, results, strict=False))
         return True
-
-    def _check_size(self, node: Node, known: Mapping[str, Any]) -> None:
-        if node.operator in ("ConstantOfShape", "Expand", "Tile", "Range", "Pad", "Resize"):
-            numbers = [abs(int(each)) for name in node.inputs for each in _few(known[name])]
-            if int(np.prod([max(1, each) for each in numbers], dtype=object)) * 4 > _MAX_CONSTANT_BYTES:
-                raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
 
 
 def load_onnx(path: Path, given: Mapping[str, Array] = MappingProxyType({})) -> tuple[OnnxGraph, OnnxFile]:
@@ -262,36 +245,19 @@ def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[OperatorCall, ...]:
-    last: dict[str, int] = {}
+    last = {name: place for place, node in enumerate(nodes) for name in (*node.inputs, *node.outputs)}
+    calls = []
     for place, node in enumerate(nodes):
-        for name in (*node.inputs, *node.outputs):
-            last[name] = place
-    return tuple(
-        OperatorCall(
-            node.operator,
-            node.inputs,
-            node.outputs,
-            _attributes(node),
-            tuple({n for n in (*node.inputs, *_given(node)) if last[n] == place and n not in kept}),
-        )
-        for place, node in enumerate(nodes)
-    )
+        set_by_it = node.outputs if node.operator in SEVERAL else node.outputs[:1]
+        frees = tuple({name for name in (*node.inputs, *set_by_it) if last[name] == place and name not in kept})
+        calls.append(OperatorCall(node.operator, node.inputs, node.outputs, _attributes(node), frees))
+    return tuple(calls)
 
 
 def _freed(tensor: Tensor, shape: list[Any]) -> list[Any]:
-    """Return a stated shape with its first axis of 1 freed for the batch."""
     if len(shape) < 2 or not isinstance(shape[0], int) or shape[0] != 1:
         return shape
     return [tensor.shape[0] if -1 in shape[1:] else -1, *shape[1:]]
-
-
-def _float32(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _given(node: Node) -> tuple[str, ...]:
-    """Return the outputs that the operator surely sets."""
-    return node.outputs if node.operator in ("Split", "TopK") else node.outputs[:1]
 
 
 def _attributes(node: Node) -> dict[str, Any]:
@@ -325,7 +291,6 @@ def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
 
 
 def _few(value: Any) -> list[Any]:
-    """Return the numbers of a shape or of factors; for a large tensor its number of elements."""
     if value is None:
         return []
     if is_host(value):

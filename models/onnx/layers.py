@@ -1,27 +1,33 @@
-"""ONNX's layers with weights, windows or images in PyTorch: convolutions, pooling, normalisation.
+"""ONNX's layers with weights, windows or images in PyTorch: convolutions, pooling, normalisation, resizing.
 
-Owns: these operators; models.onnx.operators has all others and the register. Must not know graphs or files.
+Owns: these operators, and the coordinates and weights of Resize (onnx/docs/Operators.md, Resize-19): PyTorch's own if
+it computes the same, else a matrix or an index for each axis. Must not know graphs or files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from models.contract.model import Array
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, as_tensor, input_at, operator
 from models.vision import torchvision
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
+_TORCHS_A = -0.75  # PyTorch's coefficient of the cubic kernel.
+_TORCHS = {"linear": {1: "linear", 2: "bilinear", 3: "trilinear"}, "cubic": {2: "bicubic"}}
 
 
 def _same_pads(tensor: Tensor, kernel: Sequence[int], attributes: Mapping[str, Any], rank: int) -> list[int]:
-    """Return the padding in the order of `pads`: all beginnings, then all ends."""
     mode = attributes.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
         return list(attributes.get("pads", [0] * 2 * rank))
@@ -40,25 +46,11 @@ def _same_pads(tensor: Tensor, kernel: Sequence[int], attributes: Mapping[str, A
 
 
 def _padded(tensor: Tensor, pads: Sequence[int], rank: int, value: float) -> tuple[Tensor, list[int]]:
-    """Return the tensor, and the remaining padding: one number an axis, if both sides are equal."""
     begins, ends = list(pads[:rank]), list(pads[rank:])
     if begins == ends:
         return tensor, begins
     amounts = [amount for axis in reversed(range(rank)) for amount in (begins[axis], ends[axis])]
     return functional.pad(tensor, amounts, value=value), [0] * rank
-
-
-def _without_padding_alone(
-    pooled: Tensor, tensor: Tensor, pads: Sequence[int], attributes: Mapping[str, Any], rank: int
-) -> Tensor:
-    """Drop the outputs whose window begins after the tensor: `ceil_mode` makes none of padding alone."""
-    strides = attributes.get("strides", [1] * rank)
-    if not attributes.get("ceil_mode", 0) or list(pads[:rank]) == list(pads[rank:]):
-        return pooled  # PyTorch does it for the padding that it knows of.
-    for axis in range(rank):
-        most = -(-(int(tensor.shape[2 + axis]) + pads[axis]) // strides[axis])
-        pooled = pooled.narrow(2 + axis, 0, min(most, int(pooled.shape[2 + axis])))
-    return pooled
 
 
 @operator("Conv")
@@ -118,6 +110,9 @@ OPERATORS |= {
     "BatchNormalization": lambda inputs, attributes: functional.batch_norm(
         inputs[0], inputs[3], inputs[4], inputs[1], inputs[2], False, 0.0, attributes.get("epsilon", 1e-5)
     ),
+    "GroupNormalization": lambda inputs, attributes: functional.group_norm(
+        inputs[0], attributes["num_groups"], inputs[1], inputs[2], attributes.get("epsilon", 1e-5)
+    ),
 }
 
 
@@ -132,35 +127,24 @@ def _layer_norm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return found if bias is None else found + bias
 
 
-@operator("MaxPool")
-def _max_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+def _pool(name: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     kernel = attributes["kernel_shape"]
     rank = len(kernel)
     pads = _same_pads(inputs[0], kernel, attributes, rank)
-    tensor, padding = _padded(inputs[0], pads, rank, float("-inf"))
-    found = _MAX_POOLS[rank](
-        tensor,
-        kernel,
-        attributes.get("strides", [1] * rank),
-        padding,
-        attributes.get("dilations", [1] * rank),
-        bool(attributes.get("ceil_mode", 0)),
-    )
-    return _without_padding_alone(found, inputs[0], pads, attributes, rank)
-
-
-@operator("AveragePool")
-def _average_pool(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    kernel = attributes["kernel_shape"]
-    rank = len(kernel)
-    pads = _same_pads(inputs[0], kernel, attributes, rank)
-    counted = bool(attributes.get("count_include_pad", 0))
-    if rank != 2 or (pads[:rank] != pads[rank:] and not counted) or max(attributes.get("dilations", [1])) > 1:
+    is_uneven, is_mean = pads[:rank] != pads[rank:], name == "AveragePool"
+    dilations, counted = attributes.get("dilations", [1] * rank), bool(attributes.get("count_include_pad", 0))
+    if is_mean and (rank != 2 or (is_uneven and not counted) or max(dilations) > 1):
         raise UnsupportedError("AveragePool with uneven padding or dilation")
-    tensor, padding = _padded(inputs[0], pads, rank, 0.0)
     strides, ceil = attributes.get("strides", [1] * rank), bool(attributes.get("ceil_mode", 0))
-    found = functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
-    return _without_padding_alone(found, inputs[0], pads, attributes, rank)
+    if ceil and is_uneven:
+        raise UnsupportedError(f"{name} with ceil_mode and uneven padding")
+    tensor, padding = _padded(inputs[0], pads, rank, 0.0 if is_mean else float("-inf"))
+    if is_mean:
+        return functional.avg_pool2d(tensor, kernel, strides, padding, ceil, counted)
+    return _MAX_POOLS[rank](tensor, kernel, strides, padding, dilations, ceil)
+
+
+OPERATORS |= {name: partial(_pool, name) for name in ("AveragePool", "MaxPool")}
 
 
 @operator("GridSample")
@@ -238,14 +222,123 @@ def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any
 
 @operator("RoiAlign")
 def _roi_align(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Compute [k, c, height, width] from [n, c, h, w], boxes [k, 4] and the image of each [k]; k may be 0."""
     places = attributes.get("coordinate_transformation_mode")
     if places not in ("half_pixel", "output_half_pixel"):
         raise UnsupportedError("RoiAlign that does not say where the pixels lie")
-    if attributes.get("mode", "avg") != "avg":
-        raise UnsupportedError(f"RoiAlign by {attributes['mode']}")
     values, boxes, images = inputs[0], inputs[1], as_tensor(inputs[2])
     size = attributes.get("output_height", 1), attributes.get("output_width", 1)
     rows = torch.cat((images.to(boxes.dtype).reshape(-1, 1), boxes), 1)
     scale, samples = attributes.get("spatial_scale", 1.0), attributes.get("sampling_ratio", 0)
     return torchvision.ops.roi_align(values, rows, size, scale, samples, places == "half_pixel")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One axis: its length before and after, and the factor between, which is not always their quotient."""
+
+    before: int
+    after: int
+    factor: float
+
+    def coordinates(self, how: str, dtype: type[np.floating[Any]] = np.float64) -> Array:
+        """Return the position of each output among the inputs, of this dtype [after]. Raises UnsupportedError."""
+        places = np.arange(self.after, dtype=dtype)
+        if how == "asymmetric":
+            return places / self.factor
+        if how == "align_corners":
+            if abs(self.before * self.factor - self.after) > 1e-3:
+                raise UnsupportedError("Resize by align_corners to a length that is not whole")
+            return places * (self.before - 1) / max(1, self.after - 1)
+        if how == "tf_half_pixel_for_nn":
+            return (places + 0.5) / self.factor
+        middles = (places + 0.5) / self.factor - 0.5
+        if how == "pytorch_half_pixel":
+            return middles if self.after > 1 else np.zeros(1)
+        if how != "half_pixel":
+            raise UnsupportedError(f"Resize with coordinate_transformation_mode {how}")
+        return middles
+
+    def nearest(self, how: str, rounding: str) -> Array:
+        """Return the index of the input for each output, int64 [after]. Raises UnsupportedError."""
+        places = self.coordinates(how, np.float32)  # As other runtimes do: rounding decides between two neighbours.
+        rounded = {
+            "round_prefer_floor": np.ceil(places - 0.5),
+            "round_prefer_ceil": np.floor(places + 0.5),
+            "floor": np.floor(places),
+            "ceil": np.ceil(places),
+            "opset 10": np.ceil(places) if self.factor < 1 else np.floor(places),
+        }
+        if rounding not in rounded:
+            raise UnsupportedError(f"Resize with nearest_mode {rounding}")
+        found: Array = rounded[rounding].clip(0, self.before - 1).astype(np.int64)
+        return found
+
+    def weights(self, how: str) -> Array:
+        places = self.coordinates(how)
+        first = np.floor(places)
+        offsets = np.arange(2)
+        shares = 1 - np.abs((places - first)[:, None] - offsets)
+        indices = (first[:, None] + offsets).astype(np.int64)
+        found = np.zeros((self.after, self.before))
+        np.add.at(found, (np.arange(self.after)[:, None], indices.clip(0, self.before - 1)), shares)
+        return found.astype(np.float32)
+
+
+@operator("Resize")
+def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    tensor, mode = inputs[0], attributes.get("mode", "nearest")
+    how = attributes.get("coordinate_transformation_mode", "half_pixel")
+    if "axes" in attributes or mode not in ("nearest", "linear", "cubic"):
+        raise UnsupportedError(f"Resize of mode {mode}{' with axes' if 'axes' in attributes else ''}")
+    sizes, factors = input_at(inputs, 3), input_at(inputs, 2)
+    given = [] if factors is None else [float(each) for each in as_numbers(factors)]
+    if sizes is not None:
+        wanted = as_numbers(sizes)
+        if wanted[1] != tensor.shape[1]:
+            raise UnsupportedError("Resize of channels")
+        axes = [
+            _Axis(int(before), int(after), int(after) / int(before))
+            for before, after in zip(tensor.shape[2:], wanted[2:], strict=True)
+        ]
+    else:
+        if given[:2] != [1, 1]:
+            raise UnsupportedError("Resize of channels or batches")
+        axes = [
+            _Axis(int(before), int(int(before) * factor), factor)
+            for before, factor in zip(tensor.shape[2:], given[2:], strict=True)
+        ]
+    if attributes.get("antialias", 0) and mode != "nearest" and any(axis.factor < 1 for axis in axes):
+        raise UnsupportedError("Resize with antialias")
+    size = [axis.after for axis in axes]
+    if mode == "nearest":
+        return _to_nearest(tensor, axes, how, attributes.get("nearest_mode", "round_prefer_floor"))
+    name = _TORCHS[mode].get(len(axes), "")
+    if how == "pytorch_half_pixel" and min(size) > 1:
+        how = "half_pixel"
+    by_torch = bool(name) and how in ("half_pixel", "align_corners")
+    if mode == "cubic" and not (by_torch and abs(attributes.get("cubic_coeff_a", _TORCHS_A) - _TORCHS_A) < 1e-6):
+        raise UnsupportedError(f"Resize of mode cubic by {how}, or with another cubic_coeff_a than {_TORCHS_A}")
+    if by_torch:
+        for axis in axes:
+            axis.coordinates(how)  # Raises UnsupportedError for coordinates that cannot be computed.
+        scale = [axis.factor for axis in axes] if sizes is None and how == "half_pixel" else None
+        return functional.interpolate(tensor, None if scale else size, scale, name, how == "align_corners")
+    for place, axis in enumerate(axes, 2):
+        if axis.after == axis.before and axis.factor == 1:
+            continue
+        weights = torch.from_numpy(axis.weights(how)).to(tensor)
+        tensor = (tensor.transpose(place, -1) @ weights.t()).transpose(place, -1)
+    return tensor
+
+
+def _to_nearest(tensor: Tensor, axes: Sequence[_Axis], how: str, rounding: str) -> Tensor:
+    indices = [axis.nearest(how, rounding) for axis in axes]
+    same = [
+        np.array_equal(found, np.arange(axis.after) * axis.before // axis.after)
+        for found, axis in zip(indices, axes, strict=True)
+    ]
+    if all(same) and len(axes) <= len(_TORCHS["linear"]) and tensor.is_floating_point():
+        return functional.interpolate(tensor, [axis.after for axis in axes])
+    for place, found in enumerate(indices, 2):
+        tensor = tensor.index_select(place, torch.from_numpy(found).to(tensor.device))
+    return tensor

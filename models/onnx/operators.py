@@ -1,6 +1,7 @@
-"""Computation of ONNX's operators in PyTorch.
+"""ONNX's operators in PyTorch that compute with or move numbers, and the register of all.
 
-Owns: one function an operator, opset 9 to 22, of those in exports of image networks. Must not know graphs or files.
+Owns: one function an operator, opset 9 to 28, of those in exports of image networks; models.onnx.layers has the
+others. Must not know graphs or files.
 Values are of two kinds: tensors, and numbers of the host (an int or a list of ints), which come from shapes. These stay
 Python's, so that a tracer sees them as shapes.
 """
@@ -24,16 +25,14 @@ Operator = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 OPERATORS: dict[str, Operator] = {}
 
 _TYPES = {
-    1: torch.float32,
+    **dict.fromkeys((1, 10, 16), torch.float32),  # float16 and bfloat16, too: the engine chooses the precision.
     2: torch.uint8,
     3: torch.int8,
     5: torch.int16,
     6: torch.int32,
     7: torch.int64,
     9: torch.bool,
-    10: torch.float32,  # float16 in the file: the engine chooses the precision.
     11: torch.float64,
-    16: torch.float32,
 }
 
 
@@ -41,12 +40,11 @@ class UnsupportedError(ValueError):
     """Form of an operator that is not computed here; the message names it."""
 
 
-def operator(*names: str) -> Callable[[Operator], Operator]:
-    """Register a function for operators of these names."""
+def operator(name: str) -> Callable[[Operator], Operator]:
+    """Register a function for an operator."""
 
     def register(function: Operator) -> Operator:
-        for name in names:
-            OPERATORS[name] = function
+        OPERATORS[name] = function
         return function
 
     return register
@@ -72,8 +70,7 @@ def as_numbers(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def tensors_of(values: Sequence[Any]) -> list[Tensor]:
-    """Convert values to tensors, on the device of the first that is one."""
+def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
     like = next((value for value in values if isinstance(value, Tensor)), None)
     return [as_tensor(value, like) for value in values]
 
@@ -95,7 +92,7 @@ def _elementwise(on_tensors: Callable[..., Any], on_numbers: Callable[..., Any])
             lists = [value if isinstance(value, list) else [value] for value in inputs]
             lists = [value * length if len(value) == 1 else value for value in lists]
             return [on_numbers(*numbers) for numbers in zip(*lists, strict=True)]
-        return on_tensors(*tensors_of(inputs))
+        return on_tensors(*_tensors_of(inputs))
 
     return compute
 
@@ -104,11 +101,6 @@ def _divided(one: Tensor, other: Tensor) -> Tensor:
     if one.is_floating_point() or other.is_floating_point():
         return one / other
     return torch.div(one, other, rounding_mode="trunc")
-
-
-def _truncated_remainder(one: Any, other: Any) -> Any:
-    found = one % other
-    return found - other if (one < 0) != (other < 0) and found else found
 
 
 def _power(base: Tensor, exponent: Tensor) -> Tensor:
@@ -122,6 +114,7 @@ for _name, _on_tensors, _on_numbers in (
     ("Sub", torch.sub, lambda a, b: a - b),
     ("Mul", torch.mul, lambda a, b: a * b),
     ("Div", _divided, lambda a, b: a // b),
+    ("Mod", torch.remainder, lambda a, b: a % b),
     ("Pow", _power, lambda a, b: a**b),
     ("Equal", torch.eq, lambda a, b: a == b),
     ("Greater", torch.gt, lambda a, b: a > b),
@@ -130,33 +123,18 @@ for _name, _on_tensors, _on_numbers in (
     ("LessOrEqual", torch.le, lambda a, b: a <= b),
     ("And", torch.logical_and, lambda a, b: a and b),
     ("Or", torch.logical_or, lambda a, b: a or b),
-    ("Xor", torch.logical_xor, lambda a, b: bool(a) != bool(b)),
     ("Neg", torch.neg, lambda a: -a),
     ("Not", torch.logical_not, lambda a: not a),
 ):
     OPERATORS[_name] = _elementwise(_on_tensors, _on_numbers)
 
+_OF_TORCH = (
+    *("Abs", "Atan", "Ceil", "Cos", "Erf", "Exp", "Floor", "IsNaN", "Log", "Reciprocal", "Relu", "Round", "Sigmoid"),
+    *("Sign", "Sin", "Sqrt", "Tanh"),
+)
 for _name, _function in (
-    ("Sigmoid", torch.sigmoid),
-    ("Tanh", torch.tanh),
-    ("Relu", torch.relu),
-    ("Exp", torch.exp),
-    ("Log", torch.log),
-    ("Sqrt", torch.sqrt),
-    ("Abs", torch.abs),
-    ("Erf", torch.erf),
-    ("Floor", torch.floor),
-    ("Ceil", torch.ceil),
-    ("Round", torch.round),
-    ("Reciprocal", torch.reciprocal),
-    ("Sin", torch.sin),
-    ("Cos", torch.cos),
-    ("Atan", torch.atan),
-    ("Softplus", functional.softplus),
-    ("HardSwish", functional.hardswish),
-    ("Mish", functional.mish),
-    ("Sign", torch.sign),
-    ("IsNaN", torch.isnan),
+    *((name, getattr(torch, name.lower())) for name in _OF_TORCH),
+    *(("Softplus", functional.softplus), ("HardSwish", functional.hardswish), ("Mish", functional.mish)),
 ):
     OPERATORS[_name] = lambda inputs, attributes, function=_function: function(as_tensor(inputs[0]))  # type: ignore[misc]
 
@@ -172,6 +150,10 @@ OPERATORS |= {
     "Gelu": lambda inputs, attributes: functional.gelu(inputs[0], approximate=attributes.get("approximate", "none")),
     "Softmax": lambda inputs, attributes: _over_axis(torch.softmax, inputs[0], attributes),
     "LogSoftmax": lambda inputs, attributes: _over_axis(torch.log_softmax, inputs[0], attributes),
+    "ArgMax": lambda inputs, attributes: inputs[0].argmax(
+        attributes.get("axis", 0), keepdim=bool(attributes.get("keepdims", 1))
+    ),
+    "CumSum": lambda inputs, attributes: as_tensor(inputs[0]).cumsum(as_numbers(inputs[1])[0]),
     "NonZero": lambda inputs, attributes: as_tensor(inputs[0]).nonzero().t(),
     "Min": _elementwise(lambda *tensors: functools.reduce(torch.minimum, tensors), min),
     "Max": _elementwise(lambda *tensors: functools.reduce(torch.maximum, tensors), max),
@@ -189,22 +171,6 @@ def _over_axis(function: Callable[..., Tensor], tensor: Tensor, attributes: Mapp
     if not attributes.get("flattened", 0) or axis in (-1, tensor.ndim - 1):
         return function(tensor, axis)
     return function(tensor.flatten(axis % tensor.ndim), -1).reshape(tensor.shape)
-
-
-@operator("ArgMax")
-def _argmax(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    axis, keep = attributes.get("axis", 0), bool(attributes.get("keepdims", 1))
-    if attributes.get("select_last_index", 0):
-        return inputs[0].shape[axis] - 1 - inputs[0].flip(axis).argmax(axis, keepdim=keep)
-    return inputs[0].argmax(axis, keepdim=keep)
-
-
-@operator("Mod")
-def _modulo(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Compute the remainder with the sign of the divisor, or of the dividend for `fmod`."""
-    if attributes.get("fmod", 0):
-        return _elementwise(torch.fmod, _truncated_remainder)(inputs, attributes)
-    return _elementwise(torch.remainder, lambda a, b: a % b)(inputs, attributes)
 
 
 @operator("Swish")
@@ -238,7 +204,7 @@ def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 # Reductions
 
 
-def axes_of(inputs: Sequence[Any], attributes: Mapping[str, Any], index: int = 1) -> list[int] | None:
+def _axes_of(inputs: Sequence[Any], attributes: Mapping[str, Any], index: int = 1) -> list[int] | None:
     """Return the axes, which are an input since opset 13 and were an attribute before."""
     given = input_at(inputs, index)
     if given is not None:
@@ -249,7 +215,7 @@ def axes_of(inputs: Sequence[Any], attributes: Mapping[str, Any], index: int = 1
 def _reduction(on_tensors: Callable[..., Any]) -> Operator:
     def compute(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         tensor = as_tensor(inputs[0])
-        axes = axes_of(inputs, attributes)
+        axes = _axes_of(inputs, attributes)
         if not axes and attributes.get("noop_with_empty_axes", 0):
             return on_tensors(tensor.unsqueeze(0), [0], False)  # ReduceL2 still applies to each number.
         return on_tensors(tensor, axes or list(range(tensor.ndim)), bool(attributes.get("keepdims", 1)))
@@ -298,8 +264,200 @@ def _topk(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     return tuple(each.narrow(axis, 0, count) for each in found)
 
 
-@operator("CumSum")
-def _cumsum(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    if attributes.get("exclusive", 0) or attributes.get("reverse", 0):
-        raise UnsupportedError("CumSum with exclusive or reverse")
-    return as_tensor(inputs[0]).cumsum(as_numbers(inputs[1])[0])
+OPERATORS |= {
+    "Range": lambda inputs, attributes: torch.arange(*(as_numbers(value)[0] for value in inputs)),
+    "Size": lambda inputs, attributes: math.prod(inputs[0].shape),
+    "Tile": lambda inputs, attributes: as_tensor(inputs[0]).repeat(as_numbers(inputs[1])),
+    "Transpose": lambda inputs, attributes: inputs[0].permute(
+        attributes.get("perm") or tuple(reversed(range(inputs[0].ndim)))
+    ),
+}
+
+
+@operator("Shape")
+def _shape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    shape = [len(inputs[0])] if isinstance(inputs[0], list) else list(inputs[0].shape)
+    return shape[attributes.get("start", 0) : attributes.get("end", len(shape))]
+
+
+@operator("Reshape")
+def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    wanted = as_numbers(inputs[1])
+    if is_host(inputs[0]):
+        if wanted in ([-1], [len(as_numbers(inputs[0]))]):
+            return as_numbers(inputs[0])
+        return as_tensor(inputs[0]).reshape(wanted)
+    if not attributes.get("allowzero", 0):
+        wanted = [
+            inputs[0].shape[axis] if isinstance(length, int) and length == 0 else length
+            for axis, length in enumerate(wanted)
+        ]
+    return inputs[0].reshape(wanted)
+
+
+@operator("Flatten")
+def _flatten(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axis = attributes.get("axis", 1)
+    axis = axis + inputs[0].ndim if axis < 0 else axis
+    if axis == 1:
+        return inputs[0].flatten(1)
+    return inputs[0].reshape(math.prod(inputs[0].shape[:axis]), -1)
+
+
+@operator("Unsqueeze")
+def _unsqueeze(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axes = _axes_of(inputs, attributes) or []
+    if is_host(inputs[0]) and not isinstance(inputs[0], list) and axes in ([0], [-1]):
+        return [inputs[0]]
+    tensor = as_tensor(inputs[0])
+    rank = tensor.ndim + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        tensor = tensor.unsqueeze(axis)
+    return tensor
+
+
+@operator("Squeeze")
+def _squeeze(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axes = _axes_of(inputs, attributes)
+    if is_host(inputs[0]):
+        numbers = as_numbers(inputs[0])
+        if len(numbers) != 1:
+            raise UnsupportedError("Squeeze of a list of several numbers")
+        return numbers[0]
+    tensor = inputs[0]
+    if axes is None:
+        axes = [axis for axis, length in enumerate(tensor.shape) if length == 1]
+    for axis in sorted((axis % tensor.ndim for axis in axes), reverse=True):
+        tensor = tensor.squeeze(axis)
+    return tensor
+
+
+@operator("Concat")
+def _concat(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    if all(is_host(value) for value in inputs):
+        return [number for value in inputs for number in as_numbers(value)]
+    return torch.cat(_tensors_of(inputs), attributes["axis"])
+
+
+@operator("Split")
+def _split(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axis = attributes.get("axis", 0)
+    sizes = attributes.get("split") if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    if is_host(inputs[0]):
+        numbers, parts = as_numbers(inputs[0]), []
+        for size in sizes or [1] * attributes["outputs"]:
+            parts.append(numbers[:size])
+            numbers = numbers[size:]
+        return tuple(parts)
+    if sizes is None:
+        count = attributes["outputs"]
+        length = inputs[0].shape[axis]
+        share = -(-length // count)
+        sizes = [share] * (count - 1) + [length - share * (count - 1)]
+    return torch.split(inputs[0], sizes, axis)
+
+
+@operator("Slice")
+def _slice(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    starts: list[Any] = attributes.get("starts", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    ends: list[Any] = attributes.get("ends", []) if input_at(inputs, 2) is None else as_numbers(inputs[2])
+    axes = _axes_of(inputs, attributes, 3)
+    steps = [1] * len(starts) if input_at(inputs, 4) is None else as_numbers(inputs[4])
+    axes = list(range(len(starts))) if axes is None else axes
+    if is_host(inputs[0]):
+        return as_numbers(inputs[0])[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
+    tensor = inputs[0]
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        tensor = _sliced(tensor, axis % tensor.ndim, start, end, step)
+    return tensor
+
+
+def _sliced(tensor: Tensor, axis: int, start: Any, end: Any, step: Any) -> Tensor:
+    if step < 0:
+        length = tensor.shape[axis]
+        first = min(start + length if start < 0 else start, length - 1)
+        last = max(end + length if end < 0 else end, -1) if end > -length - 1 else -1
+        return tensor.index_select(axis, torch.arange(first, last, step, device=tensor.device))
+    where = [slice(None)] * tensor.ndim
+    where[axis] = slice(start, None if end >= 2**31 - 1 else end, step)
+    return tensor[tuple(where)]
+
+
+@operator("Gather")
+def _gather(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    axis, (source, index) = attributes.get("axis", 0), inputs
+    if is_host(source):
+        numbers = as_numbers(source)
+        if isinstance(index, Tensor) and index.ndim == 0:
+            return numbers[int(index)]
+        return [numbers[place] for place in as_numbers(index)] if not isinstance(index, int) else numbers[index]
+    axis %= source.ndim
+    if isinstance(index, int):
+        return source.select(axis, index)
+    picked = as_tensor(index, source)
+    picked = torch.where(picked < 0, picked + source.shape[axis], picked)
+    if picked.ndim == 0:
+        return source.index_select(axis, picked.reshape(1)).squeeze(axis)
+    flat = source.index_select(axis, picked.reshape(-1))
+    return flat.reshape(*source.shape[:axis], *picked.shape, *source.shape[axis + 1 :])
+
+
+@operator("ScatterElements")
+@operator("GatherElements")
+def _elements(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    source, index, *updates = _tensors_of(inputs)
+    axis = attributes.get("axis", 0) % source.ndim
+    index = torch.where(index < 0, index + source.shape[axis], index)
+    return source.scatter(axis, index, updates[0].to(source.dtype)) if updates else source.gather(axis, index)
+
+
+@operator("ScatterND")
+@operator("GatherND")
+def _at_places(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    source, index, *updates = _tensors_of(inputs)
+    places = tuple(index.unbind(-1))
+    return source.index_put(places, updates[0].to(source.dtype)) if updates else source[places]
+
+
+@operator("Expand")
+def _expand(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    wanted = as_numbers(inputs[1])
+    if is_host(inputs[0]) and len(wanted) == 1 and len(as_numbers(inputs[0])) == 1:
+        return as_numbers(inputs[0]) * wanted[0]
+    tensor = as_tensor(inputs[0])
+    lengths = [1] * (len(wanted) - tensor.ndim) + list(tensor.shape)
+    wanted = [1] * (len(lengths) - len(wanted)) + wanted
+    shape = [have if isinstance(want, int) and want == 1 else want for have, want in zip(lengths, wanted, strict=True)]
+    return tensor.expand(shape)
+
+
+@operator("ConstantOfShape")
+def _constant_of_shape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    value, shape = attributes.get("value"), as_numbers(inputs[0])
+    fill = 0.0 if value is None else value.reshape(-1)[0]
+    if isinstance(fill, Tensor):
+        if fill.dtype is torch.int64 and len(shape) == 1 and isinstance(shape[0], int):
+            return [int(fill)] * shape[0]
+        return torch.full(shape, fill.item(), dtype=fill.dtype)
+    return torch.full(shape, fill)
+
+
+_PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+
+
+@operator("Pad")
+def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    pads: list[Any] = attributes.get("pads", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    value = attributes.get("value", 0.0) if input_at(inputs, 2) is None else as_numbers(inputs[2])[0]
+    tensor, mode = inputs[0], attributes.get("mode", "constant")
+    axes = _axes_of(inputs, attributes, 3) or list(range(tensor.ndim))
+    half = len(pads) // 2
+    both = {axis % tensor.ndim: (pads[number], pads[number + half]) for number, axis in enumerate(axes)}
+    amounts = [amount for axis in reversed(range(tensor.ndim)) for amount in both.get(axis, (0, 0))]
+    while len(amounts) > 2 and amounts[-1] == amounts[-2] == 0 and len(amounts) > 2 * min(half, 2):
+        amounts = amounts[:-2]
+    if mode == "constant":
+        return functional.pad(tensor, amounts, value=value)
+    while amounts and amounts[-1] == amounts[-2] == 0:
+        amounts = amounts[:-2]
+    return functional.pad(tensor, amounts, mode=_PADS[mode])

@@ -1,7 +1,4 @@
-"""The sample images, and the generator of the images that the sample weights (plugins/samples) were trained on.
-
-Owns: these files. Training lies outside the product, in benchmarks/sample_training.
-"""
+"""The sample images, which benchmarks/sample_training draws."""
 
 from pathlib import Path
 

@@ -1,4 +1,1 @@
-"""Tasks: turning a network's outputs into classes, boxes, masks, tiles.
-
-Must not know files.
-"""
+"""Tasks: turning a network's outputs into classes, boxes, masks, tiles. Must not know files."""

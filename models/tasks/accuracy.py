@@ -1,7 +1,4 @@
-"""Accuracy of answers: top-1 and mean average precision.
-
-Owns: the measures, over answers in the form of `PixelModel.postprocess`. Must not know who computed them.
-"""
+"""Accuracy of answers in the form of `PixelModel.postprocess`: top-1 and mean average precision."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from models.contract.measures import Accuracy, Answer
 from models.contract.model import Array, Options
 
 _CORNERS = ("x1", "y1", "x2", "y2")
-_SAME_PLACE = 0.5  # Intersection over union of a detection and its counterpart.
+_IOU = 0.5
 
 
 class Boxes(NamedTuple):
@@ -32,21 +29,10 @@ class Top1(Accuracy):
     loss_limit = 0.01
 
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
-        """Compute the share."""
         return float(np.mean([self.truth(answer) == right for answer, right in zip(answers, truth, strict=True)]))
 
     def truth(self, answer: Answer) -> Any:
-        """Return the first class."""
         return answer["classes"][0]["class_id"]
-
-    def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """Compute `top1` and `top5`: shares of equal first classes and of common first five."""
-        pairs = [
-            [[each["class_id"] for each in answer["classes"]] for answer in pair]
-            for pair in zip(expected, answers, strict=True)
-        ]
-        shared = [len(set(one) & set(other)) / max(1, len(one)) for one, other in pairs]
-        return {"top1": float(np.mean([one[0] == other[0] for one, other in pairs])), "top5": float(np.mean(shared))}
 
 
 class MeanAveragePrecision(Accuracy):
@@ -57,29 +43,14 @@ class MeanAveragePrecision(Accuracy):
     options = Options(score_threshold=0.001)  # Precision is an average over all thresholds.
 
     def of(self, truth: Sequence[Any], answers: Sequence[Answer]) -> float:
-        """Compute the mean."""
-        return mean_average_precision(truth, answers, (0.5,))
-
-    def report(self, truth: Sequence[Any], answers: Sequence[Answer]) -> dict[str, float]:
-        """Compute this measure, and the mean over COCO's ten IoUs."""
-        return {**super().report(truth, answers), "map50_95": mean_average_precision(truth, answers)}
+        found = [as_boxes(answer["detections"]) for answer in answers]
+        classes = {int(class_id) for image in truth for class_id in image.classes}
+        each = [average_precision(truth, found, class_id) for class_id in classes]
+        return float(np.mean(each)) if each else np.nan
 
     def truth(self, answer: Answer) -> Boxes:
         """Return the objects over the default threshold."""
         return as_boxes([one for one in answer["detections"] if one["score"] >= Options().score_threshold])
-
-    def agreement(self, expected: Sequence[Answer], answers: Sequence[Answer]) -> dict[str, float]:
-        """Compute `boxes`, the share of detections that the other side has too, of the same class and at the same
-        place, and `detections`, their number.
-        """
-        matched = total = 0
-        for one, other in zip(expected, answers, strict=True):
-            mine, theirs = as_boxes(one["detections"]), as_boxes(other["detections"])
-            shared_area = overlaps(mine.boxes, theirs.boxes) * (mine.classes[:, None] == theirs.classes[None])
-            matched += int((shared_area.max(axis=1, initial=0) >= _SAME_PLACE).sum())
-            matched += int((shared_area.max(axis=0, initial=0) >= _SAME_PLACE).sum())
-            total += len(mine.classes) + len(theirs.classes)
-        return {"boxes": matched / total if total else 1.0, "detections": float(total) / 2}
 
 
 def as_boxes(detections: Sequence[Answer]) -> Boxes:
@@ -91,20 +62,10 @@ def as_boxes(detections: Sequence[Answer]) -> Boxes:
     )
 
 
-def mean_average_precision(
-    truth: Sequence[Boxes], answers: Sequence[Answer], ious: Sequence[float] = tuple(np.arange(0.5, 1, 0.05))
-) -> float:
-    """Compute the mean of the average precision over the classes present and IoUs (COCO's ten); NaN without objects."""
-    found = [as_boxes(answer["detections"]) for answer in answers]
-    classes = {int(class_id) for image in truth for class_id in image.classes}
-    each = [average_precision(truth, found, class_id, iou) for class_id in classes for iou in ious]
-    return float(np.mean(each)) if each else np.nan
-
-
-def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int, iou: float = 0.5) -> float:
+def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: int) -> float:
     """Compute the average precision of a class, interpolated at 101 recalls as COCO does; NaN if the class is absent.
 
-    By descending score, each box takes the free true box it overlaps most; below an overlap of `iou` it is wrong.
+    By descending score, each box takes the free true box it overlaps most; below an overlap of 0.5 it is wrong.
     """
     total = sum(int((image.classes == class_id).sum()) for image in truth)
     scores: list[float] = []
@@ -116,7 +77,7 @@ def average_precision(truth: Sequence[Boxes], found: Sequence[Boxes], class_id: 
         scores.extend(boxes.scores[mine][order].tolist())
         for row in areas:
             best = int(row.argmax()) if row.size else 0
-            hit = bool(row.size and row[best] >= iou)
+            hit = bool(row.size and row[best] >= _IOU)
             right.append(hit)
             if hit:
                 areas[:, best] = 0.0

@@ -1,7 +1,7 @@
 """Classification: the classes of the highest scores.
 
-Owns: turning logits into scores (softmax, or a sigmoid each if several classes may be present), the order of the best
-classes, the answer's form, and the precision gate's measures of it. Must not know networks or how images are read.
+Logits become scores by softmax, or by a sigmoid each if several classes may be present. Must not know networks or how
+images are read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ class Classify(TaskAdapter):
     accuracy: Accuracy | None = Top1()
     known_options = ("scores",)
     outputs = ("logits",)
-    """`logits`, [n, classes]."""
 
     def __init__(self, file: AdaptedFile) -> None:
-        """Raise ValueError for another option."""
         super().__init__(file)
         self.each = file.option("scores") == "sigmoid" or len(file.labels) == 1
         self.scored_by: Literal["softmax", "sigmoid"] = "sigmoid" if self.each else "softmax"
@@ -61,7 +59,6 @@ class Classify(TaskAdapter):
             self.accuracy = None  # The first class is no measure of independent scores.
 
     def reduce(self, outputs: Sequence[Array], options: Options) -> tuple[Array, ...]:
-        """Return logits, float32 [classes]."""
         return (outputs[0].astype(np.float32, copy=True),)
 
     def reduce_all(self, outputs: Sequence[Array], options: Sequence[Options]) -> list[tuple[Array, ...]]:
@@ -77,7 +74,6 @@ class Classify(TaskAdapter):
         ]
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
-        """Return `classes`."""
         best, scores = best_in(outputs, options.top_k, self.scores)
         labels = self.file.labels
         return {
@@ -99,26 +95,17 @@ class Classify(TaskAdapter):
 
     @property
     def answers(self) -> tuple[OutputSpec, ...]:
-        """The network's logits, and their scores."""
         return tuple(OutputSpec(name, "FP32", (-1, len(self.file.labels))) for name in ("logits", "probabilities"))
 
     def tensors(self, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Array]:
-        """Return logits and probabilities, float32 [classes] each."""
         assert outputs[0].ndim == 1, "the logits were not asked for"
         return {"logits": outputs[0], "probabilities": self.scores(outputs[0])}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Compute the errors of logits [n, classes].
+        """Compute the errors of logits [n, classes] (docs/precision.md).
 
-        `top1`: fraction of images with a different class, among those where the reference is sure; `score`: the largest
-        error that a score can have if no logit has a larger one than here (two classes that are nearly equal), as the
-        scores of these few images may be near 0 and 1; `cosine`: 1 - cosine of the logits without their mean, which
-        softmax ignores; `logit`: the largest error, in standard deviations of the image's logits; `scale`: how far the
-        best common factor between both is from 1.
-
-        For scores with a sigmoid each: `class`: fraction of those on the other side of a half, among those not near it;
-        `score`: the largest error of one; `logit`: the largest error, in standard deviations of all logits; `scale` as
-        above. The mean stays in, and an image may have one logit alone.
+        `score` is the largest error that a score can have if no logit has a larger one than here: the scores of these
+        few images may be near 0 and 1.
         """
         wanted, given = (each[0].astype(np.float64) for each in (expected, outputs))
         if self.each:
@@ -180,22 +167,6 @@ def best_of(scores: Array, count: int) -> Array:
     return candidates[order]
 
 
-def best_few(scores: Array, count: int) -> Array:
-    """Return `best_of` each row of [n, classes], none negative, as [n, count], in descending order."""
-    left, rows = scores.copy(), np.arange(len(scores))
-    best = np.empty((len(scores), count), np.intp)
-    for place in range(count):
-        best[:, place] = highest = left.argmax(axis=1)  # argmax takes the first of equals.
-        left[rows, highest] = -1
-    return best
-
-
-def rounded(scores: Array) -> list[Any]:
-    """Round probabilities to five digits, which are enough. Nested lists, one level a dimension."""
-    numbers: list[Any] = scores.astype(np.float64).round(5).tolist()
-    return numbers
-
-
 def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], Array]) -> list[Array] | None:
     """Find the best classes of each row of [n, classes]: float64 [2, count], numbers and scores. Return None if too
     many are wanted. `counts`: the number for each row; `score`: turns logits into scores.
@@ -209,9 +180,11 @@ def best_of_all(logits: Array, counts: Sequence[int], score: Callable[[Array], A
         found[0, 0] = best = best_of(scores, most)
         found[0, 1] = scores[best]
     else:
-        scores = score(logits)
-        found[:, 0] = best = best_few(scores, most)
-        found[:, 1] = scores[np.arange(len(scores))[:, None], best]
+        scores, rows = score(logits), np.arange(len(logits))
+        for place in range(most):
+            found[:, 0, place] = highest = scores.argmax(axis=1)  # argmax takes the first of equals.
+            found[:, 1, place] = scores[rows, highest]
+            scores[rows, highest] = -1
     found[:, 1].round(5, out=found[:, 1])
     return [each[:, :count] for each, count in zip(found, counts, strict=True)]
 
@@ -223,4 +196,4 @@ def best_in(sent: Sequence[Array], count: int, score: Callable[[Array], Array]) 
         return [int(each) for each in classes], found
     scores = score(sent[0])
     best = best_of(scores, count)
-    return best.tolist(), rounded(scores[best])
+    return best.tolist(), scores[best].astype(np.float64).round(5).tolist()

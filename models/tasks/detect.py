@@ -1,12 +1,13 @@
-"""Detection: instances with a box, a score and a class; the other tasks of instances extend it.
+"""Detection: instances with a box, a score and a class; and with masks, key points or turned boxes.
 
-Owns: turning candidates into instances, the answer's form, and the precision gate's measures of it. Must not know how a
-network is stored or how its outputs became candidates (models.exports.layouts).
+Owns: turning candidates into instances, the answers' forms, the bounds on the cost of an image's masks, and the
+precision gate's measures. Must not know how a network is stored or how its outputs became candidates
+(models.exports.layouts).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -15,21 +16,32 @@ import numpy as np
 from models.contract.measures import Limits, divided, in_deviations, scale_error
 from models.contract.model import Array, Options, OutputSpec, Placement
 from models.contract.resize import Fit
-from models.contract.task_adapter import Takes, TaskAdapter
+from models.contract.task_adapter import AdaptedFile, Takes, TaskAdapter
 from models.tasks.accuracy import Boxes, MeanAveragePrecision, overlaps
-from models.tasks.instances import MAX_CANDIDATES, suppress
+from models.tasks.instances import (
+    MAX_CANDIDATES,
+    MaskGrid,
+    combined,
+    corners_of,
+    mask_reduction,
+    polygons_of,
+    regular,
+    suppress,
+    suppress_turned,
+    written,
+)
 
 Found = dict[str, Array]
 """Instances of an image: `boxes` float64 [k, 4] in its pixels, `scores`, `classes`, and the task's additions."""
 
-LIMITS: Limits = {
+_LIMITS: Limits = {
     "fp32": {"class": 0.002, "score": 0.002, "box": 0.05, "scale": 0.002, "missed": 0.0},
     "fp16": {"class": 0.005, "score": 0.01, "box": 0.2, "scale": 0.005, "missed": 0.0},
     "bf16": {"class": 0.02, "score": 0.1, "box": 0.6, "scale": 0.02, "missed": 0.05},
     "int8": {"class": 0.05, "score": 0.3, "box": 2.0, "scale": 0.04, "missed": 0.1},
 }
 _EXTRA_LIMITS = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.5, "int8": 1.0}
-LIMITS_WITH_EXTRAS: Limits = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for name, limits in LIMITS.items()}
+_LIMITS_WITH_EXTRAS: Limits = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for name, limits in _LIMITS.items()}
 """Limits of tasks that add to boxes."""
 
 _ANCHORS = 100  # Per image, those with the highest scores: the others are never part of an answer.
@@ -38,6 +50,9 @@ _SUPPRESSED = 0.45  # IoU above which a network may have dropped one of two boxe
 _CANDIDATES = 2_000  # Per image, in the search for counterparts.
 _SCORE, _CLASS = 0.1, 100.0  # Costs in comparing rows: score error that equals a stride; another class in strides.
 _USUAL_STRIDE = 16  # If the anchors are not known.
+_POINTS = 50_000  # For all polygons of an image; each may have at least _LEAST_POINTS.
+_LEAST_POINTS = 200
+_MASK_PIXELS = 64_000_000
 
 
 class Detect(TaskAdapter):
@@ -46,7 +61,7 @@ class Detect(TaskAdapter):
     finds = "objects"
     takes: ClassVar[Takes] = "boxes"
     tiled = True
-    limits = LIMITS
+    limits = _LIMITS
     accuracy = MeanAveragePrecision()
     extras: ClassVar[tuple[str, ...]] = ()
 
@@ -67,11 +82,7 @@ class Detect(TaskAdapter):
         return boxes, scores[chosen], classes[chosen], *self.kept_extras(others, chosen)
 
     def _boxes(self, distances: Array, anchors: Array) -> Array:
-        """Compute the boxes of candidates in pixels of the input.
-
-        Distances are in strides, and places are computed here. A low-precision engine then errs relative to the size of
-        a box, not to its place in the image (bfloat16 counts in steps of 4 beyond 512).
-        """
+        # Places are computed here: a low-precision engine then errs relative to the size of a box, not to its place.
         centres, strides = (each[anchors] for each in _anchors(self.file.size, self.file.strides))
         corners: Array = np.concatenate((centres - distances[:, :2], centres + distances[:, 2:]), axis=1)
         return corners * strides[:, None]
@@ -152,16 +163,10 @@ class Detect(TaskAdapter):
 
     def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
         """Return the tensors that the task adds to `answers`. `boxes`: of the instances, in pixels of the input."""
-        return {}
+        return {spec.name: found[spec.name].astype(np.float32) for spec in self.answers[4:]}
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Compute errors of boxes [n, anchors, 4], scores and classes [n, anchors], on the anchors with the highest
-        scores.
-
-        `class`: score-weighted fraction of anchors with a different class; `score`: the largest error of a score;
-        `box`: the largest error of a side of a box, in strides, weighted by the score up to the default threshold;
-        `scale`: how far the best common factor of all boxes is from 1; `missed`: fraction of detections that only one
-        side has; `extra`: the largest error of the task's extras, in standard deviations of each.
+        """Compute errors of boxes, scores and classes, on the anchors with the highest scores (docs/precision.md).
 
         Rows of networks with their own suppression are compared as sets, each with the row most like it. `class` is
         then the fraction without one, except rows that ties may have decided.
@@ -178,7 +183,9 @@ class Detect(TaskAdapter):
         given_boxes, given_scores, given_classes = (each[images, other].astype(np.float64) for each in outputs[:3])
         wrong = classes != given_classes
         if self.file.suppressed:
-            found &= ~wrong & _is_near(boxes, given_boxes)
+            # Near is within half a stride, or a tenth of the longer side.
+            sides = (boxes[..., 2:] - boxes[..., :2]).max(-1)
+            found &= ~wrong & (np.abs(boxes - given_boxes).max(-1) <= np.maximum(_USUAL_STRIDE / 2, 0.1 * sides))
         errors = np.abs(scores - given_scores)[found]
         tolerance = float(errors.max(initial=0.0))
         if self.file.suppressed:
@@ -220,9 +227,7 @@ class Detect(TaskAdapter):
         return np.concatenate(each)[:, None] if each else np.full(1, _USUAL_STRIDE, np.float32)
 
     def _most_alike(self, expected: Sequence[Array], outputs: Sequence[Array], top: Array) -> tuple[Array, Array]:
-        """Find, for each of the rows `top` of an image, the row of the same image most like it, and whether that row is
-        not more like another of them: int and bool [n, top].
-        """
+        """Find the row most like each of the rows `top`, and whether it is not more like another: [n, top]."""
         images = np.arange(len(top))[:, None]
         boxes, scores, classes = (each[images, top][:, :, None] for each in expected[:3])
         far = np.abs(boxes - outputs[0][:, None]).max(3) / _USUAL_STRIDE
@@ -233,7 +238,6 @@ class Detect(TaskAdapter):
         return alike, least <= nearest[images, alike]
 
     def _by_anchor(self, outputs: Sequence[Array]) -> Sequence[Array]:
-        """Put each anchor into the row of its number; rows of missing anchors are zeros."""
         count = len(_anchors(self.file.size, self.file.strides)[1])
         images = np.arange(len(outputs[0]))[:, None]
         found = [np.zeros((len(each), count, *each.shape[2:]), each.dtype) for each in outputs]
@@ -243,10 +247,8 @@ class Detect(TaskAdapter):
         return found
 
     def _missed(self, expected: Sequence[Array], outputs: Sequence[Array], tolerance: float) -> float:
-        """Compute the fraction of detections (score over 0.4) without a candidate on the other side (score over 0.15,
-        same class and place). The two thresholds differ so that rounding does not decide. Candidates are those before
-        suppression and the cut at the most detections, which ties may decide.
-        """
+        # The two thresholds differ so that rounding does not decide. Candidates are those before suppression and the
+        # cut at the most detections, which ties may decide.
         height, width = self.file.size
         fit = self.file.resize.fit(Placement(width, height))
 
@@ -269,13 +271,6 @@ class Detect(TaskAdapter):
                 sure += len(mine.classes)
                 missed += int(lacking.sum())
         return missed / max(1, sure)
-
-
-def _is_near(boxes: Array, others: Array) -> Array:
-    """Return True for each box [..., 4] near the other: within half a stride, or a tenth of its longer side."""
-    sides = (boxes[..., 2:] - boxes[..., :2]).max(-1)
-    near: Array = np.abs(boxes - others).max(-1) <= np.maximum(_USUAL_STRIDE / 2, 0.1 * sides)
-    return near
 
 
 def _least(scores: Array, others: Array) -> Array:
@@ -307,3 +302,178 @@ def _anchors(size: tuple[int, int], strides: tuple[int, ...]) -> tuple[Array, Ar
         centres.append(np.stack((x, y), axis=2).reshape(-1, 2))
         each.append(np.full(rows * columns, stride))
     return np.concatenate(centres).astype(np.float32), np.concatenate(each).astype(np.float32)
+
+
+class Segment(Detect):
+    """Masks: adds `coefficients` [k, m] and `prototypes` float32 [m, h, w], which are combined into masks."""
+
+    takes = "masks"
+    extras = ("coefficients", "prototypes")
+    limits = _LIMITS_WITH_EXTRAS
+
+    def kept_extras(self, others: Sequence[Array], chosen: Array) -> list[Array]:
+        """Keep only the prototypes that the candidates use: they are megabytes."""
+        coefficients, prototypes = others
+        coefficients = coefficients[chosen]
+        used = coefficients.any(axis=0)  # If prototypes are the masks, those of other candidates are unused.
+        return [coefficients[:, used], np.asarray(prototypes[used], np.float32)]
+
+    def compared_extras(self, extras: Sequence[Array], places: tuple[Array, Array]) -> list[Array]:
+        """Return the masks for networks with their own suppression, which may number their prototypes otherwise."""
+        if not self.file.suppressed:
+            return super().compared_extras(extras, places)
+        (images, rows), (coefficients, prototypes) = places, extras
+        return [combined(coefficients[each, rows[images == each]], prototypes[each]) for each in np.unique(images)]
+
+    def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
+        return {**super().locate(outputs, kept, fit), "coefficients": outputs[3][kept], "prototypes": outputs[4]}
+
+    def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
+        """Return `segments` or `mask`. None for an empty mask: that is no instance, here and in the reference.
+
+        All masks together have at most `_MASK_PIXELS`: the instances after that have none.
+        """
+        if options.masks == "none":
+            return super().describe(found, fit, options)
+        if options.masks == "polygon":
+            return [None if rings is None else {"segments": rings} for rings in polygons(found, fit)]
+        sides = np.maximum(0, np.ceil(found["boxes"][:, 2:]) - np.ceil(found["boxes"][:, :2]))
+        within = int((sides.prod(axis=1).cumsum() <= _MASK_PIXELS).sum())
+        first = {name: found[name][:within] for name in ("scores", "coefficients", "boxes")}
+        parts = _within_boxes({**first, "prototypes": found["prototypes"]}, fit, 1.0)
+        size = fit.placement.width, fit.placement.height
+        masks = [mask and {"mask": mask} for mask in written(options.masks, parts, *size)]
+        return [*masks, *({"mask": None} for _ in found["scores"][within:])]
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        height, width = (side // 4 for side in self.file.size)
+        return *super().answers, OutputSpec("masks", "UINT8", (-1, -1, height, width))
+
+    def extra_tensors(self, found: Found, boxes: Array) -> dict[str, Array]:
+        """Return masks uint8 [k, h/4, w/4] in the network's resolution, cut at their boxes."""
+        height, width = (side // 4 for side in self.file.size)
+        prototypes = found["prototypes"]
+        masks = np.zeros((len(found["scores"]), height, width), np.uint8)
+        if len(masks) and prototypes.shape[1:] == (height, width):
+            for number, (x1, y1, x2, y2) in enumerate(np.ceil(boxes / 4).clip(0, (width, height) * 2).astype(int)):
+                one = found["coefficients"][number : number + 1]
+                masks[number, y1:y2, x1:x2] = combined(one, prototypes[:, y1:y2, x1:x2])[0] > 0
+        return {"masks": masks}
+
+    def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
+        moved = super().moved(entry, x, y)
+        if "segments" in moved:  # Masks may not have been asked for.
+            moved["segments"] = [[[px + x, py + y] for px, py in ring] for ring in entry["segments"]]
+        return moved
+
+
+def grid(prototypes: Array, fit: Fit, factor: float = 1.0) -> MaskGrid:
+    """Return the position of prototypes [m, h, w] in an image reduced by `factor`."""
+    size = np.array([fit.placement.width, fit.placement.height])
+    (left, top), (right, bottom) = fit.pad, fit.pad + fit.scale * size
+    width, height = (max(1, round(side * factor)) for side in size.tolist())
+    ratio = (prototypes.shape[2] / fit.size[1], prototypes.shape[1] / fit.size[0])
+    return MaskGrid.of(ratio, (float(left), float(top), float(right), float(bottom)), (width, height))
+
+
+def polygons(found: Found, fit: Fit) -> list[list[list[list[float]]] | None]:
+    """Return each instance's rings of points in pixels of the image; None for an empty mask."""
+    most = max(_LEAST_POINTS, _POINTS // max(1, len(found["scores"])))
+    factor = mask_reduction(fit.placement.width, fit.placement.height)
+    outlines: list[list[list[list[float]]] | None] = []
+    for mask, x, y in _within_boxes(found, fit, factor):
+        rings = polygons_of(mask, x, y, most) if mask.size else None
+        if rings is None:
+            outlines.append(None)
+            continue
+        whole = factor == 1  # Then the points are pixels.
+        outlines.append([(ring if whole else (ring / factor).round(1)).tolist() for ring in rings])
+    return outlines
+
+
+def _within_boxes(found: Mapping[str, Array], fit: Fit, factor: float) -> Iterator[tuple[Array, int, int]]:
+    """Yield each instance's mask within its box, and its first pixel, in an image reduced by `factor`."""
+    if len(found["scores"]):
+        masks = grid(found["prototypes"], fit, factor)
+        yield from masks.masks(found["coefficients"], found["prototypes"], found["boxes"] * factor)
+
+
+class Pose(Detect):
+    """Poses: adds `keypoints` float64 [k, points, 3]: x and y in pixels of the image, and a score, 1 by default."""
+
+    takes = "keypoints"
+    extras = ("keypoints",)
+    limits = _LIMITS_WITH_EXTRAS
+
+    def __init__(self, file: AdaptedFile) -> None:
+        """Read the option `keypoints`: their number, and the values of each. Raises ValueError if it is missing."""
+        super().__init__(file)
+        number, values = file.option("keypoints") or (0, 0)
+        if not number:
+            raise ValueError('a network of poses needs "keypoints": [17, 3] in its sidecar')
+        self.keypoints: tuple[int, int] = number, values
+
+    def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
+        points = outputs[3][kept].astype(np.float64).reshape(len(kept), *self.keypoints)
+        visible = points[..., 2:3] if points.shape[2] > 2 else np.ones((*points.shape[:2], 1))
+        found = super().locate(outputs, kept, fit)
+        return {**found, "keypoints": np.concatenate((fit.points(points[..., :2]), visible), axis=2)}
+
+    def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
+        return [
+            {"keypoints": [{"x": round(x, 2), "y": round(y, 2), "score": round(score, 5)} for x, y, score in points]}
+            for points in found["keypoints"].tolist()
+        ]
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        return *super().answers, OutputSpec("keypoints", "FP32", (-1, -1, self.keypoints[0], 3))  # x, y, score
+
+    def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
+        points = [{**point, "x": point["x"] + x, "y": point["y"] + y} for point in entry["keypoints"]]
+        return {**super().moved(entry, x, y), "keypoints": points}
+
+
+class TurnedBoxes(Detect):
+    """Turned boxes: adds `turned` float64 [k, 5] and `corners` [k, 4, 2]; `boxes` are the upright ones around them."""
+
+    takes = "turned"
+    extras = ("angles",)
+    limits = _LIMITS_WITH_EXTRAS
+
+    def keep(self, outputs: Sequence[Array], options: Options) -> Array:
+        """Suppress by ProbIoU, Ultralytics' overlap of turned boxes."""
+        boxes, _, classes, angles = outputs[:4]
+        return suppress_turned(boxes, angles[:, 0], classes, options.iou_threshold, options.max_detections)
+
+    def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
+        """Return turned boxes with the longer side as width, in pixels of the image."""
+        boxes, angles = regular(outputs[0][kept].astype(np.float64), outputs[3][kept, 0].astype(np.float64))
+        boxes = (boxes - np.concatenate((fit.pad, np.zeros(2)))) / np.tile(fit.scale, 2)
+        corners = corners_of(boxes, angles)
+        limit = [fit.placement.width, fit.placement.height] * 2
+        return {
+            "turned": np.concatenate((boxes, angles[:, None]), axis=1),
+            "corners": corners,
+            "boxes": np.concatenate((corners.min(axis=1), corners.max(axis=1)), axis=1).clip(0, limit),
+        }
+
+    def describe(self, found: Found, fit: Fit, options: Options) -> Sequence[Mapping[str, Any] | None]:
+        names = ("cx", "cy", "w", "h", "angle")
+        turned = np.concatenate((found["turned"][:, :4].round(2), found["turned"][:, 4:].round(5)), axis=1)
+        return [
+            {"obb": dict(zip(names, box, strict=True)), "corners": corners}
+            for box, corners in zip(turned.tolist(), found["corners"].round(2).tolist(), strict=True)
+        ]
+
+    @property
+    def answers(self) -> tuple[OutputSpec, ...]:
+        # Centre x and y, width, height and angle; corners around the box.
+        turned = OutputSpec("turned", "FP32", (-1, -1, 5)), OutputSpec("corners", "FP32", (-1, -1, 4, 2))
+        return *super().answers, *turned
+
+    def moved(self, entry: Mapping[str, Any], x: int, y: int) -> dict[str, Any]:
+        obb = {**entry["obb"], "cx": entry["obb"]["cx"] + x, "cy": entry["obb"]["cy"] + y}
+        corners = [[px + x, py + y] for px, py in entry["corners"]]
+        return {**super().moved(entry, x, y), "obb": obb, "corners": corners}

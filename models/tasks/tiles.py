@@ -14,10 +14,6 @@ import numpy as np
 from models.contract.model import Array, Options
 from models.contract.task_adapter import TaskAdapter
 
-DEFAULT_OVERLAP = 0.2
-MOST_OVERLAP = 0.9
-LEAST_TILE = 32
-MOST_TILE = 100_000
 _WITHIN = 0.6
 """Share of the smaller of two boxes from different tiles; beyond it the smaller one is a part of the same object."""
 _MOST = 5_000
@@ -29,7 +25,7 @@ class Tiling:
     """Tiles of an image. `side`: of a tile, in pixels, 0: none; `overlap`: share of it common to neighbours."""
 
     side: int
-    overlap: float = DEFAULT_OVERLAP
+    overlap: float
 
     def tiles(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
         """Return x, y, width and height of each tile, row by row; the image itself if it fits into one."""
@@ -43,23 +39,6 @@ class Tiling:
         last = max(0, length - self.side)
         step = max(1, int(self.side * (1 - self.overlap)))
         return [*range(0, last, step), last]
-
-
-def parse_tilings(parts: Sequence[str]) -> dict[str, Tiling]:
-    """Parse `cars=640` or `cars=640:0.1` into side and overlap, by model. Raises ValueError."""
-    tilings = {}
-    for part in parts:
-        name, _, given = part.partition("=")
-        side, colon, overlap = given.partition(":")
-        try:
-            tiling = Tiling(int(side), float(overlap) if colon else DEFAULT_OVERLAP)
-        except ValueError:
-            raise ValueError(f"{part!r} is not understood: write model=side or model=side:overlap") from None
-        if not (LEAST_TILE <= tiling.side <= MOST_TILE and 0 <= tiling.overlap <= MOST_OVERLAP):
-            limits = f"from {LEAST_TILE} to {MOST_TILE} pixels, the overlap from 0 to {MOST_OVERLAP}"
-            raise ValueError(f"the tiles of {name} must be {limits}")
-        tilings[name] = tiling
-    return tilings
 
 
 def merged(

@@ -6,6 +6,7 @@ WeightsError for every fault of a file. Must not know architectures, and never r
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import pickle
@@ -21,8 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
-from models.contract.regular import read_regular
-from models.weights.modules import FACTS, SavedModule
+from models.contract.files import read_regular
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
 
 _Value = TypeVar("_Value")
@@ -45,19 +45,35 @@ _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "t
 _ULTRALYTICS = re.compile(r"model\.\d+\.")
 _STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "ema_state_dict", "model", "state_dict", "model_state_dict")
 """Keys of state dicts in the order of choice: averaged weights before those of the last step, as in timm."""
+_WITHIN = re.compile(r"(?<=\.)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Names that wrappers of a part of a network put into those of its entries."""
+_WITHOUT_NAMES = (
+    "holds averages of weights without their names ('shadow_params'): save those of your network, "
+    "ema.copy_to(network.parameters()), torch.save(network.state_dict(), …), or the last step's state dict alone"
+)
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
+    **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)},
     "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_FACTS = (
+    *("add", "align_corners", "approximate", "ceil_mode", "count_include_pad", "dilation", "eps", "groups"),
+    *("kernel_size", "mode", "negative_slope", "normalized_shape", "output_size", "padding", "padding_mode"),
+    *("scale_factor", "stride", "transform_input"),
+)
+"""Attributes by which modules of one class compute differently."""
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """A module in a file: its class by name, and those of _FACTS that it has."""
+
+    name: str
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,50 +94,46 @@ class Checkpoint:
         """Return what the names with a prefix have, without it."""
         others = {name: each for name, each in self.modules.items() if not f"{name}.".startswith(prefix)}
         beside = {**self.beside, **others}
-        return replace(self, state=_under(prefix, self.state), modules=_under(prefix, self.modules), beside=beside)
-
-
-def read(path: Path) -> Checkpoint:
-    """Read everything in the file, on the CPU.
-
-    Labels come from a file beside the weights (`labels_beside`), else from the file's own metadata. Raises
-    WeightsNotFoundError, WeightsError.
-    """
-    return _read(path, with_data=True)
-
-
-def read_header(path: Path) -> Checkpoint:
-    """Read names, shapes and dtypes in milliseconds: the tensors are on the meta device. Raises like `read`."""
-    return _read(path, with_data=False)
+        modules = _under(prefix, self.modules)
+        root = self.modules.get(prefix.removesuffix("."))
+        if root is not None and not root.name.startswith("torch.nn."):  # A container says nothing of what is in it.
+            modules[""] = root
+        return replace(self, state=_under(prefix, self.state), modules=modules, beside=beside)
 
 
 def labels_beside(path: Path) -> tuple[str, ...] | None:
     """Read labels from a file in the same directory, None if there is none.
 
     The names, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
-    label a line; JSON is a list or an object {"0": "cat", …}. Raises WeightsError.
+    label a line; JSON is a list or an object {"0": "cat", …}, `labels.json` also {"cat": 0, …}. Raises WeightsError.
     """
     for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
         content = read_regular(path.with_name(name))
         if content is None:
             continue
         try:
-            text = content.decode("utf-8-sig")
+            text = content.decode("utf-16" if content[:2] in _UTF_16 else "utf-8-sig")
             if name.endswith(".txt"):
                 return tuple(line.strip() for line in text.strip().splitlines())
-            labels = _label_tuple(json.loads(text))
+            found = json.loads(text)
+            labels = _label_tuple(_by_number(found) if name == "labels.json" else found)
+        except UnicodeDecodeError:
+            raise WeightsError(f"{name}, the labels beside {path.name}, is no UTF-8: save it as UTF-8.") from None
         except (ValueError, RecursionError) as error:
             raise WeightsError(f"{name}, the labels beside {path.name}, cannot be read: {error}.") from error
         if labels is not None:
             return labels
         if name == "labels.json":
-            raise WeightsError(
-                f'{name} beside {path.name} is neither a list of labels nor an object {{"0": "cat", …}}.'
-            )
+            raise WeightsError(f"{name} beside {path.name} is neither a list of labels nor an object of them.")
     return None
 
 
-def _read(path: Path, with_data: bool) -> Checkpoint:
+def read(path: Path, *, with_data: bool = True) -> Checkpoint:
+    """Read everything in the file, on the CPU; without data in milliseconds, with tensors on the meta device.
+
+    Labels come from a file beside the weights (`labels_beside`), else from the file's own metadata. Raises
+    WeightsNotFoundError, WeightsError.
+    """
     if not path.is_file():
         raise WeightsNotFoundError(f"There is no weights file {path}.")
     if path.suffix not in _READ:
@@ -141,15 +153,10 @@ def _read(path: Path, with_data: bool) -> Checkpoint:
         raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")
-    if with_data:
-        _check_numbers(path, found.state)
-    return replace(_unwrapped(found), labels=labels_beside(path) or found.labels)
-
-
-def _check_numbers(path: Path, state: Mapping[str, Tensor]) -> None:
-    for name, tensor in state.items():
+    for name, tensor in found.state.items() if with_data else ():
         if tensor.is_floating_point() and tensor.isnan().any():
             raise WeightsError(f"{path.name} cannot be used: its {name} holds NaN, as after a training that diverged.")
+    return replace(_unwrapped(found), labels=labels_beside(path) or found.labels)
 
 
 def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
@@ -177,7 +184,12 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
         saved = _saved(archive.root)
         entries, modules = _of_module(saved) if isinstance(saved, StandIn) else (saved, {})
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
-        state = {name: archive.tensor(record) if with_data else _meta(record) for name, record in records.items()}
+        state = {
+            name: archive.tensor(record)
+            if with_data
+            else torch.empty_strided(record.shape, record.stride, dtype=record.storage.dtype, device="meta")
+            for name, record in records.items()
+        }
         root = archive.root
         return Checkpoint(state, _labels(root), _metadata(root), modules, chosen=_chosen(root))
 
@@ -189,10 +201,7 @@ def _read_legacy(path: Path) -> Checkpoint:
     (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
     """
     if _torch_version() < _SAFE_LOAD:
-        raise RefusedError(
-            f"is of the format before torch 1.6, which torch {torch.__version__} cannot read safely: convert it with "
-            f"torch {'.'.join(map(str, _SAFE_LOAD))} or newer (anychip weights convert)"
-        )
+        raise RefusedError("is of the format before torch 1.6, which torch before 2.10 cannot read safely")
     try:
         root = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -213,18 +222,16 @@ def _torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 
 
-def _meta(record: StoredTensor) -> Tensor:
-    return torch.empty_strided(record.shape, record.stride, dtype=record.storage.dtype, device="meta")
-
-
 def _saved(root: Any, depth: int = 0) -> Any:
-    """Return the saved state dict, as a mapping, or the whole module, as a StandIn: the root or one of its entries."""
     if depth > _MOST_DEPTH:
         raise RefusedError("describes a network without end")
     if isinstance(root, StandIn):
         return root
     if not isinstance(root, Mapping):
         raise RefusedError("holds no state dict")
+    held = [root, *root.values(), *_mapping(root.get("callbacks")).values()]
+    if any(isinstance(each, Mapping) and isinstance(each.get("shadow_params"), list | tuple) for each in held):
+        raise RefusedError(_WITHOUT_NAMES)
     if chosen := _chosen(root):
         return _saved(root[chosen[0]], depth + 1)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME_LENGTH for name in root):
@@ -284,11 +291,10 @@ def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]
         hidden = hidden if isinstance(hidden, list) else []
         visited += 1
         entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden)
-        # A pickle can name the same object repeatedly, even within itself: a small file could describe an endless
-        # module.
+        # A pickle can name the same object repeatedly, even within itself.
         if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
-        facts = {name: attributes[name] for name in FACTS if _is_fact(attributes.get(name))}
+        facts = {name: attributes[name] for name in _FACTS if _is_fact(attributes.get(name))}
         modules[prefix.removesuffix(".")] = SavedModule(current.name, facts)
         unsaved = {name for name in hidden if isinstance(name, str)}
         for name, value in (*parameters.items(), *buffers.items()):
@@ -301,14 +307,12 @@ def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]
 
 
 def _is_fact(value: Any) -> bool:
-    """Return True for a scalar or a few of them."""
     if isinstance(value, tuple | list):
         return len(value) <= _MAX_DIRECTIONS and all(isinstance(each, int | float | str) for each in value)
     return isinstance(value, int | float | str)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return `value` if it maps names to something, else an empty mapping. Raises RefusedError for endless names."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return {}
     if any(len(name) > MAX_NAME_LENGTH for name in value):
@@ -317,7 +321,9 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _unwrapped(found: Checkpoint) -> Checkpoint:
-    """Remove the prefixes of training wrappers, in any order, and the values beside the network."""
+    """Remove the names of training wrappers, in any order, and the values beside the network."""
+    if any(_WITHIN.search(name) for name in found.state):
+        found = replace(found, state={_WITHIN.sub("", name): tensor for name, tensor in found.state.items()})
     for wrapper in _WRAPPERS:
         of_network = [name for name in found.state if not name.startswith(_BESIDE)]
         wrapped = bool(of_network) and all(name.startswith(wrapper) for name in of_network)
@@ -340,16 +346,19 @@ def _labels(root: Any) -> tuple[str, ...] | None:
             labels = _label_tuple(values.get(key))
             if labels is not None:
                 return labels
-        numbers = values.get("class_to_idx")  # As datasets of torchvision have it.
-        if isinstance(numbers, Mapping) and all(isinstance(number, int) for number in numbers.values()):
-            by_number = {number: name for name, number in numbers.items()}
-            if len(by_number) == len(numbers) and (labels := _label_tuple(by_number)):
-                return labels
+        if labels := _label_tuple(_by_number(values.get("class_to_idx"))):
+            return labels
     return None
 
 
+def _by_number(numbers: Any) -> Any:
+    if not isinstance(numbers, Mapping) or not all(isinstance(each, int) for each in numbers.values()):
+        return numbers
+    found = {number: name for name, number in numbers.items()}
+    return found if len(found) == len(numbers) else None
+
+
 def _label_tuple(value: Any) -> tuple[str, ...] | None:
-    """Read labels from a list, or from a mapping of class numbers 0, 1, … to labels; None for anything else."""
     if isinstance(value, Mapping):
         try:
             by_number = {int(number): label for number, label in value.items()}
@@ -364,9 +373,6 @@ def _label_tuple(value: Any) -> tuple[str, ...] | None:
 
 
 def _described(root: Mapping[str, Any]) -> dict[str, str]:
-    """Read the facts in a checkpoint of Ultralytics: `network`, the name of its class; `yaml_file`, of its description;
-    `keypoints`, their number and the values of each, as "17,3"; `imgsz`, the side of its training images.
-    """
     side = _mapping(root.get("train_args")).get("imgsz")
     found = {"imgsz": str(side)} if isinstance(side, int) else {}
     holder = next((root[key] for key in _STATE_KEYS if isinstance(root.get(key), StandIn)), None)

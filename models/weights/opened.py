@@ -24,9 +24,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from models.contract.digest import OpenedFiles, listed, sha256_of
 from models.contract.errors import WeightsError, WeightsNotFoundError
-from models.contract.regular import open_regular
+from models.contract.files import OpenedFiles, listed, open_regular, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,6 @@ _UNUSED_S = 7 * 86_400.0
 _SPARE_BYTES = 256 << 20
 """Bytes that stay free on the disk."""
 _CHUNK_BYTES = 1 << 20
-_FICLONE = 0x40049409  # linux/fs.h: the copy shares the file's blocks, if the file system can do that.
 
 
 def looked_at(
@@ -75,18 +73,16 @@ def copied(files: OpenedFiles, store: Path) -> OpenedFiles:
         _make(copy, files)
     except OSError as error:
         log.warning(
-            "%s is served from where it lies, as %s takes no copy (%s): once one of its files has changed, the "
-            "model is unloaded when a worker ends, until it is loaded again",
-            *(files.source, store, error.strerror or error),
+            "%s is served from where it lies, as %s takes no copy (%s)", files.source, store, error.strerror or error
         )
         return files
     return copy
 
 
 def mend(files: OpenedFiles) -> bool:
-    """Make a copy that is damaged again, from the files themselves. Raises WeightsError if they have changed, too.
+    """Copy the files anew if their copy is damaged. Return True if it was: a confined process cannot read the new ones.
 
-    Return True if it was: its files are new ones, and a process that is confined to the old ones cannot read them.
+    Raises WeightsError if the copy cannot be made anew, or if files without a copy have changed.
     """
     if not files.is_copy or _is_whole(files):
         files.check()
@@ -103,7 +99,6 @@ def mend(files: OpenedFiles) -> bool:
 
 
 def _checked(name: str, main: str) -> str:
-    """Return a name within the folder, in one spelling. Raises WeightsError."""
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or not path.parts or not name.isprintable() or "\\" in name:
         raise WeightsError(f"{main} keeps its weights in {name!r}, which is not beside it.")
@@ -111,7 +106,6 @@ def _checked(name: str, main: str) -> str:
 
 
 def _is_whole(copy: OpenedFiles) -> bool:
-    """Return True if there is a copy whose files have the right digests."""
     try:
         copy.check()
         os.utime(copy.folder)  # It is in use.
@@ -121,13 +115,12 @@ def _is_whole(copy: OpenedFiles) -> bool:
 
 
 def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
-    """Make the copy. Raises OSError if there is no room, WeightsError if a file changes meanwhile."""
     target = Path(copy.folder)
     store = target.parent
     store.mkdir(parents=True, exist_ok=True, mode=0o700)
     size_bytes = sum(path.stat().st_size for path in original.paths)
     remove_unused(store, size_bytes + _SPARE_BYTES)
-    if _free_bytes(store) < size_bytes + _SPARE_BYTES:
+    if shutil.disk_usage(store).free < size_bytes + _SPARE_BYTES:
         raise OSError(f"{size_bytes + _SPARE_BYTES} bytes would have to be free")
     partial = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=store))
     cut = partial.with_suffix(".old")
@@ -141,41 +134,27 @@ def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
                     if target.exists():
                         target.rename(cut)
                     partial.rename(target)
-                    _synchronise(store)
+                    with _held(store, None) as descriptor:
+                        os.fsync(descriptor)
         copy.hold()
     finally:
         for each in (partial, cut):
             shutil.rmtree(each, ignore_errors=True)
 
 
-def _synchronise(folder: Path) -> None:
-    with _held(folder, None) as descriptor:
-        os.fsync(descriptor)
-
-
 def _copy(original: OpenedFiles, name: str, target: Path, wanted: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source = open_regular(Path(original.folder, name), Path(original.folder))
-    with open(source, "rb", buffering=0) as read, open(target, "xb", buffering=0) as written:
+    digest = hashlib.sha256()
+    with open(source, "rb", buffering=0) as read, open(target, "xb") as written:
         os.fchmod(written.fileno(), 0o400)
-        try:
-            fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
-        except OSError:
-            digest, chunk = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
-            while count := read.readinto(chunk):
-                digest.update(chunk[:count])
-                _write(written.fileno(), chunk[:count])
-            found = digest.hexdigest()
-        else:
-            found = sha256_of(target)
+        while chunk := read.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            written.write(chunk)
+        written.flush()
         os.fsync(written.fileno())
-    if found != wanted:
+    if digest.hexdigest() != wanted:
         raise WeightsError(f"{name} changed while it was read: load the model again once it is written.")
-
-
-def _write(descriptor: int, chunk: memoryview) -> None:
-    while chunk:
-        chunk = chunk[os.write(descriptor, chunk) :]
 
 
 def remove_unused(store: Path, wanted_bytes: int = 0) -> None:
@@ -184,14 +163,13 @@ def remove_unused(store: Path, wanted_bytes: int = 0) -> None:
         entries = [(path.stat().st_mtime, path) for path in store.iterdir()]
         for used_s, path in sorted(entries):
             is_old = time.time() - used_s > _UNUSED_S or path.suffix == ".old"
-            if is_old or _free_bytes(store) < wanted_bytes:
+            if is_old or shutil.disk_usage(store).free < wanted_bytes:
                 with contextlib.suppress(OSError), _held(path, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _held(folder: Path, how: int | None) -> Iterator[int]:
-    """Yield a folder's descriptor, under a lock of this kind. Raises OSError if another process holds it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if how is not None:
@@ -199,8 +177,3 @@ def _held(folder: Path, how: int | None) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize

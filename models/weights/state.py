@@ -1,23 +1,36 @@
-"""State dicts: their fit to a network, and reading them from a model's file.
+"""Checkpoints and networks: does what a file holds fit the architecture that computes in its place?
 
-Owns: these checks. Must not know an architecture.
+Owns: names and shapes of state dicts, and the modules of networks that were saved whole: a state dict has the same
+names and shapes for other activations, strides, pools or a residual connection left out. Must not know an architecture.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from models.contract.errors import WeightsError
 from models.contract.model import Model
-from models.weights.checkpoint import Checkpoint, read
+from models.weights.checkpoint import Checkpoint, SavedModule, read
 
 State = Mapping[str, Tensor]
 _MOST_PREFIXES = 16
+_IN_TORCH = "torch.nn.modules."
+_NO_LAYERS = ("container.", "dropout.", "loss.", "linear.Identity")
+_UNCHANGED = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identity)
+_OURS = {
+    "upsampling.Upsample": {"scale_factor": 2.0, "mode": "nearest"},
+    "activation.SiLU": {},
+    "activation.Sigmoid": {},
+}
+"""Modules that our networks compute without one of their own, with their facts."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +95,75 @@ def read_state(model: Model, fitted: Callable[[str, Checkpoint], Fitted]) -> Fit
     state = fit.found.state.items()
     floats = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state}
     return replace(fit, found=replace(fit.found, state=floats))
+
+
+def check_modules(
+    architecture: str, saved: Mapping[str, SavedModule], network: nn.Module, beside: Mapping[str, SavedModule]
+) -> None:
+    """Check the modules of a saved network against ours of the same paths. `beside`: modules of
+    the file outside it, of which a layer of torch changes the result. Raises WeightsError for the first difference.
+    """
+    for path, module in beside.items():
+        kind = module.name.removeprefix(_IN_TORCH)
+        if kind != module.name and not kind.startswith(_NO_LAYERS):
+            raise WeightsError(f"The network is more than {architecture}: its {path} is {_class(kind)}.")
+    ours = dict(network.named_modules())
+    for path, module in saved.items():
+        own, parent = ours.get(path), path.rpartition(".")[0]
+        if own is None and parent not in ours:  # It is of a part that training alone uses.
+            continue
+        if said := _difference(module, own):
+            raise WeightsError(f"The network is not {architecture}: its {path} {said}.")
+
+
+def _difference(saved: SavedModule, own: nn.Module | None) -> str:
+    """Say in which way a saved module computes otherwise than ours; "" if it does not, or nobody can tell."""
+    kind = saved.name.removeprefix(_IN_TORCH)
+    if kind == saved.name:  # A block of the library's own: its parts are compared, and its residual connection.
+        residual, added = getattr(own, "residual", None), saved.facts.get("add")
+        if residual is None or added is None or residual == added:
+            return ""
+        return "adds its input" if added else "does not add its input"
+    if own is None:
+        expected = _OURS.get(kind)
+        if expected is None:
+            return f"is {_class(kind)}" if kind.startswith("activation.") else ""
+        wrong = {
+            name: saved.facts[name] for name in expected if saved.facts.get(name, expected[name]) != expected[name]
+        }
+    elif kind.startswith(_NO_LAYERS) and isinstance(own, _UNCHANGED):
+        return ""
+    elif _class(kind) != type(own).__name__:
+        return f"is {_class(kind)} and not {type(own).__name__}"
+    else:
+        wrong = {name: each for name, each in saved.facts.items() if _differ(each, getattr(own, name, each))}
+    return " and ".join(f"has {name} {each}" for name, each in wrong.items())
+
+
+def _class(kind: str) -> str:
+    return kind.rpartition(".")[2]
+
+
+def _differ(one: Any, other: Any) -> bool:
+    one, other = (tuple(each) if isinstance(each, tuple | list) else (each,) for each in (one, other))
+    return len({*one, *other}) > 1 if 1 in (len(one), len(other)) else bool(one != other)
+
+
+class WithoutValues(TorchFunctionMode):
+    """Mode that builds networks with weights on the meta device: shapes without the seconds for initial values."""
+
+    _RANDOM = (Tensor.normal_, Tensor.uniform_, Tensor.erfinv_)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Only `empty`, from which layers make their weights: RegNet computes its widths with tensors of its own.
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        if func in self._RANDOM:
+            return args[0]
+        return func(*args, **(kwargs or {}))

@@ -29,7 +29,6 @@ MAX_COPIED = 1 << 20
 often as it likes, so copying must be bounded.
 """
 
-_BEGINNING_BYTES = 1 << 16
 _PROGRAM = ("/archive_format", "serialized_exported_program.json")
 """Ends of entries of torch.export's files, of today and of torch before 2.8."""
 _DTYPES = {
@@ -52,8 +51,6 @@ _STAND_IN_NAMES = {
     *("datetime.datetime", "datetime.date", "datetime.timezone", "datetime.timedelta", "argparse.Namespace"),
     *("types.SimpleNamespace", "_codecs.encode"),
 }
-_ARRAY = "multiarray._reconstruct"
-_ARRAYS = "has NumPy arrays for entries: save tensors, {name: torch.from_numpy(array) for name, array in state.items()}"
 _REBUILD_TENSOR = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _REBUILD_PARAMETER = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 
@@ -124,16 +121,12 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
                 memo[argument] = stack[-1]
             case "MEMOIZE":
                 memo[len(memo)] = stack[-1]
-            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT":
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINFLOAT" | "BINUNICODE" | "SHORT_BINUNICODE":
                 stack.append(argument)
-            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINBYTES" | "SHORT_BINBYTES":
+            case "BINBYTES" | "SHORT_BINBYTES":
                 stack.append(argument)
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE":
-                stack.append(True)
-            case "NEWFALSE":
-                stack.append(False)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
             case "MARK":
                 marks.append(len(stack))
             case "EMPTY_TUPLE":
@@ -199,10 +192,8 @@ def _admitted(path: str) -> Name:
 
 def foreign(path: str) -> RefusedError:
     """Return the refusal of a file that names this class or function."""
-    if path.endswith(_ARRAY):
-        return RefusedError(_ARRAYS)
     said = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
-    return RefusedError(f"{said}. Of a whole network save its state_dict()")
+    return RefusedError(f"{said}. Of a whole network save its state_dict(), of NumPy's arrays tensors")
 
 
 class _Calls:
@@ -212,7 +203,6 @@ class _Calls:
         self._left = MAX_COPIED
 
     def _counted(self, container: Any) -> Any:
-        """Return `container`, counting its entries before they are copied. Raises RefusedError if they are too many."""
         if not isinstance(container, list | tuple | dict):
             raise RefusedError("makes a container of something that is none")
         self._left -= len(container)
@@ -221,7 +211,6 @@ class _Calls:
         return container
 
     def result(self, called: Any, arguments: Any) -> Any:
-        """Return the replacement of `called(*arguments)`."""
         if not isinstance(called, Name) or not isinstance(arguments, tuple):
             raise RefusedError("calls something that is not a plain name; nothing of the file has run")
         path = called.path
@@ -248,7 +237,6 @@ class _Calls:
         return StandIn(path)
 
     def build(self, target: Any, state: Any) -> None:
-        """Replace `target.__setstate__(state)`."""
         if isinstance(target, dict):
             return  # the `_metadata` of a state dict: nothing that weights need
         if not isinstance(target, StandIn):
@@ -294,7 +282,6 @@ class Archive:
     """A zip file of torch.save: `root` is the object described, `tensor` reads one of its tensors."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises the errors of `interpret`, zipfile.BadZipFile, OSError."""
         self._zip = zipfile.ZipFile(path)
         self._stem = path.stem
         try:
@@ -321,22 +308,15 @@ class Archive:
         return elements.as_strided(record.shape, record.stride, record.offset)
 
     def _interpret(self) -> Any:
-        if "constants.pkl" in self._entries:
-            raise RefusedError(
-                f"is a TorchScript program, not weights: name it {self._stem}.ts, and it is served as one"
-            )
-        if any(name.endswith(_PROGRAM) for name in self._zip.namelist()):
-            raise RefusedError(
-                f"is a program of torch.export, not weights: name it {self._stem}.pt2, and it is served as one"
-            )
+        is_program = any(name.endswith(_PROGRAM) for name in self._zip.namelist())
+        if is_program or "constants.pkl" in self._entries:
+            suffix = ".pt2" if is_program else ".ts"
+            raise RefusedError(f"is a program, not weights: name it {self._stem}{suffix}, and it is served as one")
         if "data.pkl" not in self._entries:
             raise RefusedError("is a zip file but not one of torch.save")
         if "byteorder" in self._entries and self._read("byteorder") != b"little":
             raise RefusedError("was written on a big-endian machine")
         if self._entries["data.pkl"].file_size > MAX_PICKLE_BYTES:
-            with self._zip.open(self._entries["data.pkl"]) as content:
-                if _ARRAY.rpartition(".")[2].encode() in content.read(_BEGINNING_BYTES):
-                    raise RefusedError(_ARRAYS)
             raise RefusedError(f"describes itself in more than {MAX_PICKLE_BYTES >> 20} MiB, as no weights file does")
         return interpret(self._read("data.pkl"), self._storage)
 

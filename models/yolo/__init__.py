@@ -1,4 +1,1 @@
-"""YOLOv8, YOLO11 and YOLO26 networks built by anychip.
-
-Must not know images or files.
-"""
+"""YOLOv8, YOLO11 and YOLO26 networks built by anychip. Must not know images or files."""

@@ -1,7 +1,7 @@
 """anychip's YOLOv8, YOLO11 and YOLO26: `yolov8n` detects; `-seg`, `-pose`, `-obb` and `-cls` name the other tasks.
 
-Owns: checking that a file fits an architecture, and the models around the networks of this package. Only weights of
-detectors are downloaded; for the others the user names a file.
+Owns: the families of networks and the names of architectures, checking that a file fits one, and the models around the
+networks of this package. Only weights of detectors are downloaded; for the others the user names a file.
 """
 
 from __future__ import annotations
@@ -11,25 +11,95 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.classifiers import ClassificationNetwork
-from models.contract.errors import WeightsError
+from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
 from models.contract.resize import Centre, Resize, Whole
 from models.contract.task_adapter import AdaptedFile
 from models.tasks.coco import COCO_CLASSES
-from models.weights.checkpoint import Checkpoint, read_header
+from models.weights.checkpoint import Checkpoint, read
 from models.weights.state import Fitted, check_fits, read_state
-from models.yolo.families import NAMES, Kind, named_in, parts_of
-from models.yolo.tasks import InstanceYOLOv8
-from models.yolo.yolov8 import STRIDES, Conv, YOLOv8
+from models.yolo.yolo11 import YOLO11, YOLO26, InstanceYOLO11, InstanceYOLO26
+from models.yolo.yolov8 import SIZES, STRIDES, Conv, InstanceYOLOv8, Size, YOLOv8
 
-ARCHITECTURES: tuple[str, ...] = NAMES
+Kind = Literal["", "seg", "pose", "obb", "cls"]
+"""Suffix after the size in a name; "" detects."""
+KINDS: tuple[Kind, ...] = ("", "seg", "pose", "obb", "cls")
+
+
+class Family(NamedTuple):
+    """Networks of one trunk, and its common name."""
+
+    name: str
+    detector: type[YOLOv8]
+    instances: type[InstanceYOLOv8]
+
+    def made(self, size: Size, kind: Kind, count: int, keypoints: tuple[int, int] = (17, 3)) -> nn.Module:
+        """Build the network of `count` classes; `keypoints`: their number and the values of each."""
+        if kind == "":
+            return self.detector(size, count)
+        return self.detector.classifier(size, count) if kind == "cls" else self.instances(size, count, kind, keypoints)
+
+    def class_bias(self, kind: Kind) -> str:
+        """Return the name of the tensor with a number for each class in a state dict."""
+        of = self.detector
+        return f"model.{of.classifier_layer}.linear.bias" if kind == "cls" else f"model.{of.head_layer}.cv3.0.2.bias"
+
+    def extras(self, state: Mapping[str, Tensor]) -> int:
+        """Return the count of each anchor's numbers beside box and classes in a state dict."""
+        names = [f"model.{self.detector.head_layer}.{branch}.bias" for branch in ("cv4.0.2", "cv4_kpts.0")]
+        biases = [state[name] for name in names if name in state]
+        return len(biases[0]) if biases and biases[0].ndim == 1 else 0
+
+
+FAMILIES = (  # YOLO26 before YOLO11, as layers that both have tell YOLO11's sizes.
+    Family("YOLOv8", YOLOv8, InstanceYOLOv8),
+    Family("YOLO26", YOLO26, InstanceYOLO26),
+    Family("YOLO11", YOLO11, InstanceYOLO11),
+)
+
+_PARTS = {
+    f"{family.name.lower()}{size}{kind and '-'}{kind}": (family, size, kind)
+    for kind in KINDS
+    for family in FAMILIES
+    for size in SIZES
+    if (family.name, kind) != ("YOLO26", "cls")  # YOLO26's classifiers are YOLO11's.
+}
+ARCHITECTURES: tuple[str, ...] = tuple(_PARTS)
+
+
+def parts_of(architecture: str) -> tuple[Family, Size, Kind]:
+    """Return the family, size and kind of an architecture. Raises UnknownModelError."""
+    if architecture not in _PARTS:
+        raise UnknownModelError(f"No network is called {architecture}; there are {', '.join(_PARTS)}.")
+    return _PARTS[architecture]
+
+
+def named_in(state: Mapping[str, Tensor], kind: Kind) -> str:
+    """Return the architecture of a state dict of this kind, "" if it is of no family."""
+    for family in FAMILIES:
+        size = family.detector.size_of(state)
+        if size is not None and family.class_bias(kind) in state:
+            return f"{family.name.lower()}{size}{kind and '-'}{kind}"
+    return ""
+
+
+def architecture_of(state: Mapping[str, Tensor]) -> str:
+    """Return a state dict's architecture by its layers, "" without a family; its shapes remain to be compared."""
+    extras = max(family.extras(state) for family in FAMILIES)
+    kind: Kind = "" if not extras else "obb" if extras == 1 else "pose"
+    if any(".proto." in name for name in state):
+        kind = "seg"
+    return named_in(state, kind) or named_in(state, "cls")
+
+
 MOST_ANCHORS = 2_048
 """Most anchors of an image that leave the device: a quarter of those of 640 x 640 pixels. An instance has a dozen at
 most over the default threshold; more only at a threshold near 0. TensorRT's TopK ends at 3,840.
@@ -69,7 +139,7 @@ def fitted(architecture: str, found: Checkpoint) -> Fitted:
     """Fit a checkpoint, in every name and shape. Meta tensors suffice. Raises UnknownModelError, WeightsError."""
     state = found.state
     family, size, kind = parts_of(architecture)
-    last, named = state.get(family.class_bias[kind == "cls"]), named_in(state, kind)
+    last, named = state.get(family.class_bias(kind)), named_in(state, kind)
     if named and named != architecture:
         raise WeightsError(f"The weights are of {'the size of ' if kind else ''}{named}, not of {architecture}.")
     if not named or last is None or last.ndim != 1 or len(last) == 0:
@@ -78,7 +148,7 @@ def fitted(architecture: str, found: Checkpoint) -> Fitted:
     keypoints = _keypoints(architecture, state) if kind == "pose" else _COCO_KEYPOINTS
     with torch.device("meta"):
         network = family.made(size, kind, len(last), keypoints)
-    used = {name: tensor for name, tensor in state.items() if not name.startswith(family.unused or "\0")}
+    used = {name: tensor for name, tensor in state.items() if not name.startswith(family.detector.unused)}
     check_fits(architecture, used, network.state_dict())
     return Fitted(found, len(last), network)
 
@@ -132,7 +202,7 @@ class YOLO(PixelModel):
         Raises UnknownModelError, WeightsError.
         """
         kind = parts_of(architecture)[2]
-        header = None if weights_file is None else read_header(Path(weights_file))
+        header = None if weights_file is None else read(Path(weights_file), with_data=False)
         side = _side(kind, "" if header is None else header.metadata.get("imgsz", ""))
         height, width = size or (side, side)
         options = {}
@@ -163,7 +233,7 @@ class YOLO(PixelModel):
             return family.made(size, kind, len(self.labels), tuple(keypoints))
 
         if self.weights == "random":
-            core = _untrained(made, self.input_shape[0]) if kind == "cls" else enlivened(made)
+            core = enlivened(made, self.input_shape[0])
         else:
             state = read_state(self, fitted).found.state
             with torch.device("meta"):
@@ -177,7 +247,7 @@ class YOLO(PixelModel):
         return around(core, self.input_shape, self.mean, self.std).eval().requires_grad_(False)
 
 
-def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
+def enlivened(made: Callable[[], nn.Module], side: int) -> nn.Module:
     """Build an untrained network that is alive: layers of unit variance, and candidates on most images.
 
     Default weights alone fade out layer by layer. So BatchNorm is measured on coloured blocks under noise, and the
@@ -186,10 +256,17 @@ def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         core = made()
-        assert isinstance(core, YOLOv8)
+        for module in core.train().modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0
+        if not isinstance(core, YOLOv8):
+            images = functional.interpolate(torch.rand(8, 3, 16, 16), size=side)
+            core(images)
+            weight = next(each for each in core.modules() if isinstance(each, nn.Linear)).weight
+            weight.mul_(2 / core.eval()(images).std())
+            return core
         blocks, noise = (functional.interpolate(torch.rand(8, 3, side, side), size=128) for side in (4, 32))
         images = 0.9 * (blocks > 0.5) + 0.1 * noise
-        _measure_at_once(core)
         if isinstance(core, InstanceYOLOv8):
             core.instances(images)  # Branches that `raw` does not run.
         for branch, level in zip(core.head.cv3, core.raw(images), strict=True):
@@ -201,28 +278,7 @@ def enlivened(made: Callable[[], nn.Module]) -> YOLOv8:
     return core
 
 
-def _untrained(made: Callable[[], nn.Module], side: int) -> nn.Module:
-    """Build a classifier whose layers have unit variance and whose logits differ."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        core = made()
-        images = functional.interpolate(torch.rand(8, 3, 16, 16), size=side)
-        _measure_at_once(core)
-        core(images)
-        weight = next(each for each in core.modules() if isinstance(each, nn.Linear)).weight
-        weight.mul_(2 / core.eval()(images).std())
-    return core
-
-
-def _measure_at_once(core: nn.Module) -> None:
-    """Make every BatchNorm take the statistics of the next batch unchanged."""
-    for module in core.train().modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 1.0
-
-
 def _side(kind: Kind, trained: str) -> int:
-    """Return a square input's side in pixels: that of the training, for detectors rounded up to a multiple of 32."""
     side = int(trained) if trained.isdigit() and len(trained) < 5 else 0
     if not side:
         return _KINDS[kind].side

@@ -1,13 +1,15 @@
-"""YOLOv8 networks, sizes n to x, with the state dicts of the published checkpoints.
+"""YOLOv8 networks, sizes n to x, for every task, with the state dicts of the published checkpoints.
 
-Owns: the layers, their initial values, the fusion of BatchNorm and the decoding of the head. Must not know images,
-files, thresholds or devices.
+Owns: the layers, their initial values, the fusion of BatchNorm, and the heads with the decoding of their outputs on the
+device. Must not know images, files, thresholds or devices. Where `forward` says nothing, it transforms float
+[n, channels, h, w] and keeps the shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import log
+from functools import partial
+from math import pi
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -25,6 +27,10 @@ SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
 STRIDES = (8, 16, 32)
 BINS = 16  # a side's distance from the anchor is a distribution over 0..15 strides
 BOX_CHANNELS = 4 * BINS
+MASKS = 32
+"""Prototypes of masks, and coefficients of each anchor."""
+_CLASSIFIER_CHANNELS = 1280
+_MOST_PROTOTYPE_CHANNELS = 256
 
 
 class Scale(NamedTuple):
@@ -38,15 +44,6 @@ class Scale(NamedTuple):
     def channels(self) -> tuple[int, ...]:
         """Channels after each of the five layers that halve an image's sides."""
         return tuple(int(min(base, self.max_channels) * self.width) for base in (64, 128, 256, 512, 1024))
-
-
-_SCALES: dict[Size, Scale] = {
-    "n": Scale(1 / 3, 0.25, 1024),
-    "s": Scale(1 / 3, 0.50, 1024),
-    "m": Scale(2 / 3, 0.75, 768),
-    "l": Scale(1.0, 1.00, 512),
-    "x": Scale(1.0, 1.25, 512),
-}
 
 
 class Conv(nn.Module):
@@ -87,7 +84,6 @@ class Bottleneck(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform float [n, channels, h, w], keeping the shape."""
         y: Tensor = self.cv2(self.cv1(x))
         return x + y if self.residual else y
 
@@ -128,7 +124,6 @@ class SPPF(nn.Module):
         self.m = nn.MaxPool2d(5, stride=1, padding=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform float [n, channels, h, w], keeping the shape."""
         parts = [self.cv1(x)]
         for _ in range(3):
             parts.append(self.m(parts[-1]))
@@ -142,8 +137,7 @@ class _Expectation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(BINS, 1, 1, bias=False).requires_grad_(False)
-        # Explicitly on the CPU: on the meta device PyTorch computes it by a decomposition, which imports Dynamo in 0.6
-        # s.
+        # Explicitly on the CPU: on the meta device PyTorch imports Dynamo for it.
         self.conv.weight.copy_(torch.arange(BINS, dtype=torch.float32, device="cpu").view(1, BINS, 1, 1))
 
 
@@ -164,9 +158,6 @@ class DetectHead(nn.Module):
         self.cv2 = nn.ModuleList(branch(c, box, self.box_channels) for c in channels)
         self.cv3 = nn.ModuleList(class_branch(c, hidden, class_count) for c in channels)
         self.dfl = _Expectation() if bins > 1 else None
-        for classes, stride in zip(self.cv3, STRIDES, strict=True):
-            # A prior of five objects in a 640 x 640 image, so that training does not start with false alarms.
-            nn.init.constant_(classes.get_parameter("2.bias"), log(5 / class_count / (640 / stride) ** 2))
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
         """Compute, per stride, box bins and class logits, [n, box_channels + class_count, h, w]."""
@@ -178,18 +169,25 @@ class DetectHead(nn.Module):
 class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
-    A subclass for another trunk with this head overrides `scales`, `head_layer`, `bins`, `class_branch`, `backbone` and
-    `trunk`.
+    `classifier_layer`: the number of the last layer of the trunk's classifier; `unused`: beginnings of names in state
+    dicts that are left out.
     """
 
-    scales: ClassVar[Mapping[Size, Scale]] = _SCALES
+    scales: ClassVar[Mapping[Size, Scale]] = {
+        "n": Scale(1 / 3, 0.25, 1024),
+        "s": Scale(1 / 3, 0.50, 1024),
+        "m": Scale(2 / 3, 0.75, 768),
+        "l": Scale(1.0, 1.00, 512),
+        "x": Scale(1.0, 1.25, 512),
+    }
     head_layer: ClassVar[int] = 22
+    classifier_layer: ClassVar[int] = 9
     bins: ClassVar[int] = BINS
+    unused: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, size: Size, class_count: int, head: Callable[[Channels, int, Branch, int], DetectHead] = DetectHead
     ) -> None:
-        """Build the network. `head` builds the head from the features' channels, class count, class branch and bins."""
         super().__init__()
         layers, channels = self.trunk(self.scales[size])
         self.class_count = class_count
@@ -205,7 +203,7 @@ class YOLOv8(nn.Module):
 
     @staticmethod
     def backbone(scale: Scale) -> dict[str, nn.Module]:
-        """Build layers 0 to 8."""
+        """Build layers 0 to 8, by their published numbers: float [n, 3, h, w] -> [n, c5, h / 32, w / 32]."""
         c1, c2, c3, c4, c5 = scale.channels
         few, many = round(3 * scale.depth), round(6 * scale.depth)
         return {
@@ -236,6 +234,20 @@ class YOLOv8(nn.Module):
             "21": C2f(c4 + c5, c5, few),
         }
         return layers, (c3, c4, c5)
+
+    @classmethod
+    def classifier(cls, size: Size, class_count: int) -> nn.Module:
+        """Build the backbone with a head of classes. No size of a classifier has its last layers narrowed."""
+        scale = cls.scales[size]._replace(max_channels=1024)
+        return ClassifierYOLO([*cls.backbone(scale).values()], scale.channels[-1], class_count)
+
+    @classmethod
+    def size_of(cls, state: Mapping[str, Tensor]) -> Size | None:
+        """Return the size whose first convolution a state dict has, None if it has that of no size."""
+        stem = state.get("model.0.conv.weight")
+        if stem is None or stem.ndim == 0:
+            return None
+        return next((size for size in SIZES if int(64 * cls.scales[size].width) == len(stem)), None)
 
     @property
     def head(self) -> DetectHead:
@@ -312,14 +324,6 @@ def by_anchor(levels: list[Tensor]) -> Tensor:
     return torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in levels], dim=1)
 
 
-def size_of(state: Mapping[str, Tensor]) -> Size | None:
-    """Return the size whose first convolution a state dict has, None if it has that of no size."""
-    stem = state.get("model.0.conv.weight")
-    if stem is None or stem.ndim == 0:
-        return None
-    return next((size for size in SIZES if int(64 * _SCALES[size].width) == len(stem)), None)
-
-
 def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
     """Compute the anchors of an input of this size in pixels.
 
@@ -337,3 +341,147 @@ def anchors(height: int, width: int) -> tuple[Tensor, Tensor]:
 def doubled(x: Tensor) -> Tensor:
     """Enlarge [n, c, h, w] to [n, c, 2 h, 2 w], each value four times."""
     return functional.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+class ExtraHead(DetectHead):
+    """A detection head with a third branch (`cv4`): `extras` numbers of each anchor."""
+
+    def __init__(
+        self, channels: Channels, class_count: int, class_branch: Branch, bins: int = BINS, *, extras: int
+    ) -> None:
+        super().__init__(channels, class_count, class_branch, bins)
+        hidden = max(channels[0] // 4, extras)
+        self.cv4 = nn.ModuleList(branch(c, hidden, extras) for c in channels)
+
+    def extras(self, features: list[Tensor]) -> Tensor:
+        """Compute the branch's output, float32 [n, anchors, extras]."""
+        return by_anchor([each(x) for each, x in zip(self.cv4, features, strict=True)]).float()
+
+
+class Prototypes(nn.Module):
+    """Basis of masks, from the features of stride 8, twice as large; each instance's mask is a weighted sum of it."""
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.cv1 = Conv(inputs, hidden, 3)
+        self.upsample = nn.ConvTranspose2d(hidden, hidden, 2, 2)
+        self.cv2 = Conv(hidden, hidden, 3)
+        self.cv3 = Conv(hidden, MASKS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute float [n, 32, 2 h, 2 w] from [n, inputs, h, w]."""
+        y: Tensor = self.cv3(self.cv2(self.upsample(self.cv1(x))))
+        return y
+
+
+class SegmentHead(ExtraHead):
+    """Coefficients of masks for each anchor, and the prototypes."""
+
+    def __init__(
+        self, channels: Channels, class_count: int, class_branch: Branch, bins: int = BINS, *, hidden: int
+    ) -> None:
+        super().__init__(channels, class_count, class_branch, bins, extras=MASKS)
+        self.proto = self.made_prototypes(channels, hidden)
+
+    def made_prototypes(self, channels: Channels, hidden: int) -> Prototypes:
+        """Build the layers of prototypes."""
+        return Prototypes(channels[0], hidden)
+
+    def prototypes(self, features: list[Tensor]) -> Tensor:
+        """Compute prototypes, float32 [n, 32, h / 4, w / 4]."""
+        return self.proto(features[0]).float()  # type: ignore[no-any-return]
+
+
+class InstanceYOLOv8(YOLOv8):
+    """A detector whose anchors give more than a box. The result of `instances` is decoded, in float32.
+
+    `kind`: `seg`, `pose` or `obb`; `keypoints`: of poses their number, and 2 values (x, y) or 3 (and visibility) each.
+    """
+
+    segment_head: ClassVar[Callable[..., SegmentHead]] = SegmentHead
+
+    def __init__(self, size: Size, class_count: int, kind: str, keypoints: tuple[int, int] = (17, 3)) -> None:
+        if kind == "seg":
+            # The published files round it up to a multiple of 8.
+            hidden = -(-int(_MOST_PROTOTYPE_CHANNELS * self.scales[size].width) // 8) * 8
+            super().__init__(size, class_count, partial(self.segment_head, hidden=hidden))
+        else:
+            super().__init__(
+                size, class_count, self.pose_head(keypoints) if kind == "pose" else partial(ExtraHead, extras=1)
+            )
+        self.kind, self.keypoints = kind, keypoints
+
+    def instances(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Compute boxes [n, a, 4], scores [n, a], classes int32 [n, a], extras [n, a, e], and prototypes [n, m, h / 4,
+        w / 4] of masks from float [n, 3, h, w] in 0..1.
+
+        Boxes are x1, y1, x2, y2 in pixels of the input; of turned ones centre x, y, width and height.
+        """
+        features = self.features(x)
+        head = self.head
+        assert isinstance(head, ExtraHead)
+        distances, logits = self.expected(head(features))
+        centres, strides = (each.to(x.device) for each in anchors(x.shape[2], x.shape[3]))
+        boxes, extras = self._decoded(distances, head.extras(features), centres, strides.unsqueeze(1))
+        best, classes = logits.max(dim=2)
+        found = (boxes, best.sigmoid(), classes.to(torch.int32), extras)
+        return (*found, head.prototypes(features)) if isinstance(head, SegmentHead) else found
+
+    def _decoded(self, distances: Tensor, extras: Tensor, centres: Tensor, strides: Tensor) -> tuple[Tensor, Tensor]:
+        """Decode boxes and extras of anchors at `centres` [a, 2], in units of `strides` [a, 1]."""
+        left_top, right_bottom = distances[..., :2], distances[..., 2:]
+        if self.kind == "obb":
+            angle = self.angle(extras)
+            x, y = ((right_bottom - left_top) / 2).chunk(2, dim=2)
+            cos, sin = angle.cos(), angle.sin()
+            centre = torch.cat((x * cos - y * sin, x * sin + y * cos), dim=2) + centres
+            return torch.cat((centre, left_top + right_bottom), dim=2) * strides, angle
+        boxes = torch.cat((centres - left_top, centres + right_bottom), dim=2) * strides
+        if self.kind == "pose":
+            points = extras.reshape(*extras.shape[:2], *self.keypoints)
+            places = self.places(points[..., :2], centres.unsqueeze(1)) * strides.unsqueeze(2)
+            extras = torch.cat((places, points[..., 2:].sigmoid()), dim=3).flatten(2)
+        return boxes, extras
+
+    @staticmethod
+    def pose_head(keypoints: tuple[int, int]) -> Callable[..., ExtraHead]:
+        """Return the constructor of a head with so many key points, of so many values each."""
+        return partial(ExtraHead, extras=keypoints[0] * keypoints[1])
+
+    def angle(self, said: Tensor) -> Tensor:
+        """Convert the branch's output to radians, from -pi/4 to 3 pi/4."""
+        return (said.sigmoid() - 0.25) * pi
+
+    def places(self, said: Tensor, centres: Tensor) -> Tensor:
+        """Compute places from the branch's output for key points and the anchors' centres; all in strides."""
+        return said * 2 + centres - 0.5
+
+
+class ClassHead(nn.Module):
+    """Mean of the last features, and a linear layer."""
+
+    def __init__(self, channels: int, class_count: int) -> None:
+        super().__init__()
+        self.conv = Conv(channels, _CLASSIFIER_CHANNELS)
+        self.linear = nn.Linear(_CLASSIFIER_CHANNELS, class_count)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits [n, class_count] from float [n, channels, h, w]."""
+        y: Tensor = self.linear(self.conv(x).mean(dim=(2, 3)))
+        return y
+
+
+class ClassifierYOLO(nn.Module):
+    """A trunk without its pyramid and its pooling, with `channels` at its end, and a head of classes."""
+
+    def __init__(self, trunk: Sequence[nn.Module], channels: int, class_count: int) -> None:
+        super().__init__()
+        self.model = nn.Sequential(*trunk, ClassHead(channels, class_count))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eps = 1e-5  # PyTorch's default, with which classifiers, not detectors, are published.
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits [n, class_count] from float [n, 3, h, w] in 0..1."""
+        y: Tensor = self.model(x)
+        return y

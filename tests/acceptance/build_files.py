@@ -166,9 +166,9 @@ def _write_timm(folder: Path, answers: dict[str, Any]) -> None:
 
 def _write_transformers(folder: Path, answers: dict[str, Any]) -> None:
     """`vit`: what `save_pretrained` of transformers writes, answered by its own processor and network."""
-    from tests.support.library_folders import LABELS, transformers_folder
+    from tests.support.library_folders import LABELS, vit_folder
 
-    network, processor = transformers_folder("vit", folder / "vit")
+    network, processor = vit_folder(folder / "vit")
     with torch.inference_mode():
         given = processor(Image.open(folder / "small.png").convert("RGB"), return_tensors="pt")
         answers["vit"] = _scores(network(**given).logits, [*LABELS.values()])

@@ -1,7 +1,7 @@
 """From files that libraries wrote to their own answers, by one command, in a folder whose own modules are none of ours.
 
 Compared with: `ultralytics.YOLO.predict` (`best.pt`; `best.onnx` in test_readme.py), timm's network and transform, the
-network and image processor of transformers, and PyTorch's own module (`.pt2`, `.ts`; `.onnx` in test_surroundings.py).
+network and image processor of transformers, and PyTorch's own module (`.pt2`, `.ts`; `.onnx` in test_commands.py).
 Several files are one service, as each start takes seconds: what is wrong with one is said with its name.
 """
 
@@ -18,21 +18,9 @@ OURS = ("app", "models", "backends", "anychip_tools", "anychip_compat")
 """Not `anychip_base`, with which the command begins: Python looks into PYTHONPATH first."""
 NAMES = (
     *OURS,
-    *(
-        "torch",
-        "torchvision",
-        "numpy",
-        "cv2",
-        "PIL",
-        "onnx",
-        "onnxruntime",
-        "openvino",
-        "orjson",
-        "msgspec",
-        "pydantic",
-    ),
+    *("torch", "torchvision", "numpy", "cv2", "PIL", "onnx", "onnxruntime", "openvino", "orjson", "msgspec"),
     *("json", "pickle", "random", "queue", "socket", "asyncio", "logging", "multiprocessing", "subprocess", "tempfile"),
-    *("threading", "runpy", "signal", "struct"),
+    *("threading", "runpy", "signal", "struct", "pydantic"),
 )
 """Ours, libraries, and modules of Python that no script of pip and no .pth file imports before the command begins."""
 

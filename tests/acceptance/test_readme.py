@@ -60,7 +60,7 @@ ELSEWHERE = {
     ".venv/bin/anychip weights fetch resnet50 yolov8n": "downloads; tests/unit/test_weights.py",
     ".venv/bin/anychip validate best.onnx --device npu": "needs an NPU; on the CPU in test_commands.py",
     ".venv/bin/anychip bench resnet50 --sizes 1,4,16": "takes a minute; a small network in test_commands.py",
-    ".venv/bin/anychip tune resnet50 --budget 10m --p99-ms 50": "takes ten minutes; tests/service/test_tune.py",
+    ".venv/bin/anychip tune resnet50 --budget 10m --p99-ms 50": "takes ten minutes; tests/service/test_tools.py",
     "make image-cuda": "needs docker; tests/deploy",
     "docker run --rm --gpus all --read-only --volume anychip:/cache --publish 127.0.0.1:8000:8000 anychip:0.1.0-cuda": (
         "needs docker and a card; tests/deploy"

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,22 +41,10 @@ from pathlib import Path
 
 
 HARMLESS = [
-    "read a file",
-    "write a file",
-    "list a folder",
-    "change a file's mode",
-    "change a file's owner",
-    "change a file's time",
-    "open a socket",
-    "run a shell",
-    "fork",
-    "signal its parent",
-    "read its parent's environment",
-    "read its parent's command line",
-    "list its parent's files",
-    "limit its parent",
-    "pidfd_open of its parent",
-    "inotify_init1",
+    *("read a file", "write a file", "list a folder", "change a file's mode", "change a file's owner"),
+    *("change a file's time", "open a socket", "run a shell", "fork", "signal its parent", "inotify_init1"),
+    *("read its parent's environment", "read its parent's command line", "list its parent's files"),
+    *("limit its parent", "pidfd_open of its parent"),
 ]
 PASSWORD = MARK + "hunter2"
 BARE = {
@@ -101,16 +88,6 @@ def test_without_bounds_every_attempt_succeeds_or_fails_for_another_reason(secre
     script += "print(json.dumps({'thread': escapes.thread(), 'marks': escapes.marks()}))"
     found = run(script, str(secret), str(secret.with_name("new")), DATABASE_PASSWORD=PASSWORD)
     assert found == {"thread": "done", "marks": [PASSWORD]}
-
-
-def test_a_decoder_gets_nowhere(secret: Path) -> None:
-    script = f"{_LOAD}\nconfinement.confine_decoder(1 << 30)\n"
-    script += "found = escapes.tried(*sys.argv[1:]) | {'thread': escapes.thread()}\n"
-    script += "try: bytearray(2 << 30)\nexcept MemoryError: found['memory'] = 'refused'\n"
-    script += "print(json.dumps(found))"
-    found = run(script, str(secret), str(secret.with_name("new")))
-    assert found == dict.fromkeys([*attempts("", ""), "thread", "memory"], "refused")
-    assert secret.read_text() == "secret"
 
 
 def test_an_ingress_gets_nowhere_but_to_programs_of_its_own_that_get_nowhere_either(secret: Path) -> None:
@@ -235,15 +212,6 @@ def test_what_is_imported_before_a_process_is_confined_begins_no_thread() -> Non
     assert json.loads(ended.stdout.splitlines()[-1]) == []
 
 
-def test_a_thread_that_began_before_is_named() -> None:
-    script = f"{_LOAD}\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    script += "said = []\nconfinement.log.warning = lambda *words: said.append(words)\n"
-    script += "confinement.confine_program([], [], memory_bytes=None)\nprint(json.dumps({'said': said}))"
-    [[text, names]] = run(script)["said"]
-    assert "began before" in text
-    assert names
-
-
 def test_memory_and_seconds_follow_the_size_of_the_file(tmp_path: Path) -> None:
     """Of the process that tries it: a file of a kilobyte needs no 64 GiB."""
     script = """
@@ -279,6 +247,7 @@ def test_the_environment_of_the_process_that_tries_a_file_holds_no_secret(
 ) -> None:
     from models import WeightsError
     from models.exports import exported
+    from models.weights.opened import looked_at
 
     child = tmp_path / "child.py"
     child.write_text("import os, sys; sys.exit(repr(sorted(os.environ)))")
@@ -287,7 +256,7 @@ def test_the_environment_of_the_process_that_tries_a_file_holds_no_secret(
     monkeypatch.setattr(exported, "_CHILD", child)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with pytest.raises(WeightsError) as refused:
-        exported.open_exported("a", file)
+        exported.open_exported("a", looked_at(file))
     assert "TORCHINDUCTOR_CACHE_DIR" in str(refused.value)
     assert "AWS" not in str(refused.value)
 
@@ -299,26 +268,9 @@ class Doubled(torch.nn.Module):
         return torch.cat([x, x[:, :1] * 2], 1)
 
 
-class Opens(torch.nn.Module):
-    """TorchScript runs no Python, and has an operator that opens files: it reads one for a million, and makes one for
-    minus a million.
-    """
-
-    def __init__(self, read: str, made: str):
-        super().__init__()
-        self.read, self.made = read, made
-
-    def forward(self, x):
-        if bool((x > 1e6).any()):
-            return torch.from_file(self.read, False, 6, dtype=torch.uint8).float().expand(x.shape[0], 6)
-        if bool((x < -1e6).any()):
-            return torch.from_file(self.made, True, 6, dtype=torch.uint8).float().expand(x.shape[0], 6)
-        return x.new_zeros(x.shape[0], 6)
-
-
 @pytest.fixture(scope="module")
 def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceProcess, Path]]:
-    """Start a service with a .pt2 and a .ts that try to get out, and a model of ours; yield it and its folder."""
+    """Start a service with a .pt2 that tries to get out, and a model of ours; yield it and its folder."""
     folder = tmp_path_factory.mktemp("escaping")
     for name in ("models", "cache", "elsewhere"):
         (folder / name).mkdir()
@@ -338,14 +290,9 @@ def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
             file.write_text("secret")
     (folder / "cache" / "engines" / ".key").chmod(0o600)
     plain = frozen(Doubled(), (torch.randn(3, 4),), folder / "plain.pt2")
-    evil, opens = folder / "models" / "evil.pt2", folder / "models" / "opens.ts"
+    evil = folder / "models" / "evil.pt2"
     escapes.program(plain, evil, secret, new, {name: str(file) for name, file in files.items()})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of TorchScript's end.
-        torch.jit.save(torch.jit.script(Opens(str(secret), str(new))), str(opens))
-    described = {"inputs": {"x": {"datatype": "FP32", "shape": [-1, 4]}}, "outputs": ["y"]}
-    opens.with_suffix(".tensors.json").write_text(json.dumps(described))
-    models = f"resnet18:random,evil={evil},opens={opens}"
+    models = f"resnet18:random,evil={evil}"
     options = ("--models", models, "--trust-exported", "true", "--cache-dir", str(folder / "cache"))
     environment = {"DATABASE_PASSWORD": PASSWORD, "ANYCHIP_API_KEYS_FILE": ""}
     with running(folder, *options, environment=environment, fresh=True) as service:
@@ -386,29 +333,20 @@ def test_a_program_that_serves_gets_nowhere(escaping: tuple[ServiceProcess, Path
     assert kept <= set(left) <= {"/dev/null", *kept, *files}
     assert (folder / "elsewhere" / "secret.txt").read_text() == "secret"
     assert not (folder / "elsewhere" / "new.txt").exists()
-    # Each keeps what was compiled in a folder of its own, named by its digest.
-    assert len([*(folder / "cache" / "programs").glob("?" * 64)]) == 2
+    # It keeps what was compiled in a folder of its own, named by its digest.
+    assert len([*(folder / "cache" / "programs").glob("?" * 64)]) == 1
 
 
-def test_torchscript_opens_no_file(escaping: tuple[ServiceProcess, Path]) -> None:
-    service, folder = escaping
-    assert infer(service, "opens", [0, 0, 0, 0]).json()["outputs"][0]["data"] == [0] * 6
-    for wish in (2e6, -2e6):
-        answer = infer(service, "opens", [wish, 0, 0, 0])
-        assert answer.status_code == 500, answer.text
-    assert service.log.read_text().count("unable to open file") >= 2
-    assert not (folder / "elsewhere" / "new.txt").exists()
-
-
-def test_each_program_has_a_worker_of_its_own(escaping: tuple[ServiceProcess, Path]) -> None:
-    """The others serve on while one is gone."""
+def test_a_program_has_a_worker_of_its_own(escaping: tuple[ServiceProcess, Path]) -> None:
+    """The others serve on while it is gone."""
     service, _ = escaping
     bare = [each for each in service.workers() if "bare_fork_server" in " ".join(each.cmdline())]
-    assert len(bare) >= 2
+    assert bare
     for each in bare:
         each.kill()
+    headers = {"Content-Type": "image/png", "X-Timeout-Ms": "240000"}
     with service.client() as client:
-        answer = client.post("/v1/models/resnet18:predict", content=png(), headers={"Content-Type": "image/png"})
+        answer = client.post("/v1/models/resnet18:predict", content=png(), headers=headers, timeout=260)
         assert answer.status_code == 200, answer.text
     assert infer(service, "evil", [1, 2, 3, 4]).status_code == 200  # It waits for the next worker.
 
@@ -457,7 +395,7 @@ def entered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceP
     relu = folder / "relu.onnx"
     onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9), relu)
     library_folders.timm_folder("mobilenetv3_small_050", folder / "timm")
-    library_folders.transformers_folder("vit", folder / "vit")
+    library_folders.vit_folder(folder / "vit")
     models = f"relu={relu},timm={folder / 'timm'},vit={folder / 'vit'},resnet18:random"
     options = ("--models", models, "--plugins", "ways_in", "--engine", "openvino")
     path = os.pathsep.join((str(folder / "plugins"), str(ROOT)))
@@ -489,21 +427,3 @@ def test_what_is_compiled_is_kept_where_confined_workers_alone_look(entered: tup
     kept = folder / "cache" / "confined"
     assert list(kept.glob("engines/*/manifest.json"))
     assert [each.name for each in (folder / "cache" / "engines").iterdir()] == [".key"]
-
-
-def test_a_confined_worker_that_dies_is_replaced_and_costs_nobody_an_answer(
-    entered: tuple[ServiceProcess, Path],
-) -> None:
-    """As the worker of a .pt2 is: what is asked meanwhile waits for the next one, which is confined as well."""
-    service, _ = entered
-    died = service.worker()
-    died.kill()
-    assert infer(service, "relu", [-1, 2, -3, 4]).json()["outputs"][0]["data"] == [0, 2, 0, 4]
-    with service.client() as client:
-        picture: Any = {"content": png(), "headers": {"Content-Type": "image/png"}}
-        for name in ("timm", "vit", "resnet18"):
-            answer = client.post(f"/v1/models/{name}:predict", **picture)
-            assert answer.status_code == 200, answer.text
-    status = Path(f"/proc/{service.worker().pid}/status").read_text()
-    assert service.worker().pid != died.pid
-    assert "Seccomp:\t2" in status

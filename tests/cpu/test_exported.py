@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
-import sys
 import zipfile
 from dataclasses import replace
 from typing import Any
@@ -19,7 +16,7 @@ from torch import nn
 
 from app.precision.described import weights_key
 from app.precision.gate import compile_options
-from backends import EngineRefusedError
+from app.worker.load import unbuilt
 from backends.vendors.cpu import CpuBackend
 from models import (
     DATATYPES,
@@ -33,14 +30,13 @@ from models import (
     parse_spec,
 )
 from models.contract.tensors import item_bytes
-from models.exports.exported import read_probes
 from models.exports.networks import load_graph
 from models.exports.trial import tried
 from tests.support.exported_files import INPUTS, LONGEST, OUTPUTS, WORDS, example, exported, frozen, question_answering
 
 SUFFIXES = (".onnx", ".pt2", ".ts")
 FORMS = {".onnx": "onnx", ".pt2": "program", ".ts": "script"}
-NOTHING: dict[str, Any] = {"inputs": {}, "outputs": [], "dimensions": {}, "batched": None, "probes": None}
+NOTHING: dict[str, Any] = {"inputs": {}, "outputs": [], "dimensions": {}, "batched": None}
 LADDER = (1, 2, 4)
 
 
@@ -96,18 +92,8 @@ def test_names_types_and_shapes_are_those_of_the_file(models, suffix):
 
 
 def test_a_length_that_is_left_open_is_asked_for(tmp_path):
-    with pytest.raises(WeightsError, match=r'open besides the batch.*qa.tensors.json, \{"dimensions": \{"sequence"'):
+    with pytest.raises(WeightsError, match=r"axis of input_ids open: state it in qa\.tensors\.json, .*sequence"):
         described(exported(tmp_path, ".onnx", beside=False))
-
-
-def test_torchscript_asks_what_its_inputs_are(tmp_path):
-    with pytest.raises(WeightsError, match=r"qa.ts does not say what input_ids is: state it in qa.tensors.json"):
-        described(exported(tmp_path, ".ts", beside=False))
-
-
-def test_one_length_may_be_stated_instead_of_the_longest(tmp_path):
-    found = described(exported(tmp_path, ".onnx", beside=False), dimensions={"sequence": 7})
-    assert [each.shape for each in (*found.inputs, *found.results)] == [(7,)] * 4
 
 
 def test_what_contradicts_the_file_is_refused(tmp_path):
@@ -117,7 +103,7 @@ def test_what_contradicts_the_file_is_refused(tmp_path):
         ({"inputs": {"input_ids": {"datatype": "FP32"}}, "dimensions": {"sequence": 7}}, "is INT64, not FP32"),
         ({"inputs": {"input_ids": {"shape": [-1, 7, 2]}}}, "has the shape"),
         ({"outputs": ["start"], "dimensions": {"sequence": 7}}, "has 2 outputs, and 1 names"),
-        ({"outputs": ["start", "e" * 513], "dimensions": {"sequence": 7}}, "the longest name of 513 characters"),
+        ({"outputs": ["start", "e" * 513], "dimensions": {"sequence": 7}}, "names over 512 long"),
     ):
         with pytest.raises(WeightsError, match=sentence):
             described(file, **declared)
@@ -131,14 +117,8 @@ class Whole(nn.Module):
 def test_without_a_batch_dimension_a_request_is_one_item(tmp_path):
     file = frozen(Whole(), (torch.rand(2, 3), torch.rand(())), tmp_path / "whole.pt2", batch=False)
     model = open_model(parse_spec(f"whole={file}"), tmp_path)
-    assert [(each.name, each.wire_shape(model.batched)) for each in model.inputs] == [
-        ("images", (2, 3)),
-        ("times", ()),
-    ]
-    assert [(each.name, each.wire_shape(model.batched)) for each in model.results] == [
-        ("sum", ()),
-        ("images", (2, 3)),
-    ]
+    assert [(each.name, each.wire_shape(model.batched)) for each in model.inputs] == [("images", (2, 3)), ("times", ())]
+    assert [(each.name, each.wire_shape(model.batched)) for each in model.results] == [("sum", ()), ("images", (2, 3))]
     assert model.batch_sizes((2, 4)) == (1,)
     inputs = {"images": np.ones((2, 3), np.float32), "times": np.array(2, np.float32)}
     count, options = model.asked(inputs)
@@ -161,18 +141,8 @@ class Mean(nn.Module):
 
 def test_an_open_first_axis_that_is_no_batch_is_refused(tmp_path):
     file = frozen(Mean(), (torch.rand(3, 4),), tmp_path / "mean.pt2")
-    with pytest.raises(WeightsError, match="depends on the others in its batch"):
+    with pytest.raises(WeightsError, match="affect each other"):
         described(file)
-
-
-class Sum(nn.Module):
-    def forward(self, x):
-        return x.sum()
-
-
-def test_an_answer_without_a_batch_is_refused(tmp_path):
-    with pytest.raises(WeightsError, match='state "batched": false'):
-        described(frozen(Sum(), (torch.rand(3, 4),), tmp_path / "sum.pt2"))
 
 
 class Average(nn.Module):
@@ -185,7 +155,7 @@ def test_a_network_to_which_zeros_matter_is_not_filled_up(tmp_path):
     with pytest.warns():
         torch.jit.save(torch.jit.trace(Average(), torch.rand(2, 8)), str(file))
     inputs = {"x": {"datatype": "FP32", "shape": [-1, "length"]}}
-    with pytest.raises(WeightsError, match="answers otherwise when length is filled up with zeros"):
+    with pytest.raises(WeightsError, match="cannot be filled up in length"):
         described(file, inputs=inputs, dimensions={"length": {"at_most": 8}})
     assert described(file, inputs=inputs, dimensions={"length": 8}).batched
 
@@ -198,14 +168,16 @@ def test_a_network_to_which_zeros_matter_is_not_filled_up(tmp_path):
 def test_what_is_not_what_it_says_is_refused_in_one_sentence(tmp_path, suffix, content):
     file = tmp_path / f"broken{suffix}"
     file.write_bytes(content)
-    with pytest.raises(WeightsError, match=f"^broken{suffix} cannot be read as [^\n]*\\.$"):
+    with pytest.raises(
+        WeightsError, match=f"^broken{suffix} (cannot be read as|is damaged, cut short, or not) [^\n]*\\.$"
+    ):
         load_graph(str(file), FORMS[suffix])
 
 
 @pytest.mark.cold
 def test_the_server_hears_of_it_from_the_process_that_tried(tmp_path):
     (tmp_path / "broken.ts").write_bytes(b"nothing of the kind")
-    with pytest.raises(WeightsError, match=r"^broken.ts cannot be read as TorchScript"):
+    with pytest.raises(WeightsError, match=r"^broken.ts is damaged, cut short, or not TorchScript"):
         open_model(parse_spec(f"qa={tmp_path}/broken.ts"), tmp_path)
     (tmp_path / "broken.onnx").write_bytes(b"nothing of the kind")
     with pytest.raises(WeightsError, match=r"^broken.onnx is damaged, cut short, or not an ONNX file"):
@@ -238,17 +210,6 @@ def changed(source, target, replaced, content):
         after.writestr(f"{root}/{replaced}", content)
 
 
-def test_a_program_of_another_torch_is_told_to_be_exported_again(tmp_path):
-    source, target = exported(tmp_path, ".pt2"), tmp_path / "old.pt2"
-    with zipfile.ZipFile(source) as archive:
-        name = next(name for name in archive.namelist() if name.endswith("models/model.json"))
-        program = json.loads(archive.read(name))
-    program |= {"schema_version": {"major": 5, "minor": 3}, "torch_version": "2.4.1"}
-    changed(source, target, "models/model.json", json.dumps(program))
-    with pytest.raises(WeightsError, match=r"old\.pt2 is a program of torch 2\.4\.1, .*: export it again with torch"):
-        load_graph(str(target), "program")
-
-
 def test_what_is_pickled_in_a_program_is_not_run(tmp_path):
     source, target, written = exported(tmp_path, ".pt2"), tmp_path / "evil.pt2", tmp_path / "written"
     torch.save(((Writes(written),), {}), tmp_path / "inputs.pt")
@@ -275,7 +236,7 @@ def test_what_is_packed_is_unpacked(data):
     specs = tuple(
         TensorSpec(f"x{index}", data.draw(dtypes), data.draw(shapes)) for index in range(data.draw(st.integers(1, 4)))
     )
-    model = ExportedModel("m", "pt2", (), "m.pt2", None, (item_bytes(specs),), specs, (), True, (1, 64), None)
+    model = ExportedModel("m", "pt2", (), "m.pt2", None, (item_bytes(specs),), specs, (), True, (1, 64))
     count = data.draw(st.integers(1, 3))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     given_arrays = {spec.name: generator.integers(0, 2, (count, *spec.shape)).astype(spec.dtype) for spec in specs}
@@ -319,6 +280,23 @@ def loaded(model, engine, precision="fp32", sizes=LADDER):
     )
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_network_whose_compiled_copy_is_kept_is_not_read_again(models, suffix, tmp_path):
+    pytest.importorskip("openvino")
+    model, answers = models[suffix], []
+    options = compile_options(model, None, None, tmp_path)
+
+    def never():
+        raise AssertionError("it was read")
+
+    for build in (model.network, never):
+        network = unbuilt(model, build if suffix != ".onnx" else never)
+        executable, _ = CpuBackend(threads=1).load(network, "cpu:0", "openvino", "fp32", (1,), options=options)
+        answers.append([output.copy() for output in executable.run(model.probes()[:1])])
+    for first, second in zip(*answers, strict=True):
+        assert (first == second).all()
+
+
 @pytest.mark.parametrize(
     ("suffix", "engine"),
     [
@@ -328,7 +306,6 @@ def loaded(model, engine, precision="fp32", sizes=LADDER):
         (".pt2", "eager"),
         (".ts", "openvino"),
         (".ts", "eager"),
-        (".ts", "torchscript"),
     ],
 )
 def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, engine):
@@ -341,37 +318,7 @@ def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, eng
     executable.close()
 
 
-@pytest.mark.parametrize("suffix", [".pt2", ".ts"])
-def test_half_the_bits_are_enough_for_the_gate(models, suffix):
-    executable, report = loaded(models[suffix], "eager", "bf16")
-    assert report.precision == "bf16"
-    assert 0 < report.measures["error"] < 0.5
-    executable.close()
-
-
-def test_engines_say_what_they_do_not_read(models):
-    for suffix, engine, sentence in (
-        (".onnx", "eager", "does not run ONNX files"),
-        (".pt2", "onnxruntime", "does not run what torch.export has saved"),
-        (".ts", "inductor", "does not run TorchScript files"),
-    ):
-        with pytest.raises(EngineRefusedError, match=sentence):
-            loaded(models[suffix], engine)
-
-
 # Beside the file
-
-
-def test_an_owners_probes_are_used_and_checked(tmp_path):
-    file = exported(tmp_path, ".onnx")
-    np.savez(tmp_path / "qa.probes.npz", **arrays(5))
-    model = open_model(parse_spec(f"qa={file}"), tmp_path)
-    assert len(model.probes()) == 5
-    for name, array in zip(INPUTS, model.unpack(model.probes()), strict=True):
-        np.testing.assert_array_equal(array, arrays(5)[name])
-    np.savez(tmp_path / "qa.probes.npz", **arrays(5, length=7))
-    with pytest.raises(WeightsError, match=r"input_ids in qa.probes.npz must be INT64 \[n, 12\]"):
-        read_probes(tmp_path / "qa.probes.npz", model.inputs)
 
 
 def test_what_is_declared_beside_a_file_identifies_it_as_well(models):
@@ -389,23 +336,3 @@ def test_outputs_are_cut_to_the_lengths_of_their_request(models):
     assert (count, options) == (2, TensorOptions((1,), (("sequence", 5),)))
     answer = model.collect([model.reduce(whole, row, options) for row in range(2)], options)
     np.testing.assert_array_equal(answer["end_logits"], whole[1][:, :5])
-
-
-def test_several_threads_may_read_what_was_found_at_once() -> None:
-    """The first time in a process, which is when a service with several files starts."""
-    script = """
-import sys, threading
-sys.setswitchinterval(1e-6)
-from models.exports.answers import Tried, decode_tried
-together, found = threading.Barrier(8), []
-def read():
-    together.wait()
-    found.append(decode_tried(b'{"hint": "a"}'))
-threads = [threading.Thread(target=read) for _ in range(8)]
-[each.start() for each in threads]
-[each.join() for each in threads]
-assert found == 8 * [Tried(hint="a")], found
-"""
-    for _ in range(3):
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-        assert ended.returncode == 0, ended.stderr

@@ -7,33 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from app.precision.gate import compile_options
-from backends.engines.openvino import OpenVINOEngine
 from models import WeightsError, open_model, parse_spec
-from models.exports.images import ExportedImages
-from models.exports.layouts import decoded, interpret
-from models.exports.metadata import Description
 from tests.support import small_classifier
-from tests.support.export_comparison import compare, exported, opened, written_images
+from tests.support.export_comparison import compare, exported, written_images
 from tests.support.exports_of_networks import answered, written
 from tests.support.exports_of_networks import opened as model_of
-from tests.support.openvino_files import NETWORK
-from tests.support.openvino_files import written as written_openvino
-from tests.support.rows import row
 from tests.support.ultralytics_exports import NETWORKS
 
 pytest.importorskip("onnx")
-ROOT = Path(__file__).parents[2]
 # In `make test` one of each task and of each way through the code; `make nightly` has all.
-USUAL = ["v8-detect", "v8-nms", "v8-torchscript", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
+USUAL = ["v8-detect", "v8-nms", "26-end-to-end", "v8-segment", "v8-pose", "v8-obb", "v8-classify"]
 USUAL += ["v8-openvino"] if importlib.util.find_spec("openvino") else []
-
-SAME_RUNTIME = {tag for tag in NETWORKS if "segment" in tag or tag == "26-openvino"}
 
 
 @pytest.fixture(scope="module")
@@ -52,58 +40,26 @@ def usual(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Path:
     return exported(tmp_path_factory.mktemp("usual"), images, USUAL)
 
 
-def check(worst: dict[str, float]) -> None:
+def check(worst: dict[str, float], lost: float = 0.005) -> None:
     assert worst["instances"] >= 16
     # Untrained networks have scores at the threshold and pairs at the limit of overlap, where the last digit decides.
-    assert worst["lost"] <= max(2, 0.005 * worst["instances"])
+    assert worst["lost"] <= max(2, lost * worst["instances"])
     assert worst.get("keypoint", 0) <= 1
-    assert worst.get("levels", 0) == 0  # Classifiers see the very pixels.
     assert worst.get("probability", 0) <= 1e-3
     assert worst.get("mask in its box", 0) <= 0.01
-
-
-def check_of_the_same_runtime(worst: dict[str, float]) -> None:
-    """Masks whole: a box's side may lie a thousandth of a pixel beside a whole one, where another order of adding in
-    the network gives the mask a row more or less.
-    """
-    assert worst["masks"] >= 16
-    assert worst["mask"] <= 0.01
-    assert worst["box"] <= 0.01
-    assert worst["score"] <= 1e-4
 
 
 @pytest.mark.parametrize("tag", USUAL)
 def test_it_answers_as_ultralytics_from_the_same_file(usual: Path, images: Path, tag: str) -> None:
     check(compare(usual, images, tag))
-    if tag in SAME_RUNTIME:
-        check_of_the_same_runtime(compare(usual, images, tag, same_runtime=True))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("tag", sorted(NETWORKS))
 def test_every_family_answers_as_ultralytics(tmp_path: Path, many_images: Path, tag: str) -> None:
     pytest.importorskip("ultralytics")
-    worst = compare(exported(tmp_path, many_images, [tag], side=640), many_images, tag)
-    if worst["lost"] > 0.005 * worst["instances"] and (tmp_path / f"{tag}.onnx").is_file():
-        # In images with more than the 300 instances that are answered, the order of adding decides which these are.
-        assert worst["lost"] <= 0.02 * worst["instances"]
-        worst["lost"] = compare(tmp_path, many_images, tag, same_runtime=True)["lost"]
-        assert worst["lost"] <= 2
-    check(worst)
-    if tag in SAME_RUNTIME:
-        check_of_the_same_runtime(compare(tmp_path, many_images, tag, same_runtime=True))
-
-
-def test_a_file_of_one_at_a_time_answers_batches(usual: Path) -> None:
-    model = opened(usual, "v8-nms")
-    assert model.export.batch == (1, 1)
-    assert model.batch_sizes((1, 2, 4)) == (1, 2, 4)
-    pixels = torch.randint(256, (3, *model.input_shape), dtype=torch.uint8)
-    network = model.network()
-    with torch.inference_mode():
-        together, alone = network(pixels), network(pixels[1:2])
-    for one, other in zip(together, alone, strict=True):
-        torch.testing.assert_close(one[1:2], other)
+    # In images with more than the 300 instances that are answered, the order of adding decides which these are.
+    check(compare(exported(tmp_path, many_images, [tag], side=640), many_images, tag), lost=0.02)
 
 
 # Files that say nothing of themselves
@@ -126,18 +82,6 @@ IMAGE = torch.rand(1, 3, 64, 64)
 ANCHORS = 8 * 8 + 4 * 4 + 2 * 2
 
 
-def test_rows_of_rtdetr_name_their_class_and_are_not_suppressed() -> None:
-    """As Ultralytics 8.4 exports it, with the names of its classes: centre, size, score, class."""
-    about = Description(task="detect", takes="boxes", layout="rtdetr", labels=("a", "b", "c"))
-    how = interpret(about, [(1, 300, 6)], (64, 64))
-    rows = torch.tensor([[[0.5, 0.5, 0.25, 0.5, 0.9, 2.0], [0.5, 0.5, 0.25, 0.5, 0.8, 0.0]]])
-    boxes, scores, classes = decoded(how, [rows], (64, 64))
-    assert how.suppressed
-    assert boxes[0].tolist() == [[24, 16, 40, 48]] * 2
-    assert scores[0].tolist() == pytest.approx([0.9, 0.8])
-    assert classes[0].tolist() == [2, 0]
-
-
 @pytest.mark.parametrize(
     ("shape", "sidecar", "layout"),
     [
@@ -154,7 +98,7 @@ def test_a_sidecar_says_what_the_file_does_not(
 ) -> None:
     head = Head(*shape)
     values = head.values.data.mT if layout == "yolov8" else head.values.data
-    head.conv.weight.data /= 100
+    head.conv.weight.data /= 30_000  # YOLOX gets levels.
     if layout != "classes":  # Numbers that the layout can have.
         values[..., 4:] = 0.5 + values[..., 4:] / 100
     if layout == "rtdetr":
@@ -164,30 +108,11 @@ def test_a_sidecar_says_what_the_file_does_not(
         values[..., 5] = 1
     model = model_of(written(tmp_path / "best.onnx", head, IMAGE, sidecar))
     assert (model.task, model.export.how.layout) == (sidecar["task"], layout)
+    assert (model.export.entry.levels, model.export.entry.bgr) == (layout == "yolox",) * 2
     answer = answered(model, torch.zeros((2, 64, 64, 3), dtype=torch.uint8), model.placement(64, 48), 1)
     assert answer["width"] == 64
     for found in answer.get("detections", ()):
         assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
-
-
-def test_what_is_compiled_of_a_file_is_kept_for_it_alone(tmp_path: Path) -> None:
-    """Of two networks with the same weights each gets its own back."""
-    pytest.importorskip("openvino")
-    outputs = []
-    for end in (nn.Sigmoid(), nn.Tanh()):
-        layers = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(), end)
-        layers[0].weight.data = torch.linspace(-1, 1, 108).reshape(4, 3, 3, 3)
-        model = model_of(written(tmp_path / f"{type(end).__name__}.onnx", layers, IMAGE, {"task": "classify"}))
-        options = compile_options(model, None, None, tmp_path / "cache")
-        pixels = np.random.default_rng(0).integers(256, size=(1, *model.input_shape), dtype=np.uint8)
-        for _ in range(2):
-            executable = OpenVINOEngine(row("fp32")).compile(model.network(), "cpu", "fp32", (1,), options)
-            outputs.append(executable.run(pixels)[0].copy())
-        with torch.inference_mode():
-            [expected] = model.network()(torch.from_numpy(pixels))
-        assert np.abs(outputs[-2] - expected.numpy()).max() < 1e-4
-        assert (outputs[-1] == outputs[-2]).all()
-    assert len([*(tmp_path / "cache" / "engines").glob("*/model.xml")]) == 2
 
 
 @pytest.mark.parametrize("form", ["weights", "inputs and outputs", "script"])
@@ -213,13 +138,9 @@ def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str
     torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)
 
 
-def test_labels_may_be_longer_than_an_argument_of_a_process(tmp_path: Path) -> None:
-    """Linux allows 128 KiB each; the names of ImageNet-21k are longer."""
-    labels = [f"class number {index} of many" for index in range(8000)]
-    layers = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 8000))
-    file = written(tmp_path / "many.onnx", layers, IMAGE, {"task": "classify", "labels": labels})
-    assert len(json.dumps(labels)) > 128 << 10
-    assert [*model_of(file).labels] == labels
+class Floats(nn.Module):
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given.float()
 
 
 class DividesItself(nn.Module):
@@ -233,7 +154,7 @@ class DividesItself(nn.Module):
         return self.layers((levels.float() / 255 - 0.5) / 0.25)  # type: ignore[no-any-return]
 
 
-def test_a_script_that_may_normalise_levels_itself_is_asked_about_it(tmp_path: Path) -> None:
+def test_a_script_of_bytes_or_floats_gets_levels_if_it_divides_them_and_is_asked_about_if_not(tmp_path: Path) -> None:
     network = DividesItself().eval()
     file = written(tmp_path / "mine.ts", network, torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     sidecar = {"task": "classify", "size": 64, "labels": ["a", "b", "c", "d"], "scores": "logits"}
@@ -246,15 +167,18 @@ def test_a_script_that_may_normalise_levels_itself_is_asked_about_it(tmp_path: P
             [found] = model.network()(pixels)
         return found, model.export.entry
 
-    with pytest.raises(WeightsError, match=r'uint8.*state "input": "levels" beside it.*"input": "floats"'):
-        answers()
-    found, entry = answers(input="levels")
-    assert entry.levels
-    assert entry.of_bytes
-    torch.testing.assert_close(found, network(pixels.permute(0, 3, 1, 2)), atol=1e-4, rtol=1e-4)
+    for stated in ({}, {"input": "levels"}):
+        found, entry = answers(**stated)
+        assert entry.levels
+        assert entry.of_bytes
+        torch.testing.assert_close(found, network(pixels.permute(0, 3, 1, 2)), atol=1e-4, rtol=1e-4)
     found, entry = answers(input="floats", mean=0, std=1)
     assert not entry.levels
     torch.testing.assert_close(found, network(pixels.permute(0, 3, 1, 2) / 255), atol=1e-4, rtol=1e-4)
+    plain = nn.Sequential(Floats(), network.layers).eval()
+    written(file, plain, torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+    with pytest.raises(WeightsError, match=r'uint8.*state "input": "levels".* or "floats"'):
+        answers()
 
 
 def test_a_script_is_computed_in_the_precision_that_is_asked_for(tmp_path: Path) -> None:
@@ -333,10 +257,7 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
     [
         ({"task": "detect", "labels": ["a", "b", "c"], "layout": "yolov8"}, "2 classes, and there are 3 labels"),
         ({"task": "segment"}, r"outputs \[n, columns, anchors\] and \[n, m, h, w\], not \[1, 6, 84\]"),
-        ({"task": "pose"}, '"keypoints"'),
-        ({"task": "classify"}, r"one output \[n, classes\]"),
         ({"task": "detect", "size": 96}, "64 x 64, and 96 x 96 is stated"),
-        ({"task": "dance"}, "task"),
         ({"task": "detect", "colour": "blue"}, "colour"),
     ],
 )
@@ -346,35 +267,3 @@ def test_what_is_missing_is_named_with_the_shapes_seen(tmp_path: Path, sidecar: 
         model_of(file)
     assert str(caught.value).startswith("best.")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("beside", ["sidecar", "tensors.json", "nothing"])
-def test_tensors_stay_tensors(tmp_path: Path, beside: str) -> None:
-    sidecar = {"task": "tensors"} if beside == "sidecar" else None
-    file = written(tmp_path / "best.onnx", Head(1, 300, 6), IMAGE, sidecar)
-    if beside == "tensors.json":
-        (tmp_path / "best.json").write_text('{"task": "detect"}')
-        (tmp_path / "best.tensors.json").write_text("{}")
-    assert model_of(file).task == "infer"
-
-
-def test_a_network_of_openvino_says_what_is_missing(tmp_path: Path) -> None:
-    pytest.importorskip("openvino")
-    folder = tmp_path / "best_openvino_model"
-    folder.mkdir()
-    written_openvino(folder, NETWORK)
-    spec = parse_spec(f"cars={folder}/")
-    with pytest.raises(WeightsError, match=r"no metadata\.yaml beside it says: state its task in best\.json"):
-        open_model(spec, tmp_path)
-    (folder / "best.json").write_text('{"task": "detect", "labels": "coco", "size": 64}')
-    with pytest.raises(WeightsError, match=r"its input is 8 x 8, and 64 x 64 is stated"):
-        open_model(spec, tmp_path)
-    (folder / "best.json").write_text('{"task": "tensors"}')
-    with pytest.raises(WeightsError, match="for images only"):
-        open_model(spec, tmp_path)
-
-
-def test_turned_boxes_have_tensors_of_their_own(usual: Path) -> None:
-    model = opened(usual, "v8-obb")
-    assert isinstance(model, ExportedImages)
-    assert [spec.name for spec in model.answers][-2:] == ["turned", "corners"]

@@ -130,45 +130,6 @@ def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     assert dict(calls) == {"add_relu": 16}
 
 
-def test_without_such_kernels_nothing_is_changed() -> None:
-    """This build of PyTorch has them for cuDNN alone."""
-    fused._works.cache_clear()
-    network, x = network_of("resnet50")
-    modules = dict(network.named_modules())
-    assert not fuse(network, x, [])
-    assert dict(network.named_modules()) == modules
-
-
-class Asking(nn.Module):
-    """Calls a layer of its own by a name that a traced one has not."""
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolution, self.activation = nn.Conv2d(3, 4, 3), nn.ReLU()
-
-        def forward(self, x: Tensor) -> Tensor:
-            activated: Tensor = self.activation(self.convolution(x))
-            return activated
-
-        def again(self, x: Tensor) -> Tensor:
-            return self.forward(x)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = self.Layer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer.again(x)
-
-
-def test_what_fails_when_it_is_fused_is_taken_out(calls: Calls) -> None:
-    network = Asking()
-    layer = network.layer
-    assert not fuse(network, torch.rand(1, 3, 8, 8), [1])
-    assert network.layer is layer
-
-
 class Sums(nn.Module):
     """Sums that are no kernel's: of sides of other shapes, of a number, of a convolution that others use, too."""
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from models.contract.errors import WeightsError
 from models.exports import library_files
-from models.exports.entry import Entry, entered
+from models.exports.answers import Entry, entered
 from models.exports.metadata import Sidecar, sidecar_of
 from models.exports.processors import PROCESSORS, Processor, pixels_of
 

@@ -10,8 +10,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -51,9 +49,8 @@ def given(folder, names):
 
 
 def measured(cache):
-    """Return the measurements of each model, as `anychip devices` prints them."""
-    words = (sys.executable, "-m", "app", "devices", "--models", "--json", "--cache-dir", str(cache))
-    rows = json.loads(subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout)
+    """Return the measurements of each model, as they are kept."""
+    rows = [json.loads(path.read_text()) for path in (Path(cache) / "footprints").glob("*.json")]
     return {row["model"]: row for row in rows}
 
 
@@ -102,13 +99,11 @@ class Clients:
         await self._client.aclose()
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("engine", "names", "seconds"),
-    [
-        ("openvino", SMALL, 10),
-        pytest.param("openvino", TWELVE, 240, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
-        pytest.param("eager", TWELVE, 120, marks=[pytest.mark.nightly, pytest.mark.timeout(1200)]),
-    ],
+    [("openvino", SMALL, 10), ("openvino", TWELVE, 240), ("eager", TWELVE, 120)],
 )
 async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine, names, seconds):
     cache = tmp_path / "cache"
@@ -118,7 +113,7 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
         pass
     rows = measured(cache)
     for name, row in rows.items():
-        print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['first_load_s']:6.2f} s {row['load_s']:6.2f} s")
+        print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['load_s']:6.2f} s")
     budget_bytes = sum(row["memory_bytes"] for row in rows.values()) // 2
     images = [png(colour) for colour in ("#c04020", "#20a060", "#3050d0")]
     with running(tmp_path, *options, "--device-memory", str(budget_bytes)) as service:

@@ -14,8 +14,7 @@ from backends import EngineRefusedError
 from backends.contract.backend import DEFAULTS
 from backends.engines import EagerEngine, compile_first
 from backends.engines.openvino import OpenVINOEngine
-from models import NormalisedModel, WeightsError, open_model, parse_spec
-from models.exports.networks import load_graph
+from models import NormalisedModel, open_model, parse_spec
 from tests.support.rows import row
 
 openvino = pytest.importorskip("openvino")
@@ -73,15 +72,3 @@ def test_another_engine_or_device_is_refused_with_what_helps(tmp_path: Path) -> 
     for form in (model, NormalisedModel.of(model)):
         with pytest.raises(EngineRefusedError, match=r"on a CPU .* export an \.onnx for other devices"):
             compile_first([EagerEngine(row("fp32"))], form.network(), "npu:0", ("fp32",), (1,))
-
-
-@pytest.mark.parametrize("damage", ["cut short", "without its weights", "no network"])
-def test_a_damaged_file_is_refused_in_a_sentence(tmp_path: Path, damage: str) -> None:
-    file = written(tmp_path, [1], np.float32)
-    text = file.read_text()
-    if damage == "without its weights":
-        file.with_suffix(".bin").unlink()
-    else:
-        file.write_text(text[: len(text) // 2] if damage == "cut short" else "<a/>")
-    with pytest.raises(WeightsError, match=r"best\.xml cannot be read as a network of OpenVINO: "):
-        load_graph(str(file), "openvino")

@@ -1,4 +1,4 @@
-"""The page's words in both languages, and the files that it saves, without a browser."""
+"""The page's language, and the files that it saves, without a browser."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from anychip_tools.prediction.tables import convert
-from app.errors import ERRORS
-from tests.support.node import STATIC, evaluated
+from anychip_tools.prediction.files import convert
+from tests.support.node import evaluated
 
-WORDS = (STATIC / "words.js").read_text(encoding="utf-8")
 BOX = {"x1": 1.5, "y1": 2.0, "x2": 11.5, "y2": 22.0}
 CAT = {"label": "cat", "class_id": 3, "score": 0.5, "box": BOX}
 SEGMENTED = {**CAT, "class_id": 1, "label": 'a "dog", big', "segments": [[[1, 2], [3, 4], [5, 6]]]}
@@ -25,42 +23,6 @@ LINES: list[dict[str, Any]] = [
     {"file": "none.jpg", **SIZE, "detections": []},
     {"file": "broken.jpg", "error": "this is no image"},
 ]
-
-
-def table(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return both languages of each key, as the page says them."""
-    text = WORDS.replace("const WORDS", "export const WORDS")
-    (folder / "exported").mkdir()
-    (folder / "exported" / "words.js").write_text(text, encoding="utf-8")
-    program = 'import { WORDS } from "./exported/words.js"; console.log(JSON.stringify(WORDS));'
-    found: dict[str, tuple[str, str]] = evaluated(folder, program)
-    return found
-
-
-def test_every_word_is_there_in_both_languages_and_used(tmp_path: Path) -> None:
-    words = table(tmp_path)
-    for key, said in words.items():
-        assert [len(said), *map(bool, said)] == [2, True, True], key
-        english, chinese = (sorted(set(re.findall(r"\{\w+\}", text))) for text in said)
-        assert english == chinese, key
-    page = "".join(file.read_text(encoding="utf-8") for file in STATIC.iterdir() if file.suffix in {".js", ".html"})
-    used = set(re.findall(r'data-(?:words|label|hint)="(\w+)"', page))
-    for call in re.findall(r"\bsay\(([^()]*)", page):
-        used |= set(re.findall(r'"(\w+)"', call))
-    assert used == set(words)
-
-
-def test_the_page_itself_has_no_words_but_those_of_the_table() -> None:
-    page = (STATIC / "index.html").read_text(encoding="utf-8")
-    body = re.sub(r"<noscript>.*?</noscript>", "", page.partition("<body>")[2])
-    said = {text.strip() for text in re.findall(r">([^<>]+)<", body) if re.search(r"[A-Za-z]", text)}
-    assert said == {"anychip", "p50", "p99"}
-    assert re.findall(r'(?:aria-label|placeholder|title)="', page) == []
-
-
-def test_every_code_of_an_error_has_its_kind_in_chinese() -> None:
-    codes = re.findall(r"^  ([A-Z_]+): \"[^\"]+\",$", WORDS, re.MULTILINE)
-    assert sorted(codes) == sorted(ERRORS)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +96,3 @@ def test_the_coco_json_of_the_page_is_that_of_anychip_predict(tmp_path: Path) ->
     convert(by_predict(tmp_path, LINES), tmp_path / "out.json")
     assert found["coco"] == json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert found["coco"]["annotations"][0]["bbox"] == [1.5, 2.0, 10.0, 20.0]
-
-
-def test_text_that_was_read_has_a_row_in_the_csv_and_no_place_in_coco_json(tmp_path: Path) -> None:
-    lines = [{"file": "a.jpg", **SIZE, "texts": [{"text": "EXIT", "score": 0.9, "box": BOX}]}]
-    found = evaluated(tmp_path, SAVED, lines)
-    assert cells(found["csv"])[1] == ["a.jpg", 30, 40, "EXIT", "", 0.9, 1.5, 2, 11.5, 22, ""]
-    assert found["coco"] == {"images": [], "annotations": [], "categories": []}

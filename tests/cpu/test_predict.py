@@ -9,29 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-import tracemalloc
 from pathlib import Path
 
-import orjson
-import psutil
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from anychip_tools.null import backend as null
-from anychip_tools.prediction.image_sources import ImageSource, find_images
-from anychip_tools.prediction.offline import LocalPredictor
-from anychip_tools.prediction.offline_decoding import Decode, DecodingProcesses, DecodingThreads, _progress
-from anychip_tools.prediction.outcomes import FileOutcome, Journal, read_lines
-from anychip_tools.prediction.tables import COLUMNS, convert
+from anychip_tools.prediction.files import COLUMNS, FileOutcome, ImageSource, Journal, convert, find_images, read_lines
 from app.arguments import CommandError
 from app.cli import main
-from app.config import Settings
-from backends import host
-from models import Options, open_model, parse_spec
-from tests.support.photographs import FILES
 
 ROOT = Path(__file__).parents[2]
 NULL = ("--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
@@ -138,27 +125,6 @@ def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
     assert columns["error"] == [None, None, "broken", None]
 
 
-def test_memory_does_not_grow_with_the_number_of_answers(tmp_path):
-    path = tmp_path / "out.jsonl"
-
-    def write(count):
-        tracemalloc.reset_peak()
-        with Journal(path, "m", resume=False) as journal:
-            for number in range(count):
-                journal.write(outcome(f"{number}.jpg", DETECTION), "w")
-        for kind in ("csv", "json"):
-            convert(path, tmp_path / f"out.{kind}")
-        return tracemalloc.get_traced_memory()[1]
-
-    tracemalloc.start()
-    try:
-        write(100)  # Whatever is made once.
-        few, many = write(500), write(5000)
-    finally:
-        tracemalloc.stop()
-    assert many < 1.2 * few + 100_000
-
-
 def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     for name in ("a", "c"):
         image(tmp_path / "in" / f"{name}.png")
@@ -187,11 +153,11 @@ def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     assert len(lines(output)) == 4
 
 
-@pytest.mark.parametrize(("depth", "by_processes"), [(1, False), (2, False), (2, True)])
-def test_answers_are_in_order_however_images_are_decoded_and_however_many_batches_a_device_takes_at_a_time(
-    tmp_path, monkeypatch, capsys, depth, by_processes
+@pytest.mark.parametrize(("depth", "many"), [(1, False), (2, False), (2, True)])
+def test_answers_are_in_order_however_many_batches_a_block_has_and_a_device_takes_at_a_time(
+    tmp_path, monkeypatch, capsys, depth, many
 ):
-    if by_processes:
+    if many:  # A block of several batches, as no file's bytes are kept.
         monkeypatch.setattr("anychip_tools.predict._MANY", 10)
     for number in range(18):
         image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
@@ -199,89 +165,15 @@ def test_answers_are_in_order_however_images_are_decoded_and_however_many_batche
     Image.new("RGB", (17, 8), "blue").save(tmp_path / "in" / "09.png")
     output = tmp_path / "out.jsonl"
     arguments = ["predict", "resnet18", str(tmp_path / "in"), "--output", str(output), "--batch-size", "4", *NULL]
-    arguments += ["--decoders", "2", "--save", str(tmp_path / "drawn")]
+    arguments += ["--decoders", "2"] + ([] if many else ["--save", str(tmp_path / "drawn")])
     assert main([*arguments, "--null", f"delay_ms=2,depth={depth}"]) == 1
     assert [line.get("width", 0) for line in lines(output)] == [0 if n == 5 else 8 + n for n in range(18)]
-    assert len(list((tmp_path / "drawn").iterdir())) == 17
+    assert many or len(list((tmp_path / "drawn").iterdir())) == 17
     # A device that fails ends the command; what was answered before is written.
     capsys.readouterr()
     assert main([*arguments, "--overwrite", "--null", f"delay_ms=2,depth={depth},fail=#0000ff"]) == 1
     assert "told to fail" in capsys.readouterr().err
     assert [Path(line["file"]).name for line in lines(output)] == [f"{number:02}.png" for number in range(8)]
-    left = [each for each in psutil.Process().children() if "offline_decoding.main()" in " ".join(each.cmdline())]
-    assert left == []
-
-
-def test_a_process_that_ends_while_it_decodes_is_named_with_its_files(tmp_path):
-    paths = [str(image(tmp_path / f"{number}.png")) for number in range(2)]
-    model = open_model(parse_spec("resnet18:random"), tmp_path)
-    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=True), 1, blocks=2, block_size=2)
-    try:
-        decoding.wait()
-        decoding.begin(1, paths)
-        assert [(each.placement.width, each.encoded) for each in decoding.finish()] == [
-            (8, Path(path).read_bytes()) for path in paths
-        ]
-        assert (decoding.pixels[1] == torch.tensor([255, 0, 0], dtype=torch.uint8)).all(), "red, in its own batch"
-        assert not decoding.pixels[0].any()
-        os.kill(decoding._processes[0].pid, signal.SIGSTOP)
-        decoding.begin(0, paths)
-        os.kill(decoding._processes[0].pid, signal.SIGKILL)
-        with pytest.raises(CommandError, match=r"exit code -9\) with one of .*0\.png to .*1\.png"):
-            decoding.finish()
-        with pytest.raises(CommandError, match=r"has ended"):
-            decoding.begin(1, paths)
-    finally:
-        decoding.close()
-
-
-def test_a_process_that_is_held_up_leaves_its_files_to_the_others(tmp_path):
-    paths = [str(image(tmp_path / f"{number:02}.png", (8 + number, 8))) for number in range(12)]
-    model = open_model(parse_spec("resnet18:random"), tmp_path)
-    decoding = DecodingProcesses(Decode(model, 1_000_000, keeps_encoded=False), 2, blocks=1, block_size=12)
-    try:
-        decoding.wait()
-        os.kill(decoding._processes[1].pid, signal.SIGSTOP)
-        decoding.begin(0, paths)
-        while _progress(decoding._arena, 0).tolist() != [1, 11]:
-            assert decoding._processes[0].poll() is None
-        os.kill(decoding._processes[1].pid, signal.SIGCONT)
-        assert [each.placement.width for each in decoding.finish()] == list(range(8, 20))
-    finally:
-        os.kill(decoding._processes[1].pid, signal.SIGCONT)
-        decoding.close()
-
-
-def test_small_images_are_decoded_in_blocks_of_several_batches(tmp_path):
-    """18 images in blocks of 12: three batches, and two of which the last is half full."""
-    for number in range(18):
-        image(tmp_path / "in" / f"{number:02}.png", (8 + number, 8))
-    model = open_model(parse_spec("resnet18:random"), tmp_path)
-    settings = Settings(device="null", null="delay_ms=1,depth=2", decoders=2)
-    null.configure(settings.null)
-    predictor = LocalPredictor(model, settings, Options(), 4, many=True)
-    try:
-        assert predictor.block_size == 32
-        predictor.block_size = 12
-        found = list(predictor.outcomes(find_images([str(tmp_path / "in")])))
-    finally:
-        predictor.close()
-        null.configure("")
-    assert [each.prediction["width"] for each in found] == [8 + number for number in range(18)]
-    assert [Path(each.source.path).name for each in found] == [f"{number:02}.png" for number in range(18)]
-
-
-def test_a_decoder_computes_alone_and_the_device_s_thread_with_every_core(tmp_path):
-    wanted = Settings(device="cpu", engine="eager", precision="fp32", cache_dir=tmp_path, decoders=3)
-    model = open_model(parse_spec("resnet18:random"), tmp_path)
-    predictor = LocalPredictor(model, wanted, Options(), 1)
-    try:
-        assert isinstance(predictor.decoding, DecodingThreads)
-        asked = [predictor.decoding.threads.submit(torch.get_num_threads) for _ in range(9)]
-        assert {future.result() for future in asked} == {1}
-        assert predictor._device_thread.submit(torch.get_num_threads).result() == host.core_count()
-    finally:
-        predictor.close()
 
 
 def test_drawings_keep_the_folders_of_their_images(tmp_path):
@@ -293,24 +185,6 @@ def test_drawings_keep_the_folders_of_their_images(tmp_path):
     assert drawn == ["x/same.png", "y/same.png"]
     assert not list(tmp_path.glob("*.partial.jsonl"))
     assert len(read_table(tmp_path / "out.csv")) == 1 + 2 * 5
-
-
-def test_masks_boxes_and_key_points_are_drawn(tmp_path):
-    from anychip_tools.prediction.drawing import draw
-
-    source = image(tmp_path / "in.png", (100, 100)).read_bytes()
-    square = [[10, 10], [60, 10], [60, 60], [10, 60]]
-    plain = Image.open(draw(source, {"detections": []}, tmp_path / "plain.png")).tobytes()
-    for extra in (
-        {"segments": square},
-        {"segments": [square]},
-        {"box": BOX},
-        {"corners": [{"x": x, "y": y} for x, y in square]},
-        {"keypoints": [[30, 30, 0.9], [50, 50, 0.1]]},
-    ):
-        found = {"label": "cat", "class_id": 1, "score": 0.5, **extra}
-        drawn = Image.open(draw(source, {"detections": [found]}, tmp_path / "drawn.png"))
-        assert drawn.tobytes() != plain
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path):
@@ -333,51 +207,3 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     assert main([*command, "--resume"]) == 0
     assert output.read_bytes().startswith(before)
     assert sorted(Path(each["file"]).name for each in lines(output)) == [f"{number:02}.png" for number in range(60)]
-
-
-RANDOM = ("--weights", "random", "--engine", "eager", "--precision", "fp32")
-PHOTO = str(FILES[0])
-
-
-def test_classes_are_printed_and_drawn(tmp_path, capsys):
-    assert main(["predict", "resnet18", PHOTO, "--top-k", "2", "--save", str(tmp_path), *RANDOM]) == 0
-    said = capsys.readouterr()
-    lines = said.out.splitlines()
-    assert lines[0].startswith(f"{PHOTO} (640 x 427)")
-    assert len(lines) == 3
-    with Image.open(tmp_path / "china.png") as drawn, Image.open(PHOTO) as original:
-        assert drawn.size == original.size
-        assert drawn.tobytes() != original.tobytes()
-    assert "china.png" in said.err
-
-
-def test_json_of_several_images_is_printed(capsys):
-    assert main(["predict", "mine=resnet18:random", PHOTO, str(FILES[1]), "--json", *RANDOM]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["model"], answer["weights"]) == ("mine", "random")
-    assert list(answer["predictions"]) == [PHOTO, str(FILES[1])]
-    assert len(answer["predictions"][PHOTO]["classes"]) == 5
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--output", "out.txt"], "must end with"),
-        (["--resume"], "need an --output"),
-        (["--output", "out.csv", "--resume", "--overwrite"], "opposite"),
-        (["--url", "http://127.0.0.1:9"], "nothing answers"),
-        (["--batch-size", "0"], "at least 1"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_any_work(tmp_path, monkeypatch, capsys, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
-    image(tmp_path / "a.png")
-    assert main(["predict", "resnet18", "a.png", *arguments, *NULL]) == 1
-    assert sentence in capsys.readouterr().err
-
-
-def test_a_line_that_is_none_of_ours_is_refused(tmp_path):
-    path = tmp_path / "out.jsonl"
-    path.write_bytes(orjson.dumps(["no", "object"]) + b"\n")
-    with pytest.raises(CommandError, match="line 1"):
-        list(read_lines(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +13,6 @@ from models.yolo.yolov8 import anchors
 from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
-
-
-WRITE = """
-import sys, torch
-from copy import deepcopy
-from ultralytics import YOLO
-torch.manual_seed(0)
-yolo = YOLO("yolov8n.yaml", verbose=False)
-yolo.model.names = {number: f"thing {number}" for number in range(80)}
-half = deepcopy(yolo.model).half()
-entries = {"epoch": -1, "best_fitness": None, "updates": None, "optimizer": None, "date": "2026-01-01"}
-torch.save({**entries, "model": half, "ema": None}, "model.pt")
-torch.save({**entries, "model": None, "ema": half}, "ema.pt")
-yolo.save("saved.pt")
-torch.save({name: tensor.half() if tensor.is_floating_point() else tensor
-            for name, tensor in yolo.model.state_dict().items()}, "expected.pth")
-"""
-
-
-READ = """
-import importlib.abc, sys
-class Blocker(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "ultralytics":
-            raise ImportError("ultralytics must not be needed")
-sys.meta_path.insert(0, Blocker())
-from pathlib import Path
-import torch
-from models.weights.checkpoint import read, read_header
-expected = torch.load("expected.pth", weights_only=True)
-for name in ("model.pt", "ema.pt", "saved.pt"):
-    found = read(Path(name))
-    assert found.state.keys() == expected.keys(), (name, found.state.keys() ^ expected.keys())
-    assert all(torch.equal(found.state[key], expected[key]) for key in expected), name
-    assert all(found.state[key].dtype == expected[key].dtype for key in expected), name
-    assert found.labels == tuple(f"thing {number}" for number in range(80)), name
-    header = read_header(Path(name))
-    assert header.labels == found.labels, name
-    assert {key: x.shape for key, x in header.state.items()} == {key: x.shape for key, x in found.state.items()}
-assert not any(module.partition(".")[0] == "ultralytics" for module in sys.modules)
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ultralytics") is None, reason="ultralytics is not installed")
-def test_files_written_by_ultralytics_are_read_without_it(tmp_path: Path) -> None:
-    settings = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
-    for script in (WRITE, READ):
-        done = warm.completed(tmp_path, "-c", script, environment=settings)
-        assert done.returncode == 0, done.stderr
 
 
 WRITE_TASKS = """
@@ -156,32 +106,3 @@ def test_a_file_of_another_task_is_refused_in_a_sentence(of_tasks: Path) -> None
         open_model(parse_spec(f"mine=yolov8s-seg:{of_tasks / 'yolov8n-seg.pt'}"), of_tasks)
     with pytest.raises(WeightsError, match=r"of yolo11n, not of yolov8n"):
         open_model(parse_spec(f"mine=yolov8n:{of_tasks / 'yolo11n.pt'}"), of_tasks)
-
-
-WRITE_OTHERS = """
-import sys
-from ultralytics import YOLO
-for name in sys.argv[1:]:
-    YOLO(f"{name}.yaml", verbose=False).save(f"{name}.pt")
-from ultralytics.nn.tasks import DetectionModel
-grey = YOLO("yolov8n.yaml", verbose=False)
-grey.model = DetectionModel("yolov8n.yaml", ch=1, verbose=False)
-grey.save("grey.pt")
-"""
-
-
-def test_what_is_not_built_here_is_named_with_the_line_that_exports_it(tmp_path: Path) -> None:
-    pytest.importorskip("ultralytics")
-    others = ("yolov5n", "yolov9t", "yolov10n", "yolo12n")
-    settings = {"YOLO_CONFIG_DIR": str(tmp_path), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
-    done = warm.completed(tmp_path, "-c", WRITE_OTHERS, *others, environment=settings)
-    assert done.returncode == 0, done.stderr
-    for name in others:
-        with pytest.raises(WeightsError) as refused:
-            open_model(parse_spec(f"mine={tmp_path / name}.pt"), tmp_path)
-        assert str(refused.value) == (
-            f"{name}.pt is a {name}.yaml of Ultralytics, which is not built here. Export it, "
-            f"`yolo export model={name}.pt format=onnx`, and serve mine={name}.onnx."
-        )
-    with pytest.raises(WeightsError, match=r"^grey\.pt is a yolov8n\.yaml of Ultralytics for images of 1 channels,"):
-        open_model(parse_spec(f"mine={tmp_path / 'grey.pt'}"), tmp_path)

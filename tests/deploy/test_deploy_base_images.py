@@ -100,11 +100,3 @@ def test_beside_each_cann_its_torch_npu_and_numpy_1_fit_together(cann: str, tmp_
     assert not packages.keys() & added.keys()
     assert added["numpy"].startswith("1.")
     assert tuple(int(part) for part in added["opencv-python-headless"].split(".")[:2]) < (4, 12)
-
-
-def test_the_constraints_as_they_are_do_not_fit_numpy_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the tests above could not fail: vendors' images met this before they had constraints of their own."""
-    monkeypatch.setattr(install, "_beside", lambda kept: ())
-    packages = {**IMAGES["Hygon, DTK 26.04"], "numpy": NUMPY_1}
-    with pytest.raises(AssertionError, match=r"ResolutionImpossible|conflicting dependencies"):
-        resolved(tmp_path, packages, install.Signals(present=packages))

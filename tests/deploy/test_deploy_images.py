@@ -1,4 +1,4 @@
-"""The images: one form for all, which hadolint accepts; built over a stand-in base, and the CPU's one really run.
+"""The images: one source for all, built over a stand-in base, and the CPU's one really run.
 
 What only a vendor's base has (its torch, its compilers) is not there: those images are built as far as that goes.
 """
@@ -23,7 +23,6 @@ import pytest
 
 from tests.support import container
 from tests.support.container import BASE, Builder
-from tests.support.hub import say, serving
 from tests.support.service_process import free_port
 
 pytestmark = pytest.mark.xdist_group("images")
@@ -39,106 +38,11 @@ def version():
     return re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
 
 
-def text(flavour):
-    return (ROOT / f"Dockerfile.{flavour}").read_text()
-
-
 def test_the_dockerfiles_are_what_their_one_source_writes():
     command = [sys.executable, str(ROOT / "deploy/image/dockerfiles.py"), "--check"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert sorted(path.suffix[1:] for path in ROOT.glob("Dockerfile.*")) == sorted(FLAVOURS)
-
-
-def test_what_the_owner_decides_is_written_once_and_said_by_images_chart_and_plugins(monkeypatch, tmp_path):
-    from deploy import install
-    from deploy.helm import sync
-    from deploy.image import dockerfiles
-
-    project = dockerfiles.read_project()
-    decided = {
-        **project,
-        "license": "Apache-2.0",
-        "authors": [{"name": "A", "email": "a@example.com"}],
-        "urls": {"Homepage": "https://example.com", "Source": "https://example.com/git"},
-    }
-    assert dockerfiles.published(project) == {}
-    monkeypatch.setattr(dockerfiles, "read_project", lambda: decided)
-    text = dockerfiles.dockerfile("cpu")
-    for line in ('licenses="Apache-2.0"', 'authors="A a@example.com"', 'source="https://example.com/git"'):
-        assert text.count(f"      org.opencontainers.image.{line} \\\n") == 1
-    chart = sync.about(decided)
-    assert (
-        "  artifacthub.io/license: Apache-2.0\nhome: https://example.com\nsources: [https://example.com/git]\n" in chart
-    )
-    assert chart.startswith(sync.about(project))
-    said = 'license = "Apache-2.0"\nauthors = [{name = "A"}]\n\n[project.urls]\nHomepage = "https://example.com"\n\n[tool.x]\n'
-    hosting = ROOT / "plugins" / "hosting"
-    written = sync.plugin((hosting / "pyproject.toml").read_text(), said)
-    (tmp_path / "pyproject.toml").write_text(written)
-    assert install.read_project(tmp_path) == install.read_project(hosting) | {
-        "license": "Apache-2.0",
-        "authors": [{"name": "A"}],
-        "urls": {"Homepage": "https://example.com"},
-    }
-    assert sync.plugin(written, said) == written
-
-
-def test_every_package_comes_into_an_image():
-    project = (ROOT / "pyproject.toml").read_text()
-    where, include = (re.search(rf"^{key} = \[(.*)\]", project, re.MULTILINE)[1] for key in ("where", "include"))
-    folders = [ROOT / each for each in re.findall(r'"([\w./]+)"', where)]
-    packages = {folder / name for name in re.findall(r'"(\w+)\*"', include) for folder in folders}
-    brought = {each.relative_to(ROOT).parts[0] for each in packages if each.is_dir()}
-    assert {"app", "models", "backends", "plugins"} < brought
-    assert [name for name in brought if f"!{name}\n" not in (ROOT / ".dockerignore").read_text()] == []
-
-
-def test_bake_builds_every_dockerfile_under_the_name_that_is_pulled():
-    bake = (ROOT / "docker-bake.hcl").read_text()
-    targets = dict(re.findall(r'^target "([\w-]+)" \{\n(.*?)^\}', bake, re.MULTILINE | re.DOTALL))
-    assert targets.keys() - {"common"} == set(FLAVOURS)
-    for flavour in FLAVOURS:
-        assert f'dockerfile = "Dockerfile.{flavour}"' in targets[flavour]
-        assert f'tags = ["${{IMAGE}}:${{VERSION}}-{flavour}"]' in targets[flavour]
-    for flavour in ("cpu", "cuda", "ascend"):
-        assert '"linux/arm64"' in targets[flavour], "Kunpeng, Grace, Graviton"
-    assert f'variable "VERSION" {{ default = "{version()}" }}' in bake
-
-
-class Registry:
-    """A registry with one image, whose manifests want a token that its own service gives to anybody."""
-
-    url = ""
-
-    def answer(self, request):
-        if request.command == "GET":
-            asked = "scope=repository%3Avision%2Fbase%3Apull" in request.path
-            say(request, '{"token": "anonymous"}' if asked else "{}", "application/json")
-            return
-        if request.headers.get("Authorization") != "Bearer anonymous":
-            request.send_response(401)
-            challenge = f'Bearer realm="{self.url}/token",service="here",scope="repository:vision/base:pull"'
-            request.send_header("WWW-Authenticate", challenge)
-        elif request.path == "/v2/vision/base/manifests/1.0" and "image.index" in request.headers["Accept"]:
-            request.send_response(200)
-            request.send_header("Docker-Content-Digest", "sha256:" + "ab" * 32)
-        else:
-            request.send_response(404)
-        request.end_headers()
-
-
-def test_a_digest_is_asked_of_a_registry_that_wants_a_token():
-    from deploy.image.digests import DigestError, digest_of, split
-
-    assert split("python:3.12-slim") == ("registry-1.docker.io", "library/python", "3.12-slim")
-    assert split("rocm/pytorch:7") == ("registry-1.docker.io", "rocm/pytorch", "7")
-    assert split("harbor.example:5443/dcu/pytorch:2") == ("harbor.example:5443", "dcu/pytorch", "2")
-    with serving(Registry()) as registry:
-        image = f"{registry.url.removeprefix('http://')}/vision/base"
-        assert digest_of(f"{image}:1.0", scheme="http") == "sha256:" + "ab" * 32
-        with pytest.raises(DigestError, match="404"):
-            digest_of(f"{image}:2.0", scheme="http")
 
 
 def test_a_base_with_a_digest_is_named_by_it(monkeypatch, tmp_path):
@@ -149,41 +53,6 @@ def test_a_base_with_a_digest_is_named_by_it(monkeypatch, tmp_path):
     monkeypatch.setattr(dockerfiles, "DIGESTS", table)
     assert f"ARG BASE_IMAGE={dockerfiles.FLAVOURS['cpu'].base}@sha256:{'cd' * 32}\n" in dockerfiles.dockerfile("cpu")
     assert "@" not in dockerfiles.dockerfile("rocm").partition("\n\n")[0]
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_an_edit_of_the_sources_leaves_the_layer_of_the_dependencies_as_it_is(flavour):
-    """What that stage copies is not what people edit; the image takes it and the sources in two steps."""
-    stage, code, final = re.split(r"^FROM .*$", text(flavour), flags=re.MULTILINE)[1:]
-    copied = {word for line in re.findall(r"^COPY (.+)$", stage, re.MULTILINE) for word in line.split()[:-1]}
-    settings = {"pyproject.toml", "constraints.txt"}
-    settings |= {f"plugins/{name}/pyproject.toml" for name in ("ascend", "grpc", "hosting")}
-    hashes = f"deploy/image/hashes/{flavour}.txt"  # Where the image has a list of them.
-    settings |= {hashes} & copied
-    assert (hashes in copied) == (ROOT / hashes).exists()
-    assert copied == {
-        *settings,
-        "deploy/install.py",
-        "deploy/image/build.sh",
-        "backends/vendors/drivers.py",
-        "backends/vendors/table.py",
-        "wheelhous[e]",
-    }
-    assert "COPY . .\n" in code
-    # A stage does not inherit arguments: without these it would ask the public registry, also where there is none.
-    assert set(re.findall(r"^ARG (PIP_\w+)$", code, re.MULTILINE)) == set(
-        re.findall(r"^ARG (PIP_\w+)$", stage, re.MULTILINE)
-    )
-    assert re.findall(r"^COPY --from=(\w+)", final, re.MULTILINE) == ["dependencies", "code"]
-
-
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_hadolint_has_nothing_to_say(flavour):
-    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
-    if hadolint is None:
-        pytest.skip("hadolint is not installed: make deploy-environment installs it")
-    ran = subprocess.run([hadolint, str(ROOT / f"Dockerfile.{flavour}")], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "")
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +94,6 @@ def image(builder, context):
 
 @pytest.fixture(scope="module")
 def others(builder: Builder, context: Path) -> Iterator[dict[str, Future[str]]]:
-    """Build the other images, two at a time; yield the future name of each."""
     with ThreadPoolExecutor(2) as pool:
         flavours = [flavour for flavour in FLAVOURS if flavour != "cpu"]
         yield {each: pool.submit(builder.build, each, context, "--build-arg", "EXTRAS=") for each in flavours}

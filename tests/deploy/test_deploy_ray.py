@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from anychip_hosting.asgi import Hosted, create
+from anychip_hosting.asgi import create
 from app.config import Settings
 from tests.support.service_process import free_port, running
 from tests.support.work import until
@@ -51,8 +51,6 @@ def predict(url, image):
 
 
 class Cluster:
-    """`serve run` and everything that it has started."""
-
     def __init__(self, url, process):
         self.url = url
         self._process = psutil.Process(process.pid)
@@ -137,14 +135,6 @@ def test_answers_are_those_of_the_plain_service(cluster, tmp_path):
     assert [answer.status_code for answer in through_ray] == [200] * len(IMAGES)
     assert [answer.json() for answer in through_ray] == [answer.json() for answer in plain]
     assert all(answer.headers["server-timing"] and answer.headers["x-request-id"] for answer in through_ray)
-
-
-@needs_ray
-@pytest.mark.timeout(900)
-def test_errors_pass_through(cluster):
-    answer = httpx.post(f"{cluster.url}/v1/models/resnet50:predict", content=b"no image", headers=JPEG, timeout=WAIT_S)
-    assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_IMAGE")
-    assert httpx.get(f"{cluster.url}/nothing", timeout=WAIT_S).json()["code"] == "NOT_FOUND"
 
 
 @needs_ray
@@ -247,9 +237,3 @@ async def test_any_asgi_server_can_host_it(tmp_path):
     assert [answer.status_code for answer in answers] == [200, 200, 403]
     left = set(psutil.Process().children(recursive=True)) - children
     assert not [child for child in left if child.name() == "anychip-worker"]
-
-
-async def test_a_host_without_lifespan_is_told_so(tmp_path):
-    application = Hosted(Settings(cache_dir=tmp_path), [])
-    with pytest.raises(RuntimeError, match="lifespan"):
-        await application({"type": "http"}, None, None)

@@ -69,45 +69,6 @@ def certificates(folder: Path) -> Path:
     return folder / "machines-ca.pem"
 
 
-@needs_nginx
-def test_nginx_accepts_the_file(tmp_path: Path) -> None:
-    certificates(tmp_path)
-    path = configuration(tmp_path, {name: free_port() for name in MACHINES}, free_port())
-    ran = subprocess.run(command(path, "-t"), capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert "[warn]" not in ran.stderr
-
-
-def test_all_files_name_the_same_three_machines() -> None:
-    nginx = (FILES / "nginx.conf").read_text()
-    lists = re.findall(r"upstream \w+ \{(.+?)\n    \}", nginx, re.DOTALL)
-    listed = [re.findall(r"server (\S+)\.example\.com:8000 weight=(\d+)", each) for each in lists]
-    assert len(listed) == 2
-    assert listed[0] == listed[1]
-    assert tuple(name for name, _ in listed[0]) == MACHINES
-    [job] = yaml.safe_load((FILES / "prometheus.yml").read_text())["scrape_configs"]
-    scraped = {(each["targets"][0], each["labels"]["machine"]) for each in job["static_configs"]}
-    assert scraped == {(f"{name}.example.com:8000", name) for name in MACHINES}
-
-
-def test_prometheus_accepts_its_file(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not installed: apt-get install prometheus")
-    for folder in ("three-machines", "prometheus"):
-        shutil.copytree(FILES.parent / folder, tmp_path / folder)
-    secret = tmp_path / "anychip.key"
-    secret.write_text("ak_key")
-    path = tmp_path / "three-machines" / "prometheus.yml"
-    text = path.read_text()
-    for name in ("machines-ca.pem", "anychip.key"):
-        assert f"/etc/prometheus/{name}" in text
-        text = text.replace(f"/etc/prometheus/{name}", str(secret))
-    path.write_text(text)
-    ran = subprocess.run([promtool, "check", "config", str(path)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
 def test_the_machines_settings_are_known_and_fit_the_proxy() -> None:
     given = dict(re.findall(r"^(\w+)=(.*)$", (FILES / "anychip.env").read_text(), re.MULTILINE))
     ours = {name.removeprefix("ANYCHIP_").lower() for name in given if name.startswith("ANYCHIP_")}
@@ -122,19 +83,8 @@ def test_the_machines_settings_are_known_and_fit_the_proxy() -> None:
     assert int(read_s) * 1000 > Settings.model_fields["timeout_ms"].default
 
 
-def test_the_collectors_pipeline_names_what_there_is() -> None:
-    collector = yaml.safe_load((FILES / "collector.yaml").read_text())
-    pipeline = collector["service"]["pipelines"]["traces"]
-    for kind in ("receivers", "processors", "exporters"):
-        assert set(pipeline[kind]) == set(collector[kind])
-    address = collector["receivers"]["otlp"]["protocols"]["http"]["endpoint"]
-    assert f"ANYCHIP_TRACE_ENDPOINT=http://{address}/v1/traces\n" in (FILES / "anychip.env").read_text()
-
-
 @dataclass
 class Address:
-    """The one address, and what is behind it."""
-
     machines: dict[str, ServiceProcess]
     folder: Path
     port: int
@@ -143,12 +93,10 @@ class Address:
     trust: ssl.SSLContext
 
     def client(self) -> httpx.Client:
-        """Make a client of the address, with a key."""
         headers = {"authorization": f"Bearer {self.key}"}
         return httpx.Client(verify=self.trust, timeout=60, headers=headers)
 
     def post(self, client: httpx.Client, **headers: str) -> httpx.Response:
-        """Ask for an answer."""
         return self.ask(client, "POST", f"/v1/models/{MODEL}:predict", content=GREY, headers={**JPEG, **headers})
 
     def ask(
@@ -159,17 +107,14 @@ class Address:
         headers: Mapping[str, str] = NONE,
         content: bytes | None = None,
     ) -> httpx.Response:
-        """Ask loopback as if it had the name."""
         url = f"https://127.0.0.1:{self.port}{path}"
         named = {"host": NAME, **headers}
         return client.request(method, url, headers=named, content=content, extensions={"sni_hostname": NAME})
 
     def lines(self) -> list[str]:
-        """Return the access log's lines."""
         return (self.folder / "access.log").read_text().splitlines()
 
     def answered(self, lines: list[str]) -> set[str]:
-        """Return the machines that gave the answers of these lines."""
         ports = {str(httpx.URL(service.url).port): name for name, service in self.machines.items()}
         found = [re.findall(r'"([^"]*)" "[^"]*" \S+(?: \S+)*$', line)[0] for line in lines]
         return {ports[each.rpartition(":")[2]] for each in found if each != "-"}

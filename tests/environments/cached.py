@@ -62,44 +62,18 @@ class Recipe:
     """Whether this repository's packages are in it; else clones have a link to the entry."""
 
 
-_SCRIPTS = "tests/environments"
+_MAKER = "tests/environments/make.py"
 _PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "grpc", "hosting", "samples"))
 _SET_UP = ("constraints.txt", "deploy/install.py", "backends/vendors/drivers.py", "backends/vendors/table.py")
+_MADE_BY = (*_SET_UP, _MAKER)
 RECIPES = {
     "developer": Recipe(("deploy/install.py", "--dev"), _SET_UP, (".", *_PLUGINS)),
-    "npu": Recipe(
-        (f"{_SCRIPTS}/npu_environment.py",), (*_SET_UP, f"{_SCRIPTS}/npu_environment.py"), (".", "plugins/ascend")
-    ),
-    "clients": Recipe(
-        (f"{_SCRIPTS}/clients_environment.py",),
-        ("deploy/install.py", f"{_SCRIPTS}/clients_environment.py", f"{_SCRIPTS}/packages.py"),
-        has_ours=False,
-    ),
-    "deploy": Recipe(
-        (f"{_SCRIPTS}/deploy_environment.py",),
-        (f"{_SCRIPTS}/deploy_environment.py",),
-        (".", "plugins/hosting"),
-        above="developer",
-    ),
-    "ocr": Recipe(
-        (f"{_SCRIPTS}/ocr_environment.py",),
-        (f"{_SCRIPTS}/ocr_environment.py",),
-        (".", "plugins/ocr"),
-        "developer",
-    ),
-    "least": Recipe(
-        (f"{_SCRIPTS}/least_environment.py",),
-        (f"{_SCRIPTS}/least_environment.py",),
-        (".", "plugins/grpc"),
-        "developer",
-    ),
-    "arm": Recipe(
-        (f"{_SCRIPTS}/arm_environment.py",),
-        (f"{_SCRIPTS}/arm_environment.py", f"{_SCRIPTS}/packages.py", "constraints.txt"),
-        (".",),
-        above="developer",
-        has_ours=False,
-    ),
+    "npu": Recipe((_MAKER, "npu"), _MADE_BY, (".", "plugins/ascend")),
+    "clients": Recipe((_MAKER, "clients"), ("deploy/install.py", _MAKER), has_ours=False),
+    "deploy": Recipe((_MAKER, "deploy"), _MADE_BY, (".", "plugins/hosting"), above="developer"),
+    "ocr": Recipe((_MAKER, "ocr"), _MADE_BY, (".", "plugins/ocr"), above="developer"),
+    "least": Recipe((_MAKER, "least"), _MADE_BY, (".", "plugins/grpc"), above="developer"),
+    "arm": Recipe((_MAKER, "arm"), _MADE_BY, (".",), above="developer", has_ours=False),
 }
 
 
@@ -257,7 +231,6 @@ def _locked(file: Path, *, waits: bool = True) -> Iterator[bool]:
 
 
 def main(words: Sequence[str]) -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Make an environment of tests over one that is kept beside clones.")
     parser.add_argument("recipe", choices=RECIPES)
     parser.add_argument("folder", type=Path)

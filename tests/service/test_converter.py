@@ -10,8 +10,6 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app.errors import ServiceError
 from app.ingress import converter as converter_module
@@ -148,14 +146,6 @@ async def test_a_request_whose_children_are_all_killed_is_refused(converter, mon
     assert converter._children == set()
 
 
-async def test_a_child_that_died_meanwhile_is_replaced(converter):
-    await converter.convert(documents.packed_instances, 1, instances(b"x"))
-    [child] = converter._children
-    child.process.kill()
-    child.process.wait()
-    assert images_in(await converter.convert(documents.packed_instances, 1, instances(b"z"))) == [b"z"]
-
-
 async def test_who_leaves_ends_the_work(converter):
     body = json.dumps({"inputs": [[1.5] * 2_000_000]}).encode()
     waiting = asyncio.ensure_future(converter.convert(documents.packed_tensors, 0, body))
@@ -173,11 +163,3 @@ async def test_numbers_of_an_answer_are_the_same_as_written_here(converter):
     answer = json.loads(bytes(await converter.convert(documents.write_outputs, 0, packed)))
     assert np.array_equal(np.array(answer["outputs"][0]["data"], np.float32), numbers)
     assert answer["outputs"][1]["data"] == ["a"]
-
-
-@given(st.binary(max_size=200), st.lists(st.binary(max_size=50), max_size=5))
-def test_packed_and_unpacked(name, contents):
-    document = {"name": name.hex()}
-    found, views = documents.unpack(documents.pack(document, contents))
-    assert found == document
-    assert [bytes(view) for view in views] == contents

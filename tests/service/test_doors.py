@@ -83,20 +83,6 @@ def test_the_doors_are_those_that_are_documented(house):
     assert rpc <= found
 
 
-def test_without_a_key_nothing_but_pages_and_health_is_answered_at_any_door(house):
-    _, _, found, rpc = house
-    for port in found - rpc:
-        for path, needs in paths():
-            for how in ("GET", "POST", "PUT", "DELETE"):
-                status, body = asked(port, how, path)
-                need = needs.get(how) or next(iter(needs.values()))
-                if need == "open":
-                    assert status in (200, 404, 405), (port, how, path, status)
-                else:
-                    assert status in (401, 403), (port, how, path, status)
-                    assert json.loads(body)["code"] in ("UNAUTHORIZED", "FORBIDDEN")
-
-
 def test_under_another_name_nothing_is_answered_at_any_door(house):
     _, key, found, rpc = house
     for port in found - rpc:

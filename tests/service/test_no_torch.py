@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 
 from models.sample import IMAGES
 from tests.support import small_classifier
-from tests.support.process_maps import libraries_of, own_mib
-from tests.support.service_process import ServiceProcess, running
+from tests.support.service_process import ServiceProcess, libraries_of, own_mib, running
 
 pytestmark = pytest.mark.cold
 
@@ -31,14 +29,15 @@ def ask(client: httpx.Client, model: str) -> Any:
 
 
 def check(service: ServiceProcess) -> None:
-    pid = service.process.pid
+    """Look at the server, and at ingresses beside it."""
     assert libraries_of(service.worker().pid), "the scan finds them where they are"
-    assert not libraries_of(pid)
-    assert own_mib(pid) < MOST_MIB
+    for pid in (service.process.pid, *service.named("anychip-ingress")):
+        assert not libraries_of(pid)
+        assert own_mib(pid) < MOST_MIB
 
 
 def test_the_server_maps_no_library_of_torch_whatever_is_asked(tmp_path: Path) -> None:
-    options = ("--models", SERVED, "--weights", "sample", "--device", "null", "--compat", "triton", "--engine", "auto")
+    options = ("--models", SERVED, "--weights", "sample", "--device", "null", "--engine", "auto", "--ingresses", "2")
     with running(tmp_path, *options, fresh=True) as service, service.client() as client:
         check(service)
         for model in MODELS:
@@ -50,14 +49,8 @@ def test_the_server_maps_no_library_of_torch_whatever_is_asked(tmp_path: Path) -
 
 def test_a_model_that_is_loaded_again_is_read_by_another_process(tmp_path: Path) -> None:
     """And an export is tried by one more."""
-    written = small_classifier.written(tmp_path)
-    options = ("--models", written, "--device", "cpu")
-    with (
-        running(tmp_path, *options, fresh=True) as service,
-        service.client() as client,
-        service.admin_client() as admin,
-    ):
-        name = json.loads(client.get("/v1/models").text)["models"][0]["name"]
-        assert admin.post(f"/v2/repository/models/{name}/load").status_code == 200
-        assert len(ask(client, name)) == 4
+    options = ("--models", small_classifier.written(tmp_path), "--device", "cpu")
+    with running(tmp_path, *options, fresh=True) as service, service.admin_client() as admin:
+        assert admin.post("/v2/repository/models/small/load").status_code == 200
+        assert len(ask(admin, "small")) == 4
         check(service)

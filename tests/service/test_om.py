@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support import cann_double
 from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
@@ -35,6 +36,7 @@ def served(service: ServiceProcess) -> dict[str, Any]:
     return dict(model["served_on"][0]) if model["served_on"] else {}
 
 
+@pytest.mark.nightly  # tests/simulated shows it of devices that torch reaches.
 async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None:
     knobs(tmp_path)
     options = ["--models", "resnet18:random", "--batch-sizes", "1,2", "--device", "npu"]

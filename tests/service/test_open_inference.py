@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict
 
 from models import open_model, parse_spec
 from tests.support.answers import assert_error, binary, infer_images, outputs_of
@@ -34,66 +33,24 @@ def client(either):
 
 # The protocol's own description, open_inference_rest.yaml of kserve/open-inference-protocol (18d5991): its paths, and
 # its schemas as types. What it does not name is allowed, as there.
-class Loose(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+TENSOR = {"name": str, "datatype": str, "shape": [int]}
+SERVER = {"name": str, "version": str, "extensions": [str]}
+MODEL = {"name": str, "platform": str, "versions": [str], "inputs": [TENSOR], "outputs": [TENSOR]}
+ANSWER = {"model_name": str, "model_version": str, "id": str, "outputs": [{**TENSOR, "data": [object]}]}
 
 
-class MetadataTensor(Loose):
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ServerMetadata(Loose):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class ModelMetadata(Loose):
-    name: str
-    platform: str
-    versions: list[str] = []
-    inputs: list[MetadataTensor] = []
-    outputs: list[MetadataTensor] = []
-
-
-class ResponseOutput(Loose):
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[object]
-    parameters: dict[str, object] = {}
-
-
-class InferenceResponse(Loose):
-    model_name: str
-    outputs: list[ResponseOutput]
-    model_version: str = ""
-    id: str = ""
-    parameters: dict[str, object] = {}
-
-
-class InferenceError(Loose):
-    error: str
-
-
-PATHS = {
-    "/v2/health/live": "get",
-    "/v2/health/ready": "get",
-    "/v2": "get",
-    "/v2/models/{model}": "get",
-    "/v2/models/{model}/ready": "get",
-    "/v2/models/{model}/infer": "post",
-    "/v2/models/{model}/versions/{version}": "get",
-    "/v2/models/{model}/versions/{version}/ready": "get",
-    "/v2/models/{model}/versions/{version}/infer": "post",
-}
-
-
-def test_our_description_has_every_path_of_the_protocol(client):
-    described = client.get("/openapi.json").json()["paths"]
-    assert {path: set(described.get(path, ())) for path in PATHS} == {path: {verb} for path, verb in PATHS.items()}
+def fits(found, form):
+    """Assert that JSON has a form; return it."""
+    if isinstance(form, dict):
+        for name, part in form.items():
+            fits(found[name], part)
+    elif isinstance(form, list):
+        assert isinstance(found, list)
+        for each in found:
+            fits(each, form[0])
+    else:
+        assert isinstance(found, form)
+    return found
 
 
 @pytest.mark.parametrize("version", ["", "/versions/1"])
@@ -101,34 +58,22 @@ def test_answers_have_the_forms_of_the_protocol(client, version):
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
     for path in ("/v2", "/v2/"):
-        server = ServerMetadata.model_validate(client.get(path).json())
-        assert {"binary_tensor_data", "classification"} <= set(server.extensions)
+        assert {"binary_tensor_data", "classification"} <= set(fits(client.get(path).json(), SERVER)["extensions"])
     for name, task in (("resnet18", "classify"), ("yolov8n", "detect")):
-        metadata = ModelMetadata.model_validate(client.get(f"/v2/models/{name}{version}").json())
-        assert metadata.name == name
-        assert metadata.versions == ["1"]
-        assert metadata.parameters["task"] == task
-        assert {tensor.name for tensor in metadata.inputs} >= {"image", "pixels"}
+        metadata = fits(client.get(f"/v2/models/{name}{version}").json(), MODEL)
+        assert (metadata["name"], metadata["versions"], metadata["parameters"]["task"]) == (name, ["1"], task)
+        assert {tensor["name"] for tensor in metadata["inputs"]} >= {"image", "pixels"}
         assert client.get(f"/v2/models/{name}{version}/ready").json() == {"name": name, "ready": True}
         data = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [base64.b64encode(PHOTO).decode()]}
         answer = client.post(f"/v2/models/{name}{version}/infer", json={"id": "42", "inputs": [data]})
-        parsed = InferenceResponse.model_validate(answer.json())
-        assert (parsed.model_name, parsed.model_version, parsed.id) == (name, "1", "42")
-        named = {tensor.name: tensor for tensor in metadata.outputs}
-        assert [output.name for output in parsed.outputs] == list(named)
-        for output in parsed.outputs:
-            declared = named[output.name]
-            assert output.datatype == declared.datatype
-            assert len(output.shape) == len(declared.shape)
-            assert all(wanted in (-1, length) for length, wanted in zip(output.shape, declared.shape, strict=True))
-    InferenceError.model_validate(client.get("/v2/models/nobody").json())
-    InferenceError.model_validate(client.post(f"{RESNET}/infer", json={}).json())
-
-
-def test_a_version_that_does_not_exist(client):
-    for path in ("", "/ready", "/config", "/stats"):
-        assert "version 1" in assert_error(client.get(f"{RESNET}/versions/2{path}"), 404, "MODEL_NOT_FOUND")
-    assert_error(client.post(f"{RESNET}/versions/2/infer", json={}), 404, "MODEL_NOT_FOUND")
+        parsed = fits(answer.json(), ANSWER)
+        assert (parsed["model_name"], parsed["model_version"], parsed["id"]) == (name, "1", "42")
+        for output, declared in zip(parsed["outputs"], metadata["outputs"], strict=True):
+            assert (output["name"], output["datatype"]) == (declared["name"], declared["datatype"])
+            pairs = zip(output["shape"], declared["shape"], strict=True)
+            assert all(wanted in (-1, length) for length, wanted in pairs)
+    fits(client.get("/v2/models/nobody").json(), {"error": str})
+    fits(client.post(f"{RESNET}/infer", json={}).json(), {"error": str})
 
 
 @pytest.mark.parametrize(("path", "name"), [(RESNET, "resnet18"), (YOLO, "yolov8n")])
@@ -194,10 +139,9 @@ def test_pixels_reach_the_network_as_they_are(client):
 def test_pixels_of_any_size_are_resized_where_that_is_asked_for(client):
     with Image.open(FILES[0]) as image:
         pixels = np.asarray(image.convert("RGB"))
-    for path in (RESNET, YOLO):
-        _, whole = outputs_of(infer_images(client, path, encoded(Image.fromarray(pixels))))
-        _, found = outputs_of(send_pixels(client, path, pixels[None], resize=True))
-        assert found["predictions"] == whole["predictions"]
+    _, whole = outputs_of(infer_images(client, YOLO, encoded(Image.fromarray(pixels))))
+    _, found = outputs_of(send_pixels(client, YOLO, pixels[None], resize=True))
+    assert found["predictions"] == whole["predictions"]
 
 
 def test_requested_outputs_only_in_their_order_each_in_its_form(client):
@@ -208,14 +152,6 @@ def test_requested_outputs_only_in_their_order_each_in_its_form(client):
     assert document["outputs"][1]["parameters"] == {"binary_data_size": 4000}
     everything = infer_images(client, RESNET, PHOTO, parameters={"binary_data_output": True})
     assert all("data" not in output for output in outputs_of(everything)[0]["outputs"])
-    mixed = infer_images(
-        client,
-        RESNET,
-        PHOTO,
-        outputs=[{"name": "probabilities", "parameters": {"binary_data": False}}],
-        parameters={"binary_data_output": True},
-    )
-    assert "data" in outputs_of(mixed)[0]["outputs"][0]
 
 
 def test_the_classification_extension(client):
@@ -230,10 +166,6 @@ def test_the_classification_extension(client):
         value, index, label = text.decode().split(":")
         assert float(value) == pytest.approx(wanted_class["score"], abs=2e-5)
         assert (int(index), label) == (wanted_class["class_id"], wanted_class["label"])
-    _, whole = outputs_of(
-        infer_images(client, YOLO, PHOTO, outputs=[{"name": "scores", "parameters": {"classification": 1}}])
-    )
-    assert whole["scores"][0].decode().split(":")[1] == "0"
     bad = [{"name": "boxes", "parameters": {"classification": 1}}]
     assert_error(infer_images(client, YOLO, PHOTO, outputs=bad), 400, "INVALID_REQUEST")
 
@@ -256,10 +188,7 @@ def test_compressed_both_ways(client, kind):
     ("encoding", "content", "status", "code"),
     [
         pytest.param("gzip", gzip.compress(bytes(30 * 2**20)), 413, "BODY_TOO_LARGE", id="a bomb"),
-        pytest.param("deflate", zlib.compress(bytes(30 * 2**20)), 413, "BODY_TOO_LARGE", id="another bomb"),
         pytest.param("gzip", gzip.compress(b'{"inputs": []}')[:-9], 400, "INVALID_REQUEST", id="one that ends early"),
-        pytest.param("gzip", gzip.compress(b"{}") + b"more", 400, "INVALID_REQUEST", id="one that goes on"),
-        pytest.param("gzip", b"no gzip", 400, "INVALID_REQUEST", id="none"),
         pytest.param("br", b"whatever", 415, "UNSUPPORTED_MEDIA_TYPE", id="another kind"),
     ],
 )
@@ -272,9 +201,8 @@ def test_deadline_and_priority_of_the_request(client):
     late = infer_images(client, RESNET, PHOTO, parameters={"timeout": 1})
     assert late.status_code in (503, 504)
     assert late.json()["code"] in ("DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED")
-    for priority in (1, 2, 102):
-        assert infer_images(client, RESNET, PHOTO, parameters={"priority": priority}).status_code == 200
-    for wrong in ({"priority": 103}, {"priority": -1}, {"timeout": -1}, {"timeout": "soon"}, {"priority": 1.5}):
+    assert infer_images(client, RESNET, PHOTO, parameters={"priority": 102}).status_code == 200
+    for wrong in ({"priority": 103}, {"timeout": "soon"}):
         assert_error(infer_images(client, RESNET, PHOTO, parameters=wrong), 400, "INVALID_REQUEST")
 
 
@@ -287,52 +215,37 @@ IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES", "da
     [
         [],
         {},
-        {"inputs": {}},
         {"inputs": [1]},
-        {"inputs": [{}]},
         {"inputs": [{name: value for name, value in IMAGE.items() if name != "data"}]},
         {"inputs": [{**IMAGE, "data": ["!!!"]}]},
-        {"inputs": [{**IMAGE, "data": [7]}]},
         {"inputs": [{**IMAGE, "shape": [0], "data": []}]},
         {"inputs": [{**IMAGE, "datatype": "UINT8"}]},
-        {"inputs": [{**IMAGE, "datatype": 7}]},
-        {"inputs": [{**IMAGE, "shape": [1, 2], "data": IMAGE["data"] * 2}]},
         {"inputs": [{**IMAGE, "shape": [9], "data": IMAGE["data"] * 9}]},
         {"inputs": [{**IMAGE, "name": "photograph"}]},
         {"inputs": [IMAGE, IMAGE]},
-        {"inputs": [{**IMAGE, "shape": ["1"]}]},
         {"inputs": [{**IMAGE, "shape": [True]}]},
-        {"inputs": [{**IMAGE, "shape": [2**70]}]},
         {"inputs": [{**GOOD, "data": [1, 2, 3]}]},
         {"inputs": [{**GOOD, "data": [256] * 224 * 224 * 3}]},
-        {"inputs": [{**GOOD, "data": [[1], [2, 3]]}]},
         {"inputs": [{**GOOD, "shape": [2**31, 2**31, 2**31, 3], "data": [1]}]},
-        {"inputs": [{**GOOD, "shape": [1, 225, 224, 3], "data": [1] * 225 * 224 * 3}]},
-        {"inputs": [{**GOOD, "data": [1], "parameters": {"binary_data_size": 1}}]},
         {"inputs": [{**GOOD, "parameters": {"binary_data_size": 2**63}}]},
         {"inputs": [{**GOOD, "parameters": {"shared_memory_region": "x"}}]},
-        {"inputs": [{**GOOD, "parameters": [1], "data": [1]}]},
-        {"id": 5, "inputs": [IMAGE]},
         {"id": "a\nb", "inputs": [IMAGE]},
         {"inputs": [IMAGE], "outputs": [{"name": "x"}]},
-        {"inputs": [IMAGE], "outputs": {"name": "x"}},
-        {"inputs": [IMAGE], "outputs": [{"name": "logits"}, {"name": "logits"}]},
-        {"inputs": [IMAGE], "parameters": {"binary_data_output": "yes"}},
         {"inputs": [IMAGE], "parameters": {"score_threshold": 2}},
-        {"inputs": [IMAGE], "parameters": {"top_k": True, "nested": {}}},
     ],
 )
 def test_requests_that_make_no_sense(client, document):
     assert_error(client.post(f"{RESNET}/infer", json=document), 400, "INVALID_REQUEST")
 
 
-@pytest.mark.parametrize("length", ["-1", "9999999", "", "many", "1.5", "0x10", "9" * 40, "+5"])
+@pytest.mark.parametrize("length", ["-1", "9999999", "", "9" * 40])
 def test_a_header_length_that_lies(client, length):
     answer = binary(RESNET, {"inputs": []}, b"rest", post=client.post, header=length)
     assert_error(answer, 400, "INVALID_REQUEST")
 
 
-def test_a_broken_image_and_one_that_is_none(client):
+def test_what_is_refused_with_another_code(client):
+    assert "version 1" in assert_error(client.get(f"{RESNET}/versions/2"), 404, "MODEL_NOT_FOUND")
     assert_error(infer_images(client, RESNET, PHOTO[:1000]), 422, "INVALID_IMAGE")
     assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
     assert_error(client.post("/v2/models/nobody/infer", json={}), 404, "MODEL_NOT_FOUND")
@@ -347,25 +260,6 @@ def test_nothing_is_left_of_requests_that_were_refused(client):
     # All slots and all of the budget for bodies are still there: more than either holds at once goes through.
     for _ in range(3):
         assert infer_images(client, RESNET, *[PHOTO] * 8).status_code == 200
-
-
-def test_configuration_for_tools(client):
-    config = client.get(f"{RESNET}/config").json()
-    assert config["name"] == "resnet18"
-    assert config["max_batch_size"] == 8
-    assert config["dynamic_batching"]["preferred_batch_size"] == [1, 2, 4]
-    image, pixels = config["input"]
-    expected = {"name": "pixels", "data_type": "TYPE_UINT8", "dims": [224, 224, 3]}
-    assert pixels == {**expected, "format": "FORMAT_NHWC", "optional": True}
-    assert (image["name"], image["format"], image["optional"]) == ("image", "FORMAT_NONE", True)
-    texts = {key: value["string_value"] for key, value in config["parameters"].items()}
-    assert texts["task"] == "classify"
-    assert json.loads(texts["labels"]) == client.get(RESNET).json()["parameters"]["labels"]
-    assert {each["name"]: each["dims"] for each in config["output"]} == {
-        "logits": [1000],
-        "probabilities": [1000],
-        "predictions": [],
-    }
 
 
 @pytest.mark.parametrize("path", [RESNET, YOLO])
@@ -388,7 +282,7 @@ def test_statistics_count_what_was_asked(client):
     assert infer_images(client, RESNET, PHOTO, OTHER).status_code == 200
     assert_error(infer_images(client, RESNET, b"<html>"), 422, "INVALID_IMAGE")
     after = stats()
-    assert stats("/v2/stats") == stats("/v2/models/stats") == stats(f"{RESNET}/versions/1/stats") == after
+    assert stats("/v2/stats") == after
     assert after["inference_count"] - before["inference_count"] == 2
     assert 1 <= after["execution_count"] - before["execution_count"] <= 2
     assert after["last_inference"] > 1.6e12
@@ -409,26 +303,15 @@ def test_statistics_count_what_was_asked(client):
 
 def test_clients_that_want_one_input_and_one_output_see_no_more(tmp_path):
     null = ("--device", "null", "--engine", "auto", "--precision", "auto", "--weights", "random")
-    compat = ("--compat", "image-client,ultralytics")
+    compat = ("--compat", "image-client")
     with running(tmp_path, "--models", "resnet18,yolov8n", *null, *compat) as service, service.client() as client:
-        for path, seen in (
-            (RESNET, [("pixels", [-1, 224, 224, 3], "FORMAT_NHWC"), ("probabilities", [-1, 1000])]),
-            (YOLO, [("input", [-1, 3, 640, 640], "FORMAT_NCHW"), ("output0", [-1, 300, 6])]),
-        ):
-            metadata, config = client.get(path).json(), client.get(f"{path}/config").json()
-            [given], [answered] = metadata["inputs"], metadata["outputs"]
-            [taken], [made] = config["input"], config["output"]
-            assert [(given["name"], given["shape"], taken["format"]), (answered["name"], answered["shape"])] == seen
-            assert (taken["name"], [-1, *taken["dims"]]) == (given["name"], given["shape"])
-            assert (made["name"], [-1, *made["dims"]]) == (answered["name"], answered["shape"])
-            assert "optional" not in taken
-            names = {each["name"] for each in infer_images(client, path, PHOTO).json()["outputs"]}
-            assert names > {"predictions"}, "requests may name what is not listed"
-        assert "metadata" in config["parameters"]
-
-
-def test_who_fills_every_input_is_told_what_helps(client):
-    image = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
-    pixels = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1], "data": [0]}
-    answer = client.post(f"{RESNET}/infer", json={"inputs": [image, pixels]})
-    assert "--compat image-client" in assert_error(answer, 400, "INVALID_REQUEST")
+        metadata, config = client.get(RESNET).json(), client.get(f"{RESNET}/config").json()
+        [given], [answered] = metadata["inputs"], metadata["outputs"]
+        [taken], [made] = config["input"], config["output"]
+        assert (given["name"], given["shape"], taken["format"]) == ("pixels", [-1, 224, 224, 3], "FORMAT_NHWC")
+        assert (answered["name"], answered["shape"]) == ("probabilities", [-1, 1000])
+        assert (taken["name"], [-1, *taken["dims"]]) == (given["name"], given["shape"])
+        assert (made["name"], [-1, *made["dims"]]) == (answered["name"], answered["shape"])
+        assert "optional" not in taken
+        names = {each["name"] for each in infer_images(client, RESNET, PHOTO).json()["outputs"]}
+        assert names > {"predictions"}, "requests may name what is not listed"

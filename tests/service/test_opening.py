@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -150,24 +149,3 @@ def test_a_watch_that_began_before_there_was_a_service_ends_when_there_is_one(
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
-
-
-def test_a_service_that_reads_models_ends_at_once_when_told_to(tmp_path: Path, mirror: Held) -> None:
-    with starting(tmp_path, free_port(), "--models", "resnet18", "--weights-mirror", mirror.url) as process:
-        assert mirror.asked_once.wait(WAIT_S)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == -signal.SIGTERM
-
-
-def test_models_that_are_loaded_are_named_before_all_are(tmp_path: Path) -> None:
-    port = free_port()
-    null = ("--device", "null", "--null", "load_ms=1500", "--weights", "random")
-    with starting(tmp_path, port, "--models", "first=resnet18,second=resnet18", *null) as process:
-        loading = said(port, "1 of 2 models are loaded (first); no worker is ready for first, second")
-        assert loading.status_code == 503
-        said(port, '"ready":true')
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0
-    assert "served by null:0" in errors
-    assert re.search(r"second: null fp32 on null:0 after [1-9][.\d]* s", errors)

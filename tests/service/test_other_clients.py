@@ -22,25 +22,24 @@ from PIL import Image
 from models.sample import IMAGES
 from tests.support.clients_page import PAGE, assert_on_the_page
 from tests.support.service_process import free_port, running
+from tests.support.task_files import written
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
 GO = PYTHON.with_name("go")
 PERF_ANALYZER = PYTHON.with_name("perf_analyzer")
-EXAMPLES = os.environ.get("ANYCHIP_TEST_TRITON_EXAMPLES", "")
-"""A checkout of triton-inference-server/client: no package has its examples."""
 FRIGATE = os.environ.get("ANYCHIP_TEST_FRIGATE", "")
 """A checkout of blakeblackshear/frigate: no package has it."""
 MLFLOW = PYTHON.parents[1] / "mlflow"
 IMAGE = IMAGES / "detect_1.jpg"
-HEART = IMAGES / "classify_heart.jpg"
+TASKS = ("classify", "pose", "obb", "segment", "detect")
 WAIT_S = 120
 
-pytestmark = [
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"make clients-environment makes what is missing here: {PYTHON}"),
-]
+outside = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"make clients-environment makes what is missing here: {PYTHON}"
+)
 perf_analyzer = pytest.mark.skipif(
-    not PERF_ANALYZER.exists(), reason="perf_analyzer is not there: tests/environments/clients_environment.py says why"
+    not PERF_ANALYZER.exists(), reason="perf_analyzer is not there: tests/environments/make.py says why"
 )
 PERF_RAN = ["REST and gRPC: images and pixels from a file", "made-up pixels", "tensors in batches", "streams"]
 CHILD = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -53,15 +52,15 @@ def serve(folder, *options, models, port):
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, port):
-    """Serve a classifier, a detector, and a network of tensors."""
+    """Serve a classifier, a detector, a network of tensors, and a file of each of the TASKS."""
     folder = tmp_path_factory.mktemp("files")
     dynamic = ({0: torch.export.Dim("batch", max=64)},)
     program = torch.export.export(torch.nn.ReLU(), (torch.zeros(2, 8),), dynamic_shapes=dynamic)
     torch.export.save(program, folder / "relu.pt2")
-    models = f"resnet18:random,yolov8n,relu={folder / 'relu.pt2'}"
-    with serve(
-        folder, "--trust-exported", "true", "--compat", "deepstack,x-anylabeling", models=models, port=port
-    ) as service:
+    files = ",".join(f"{task}={written(folder, task)}" for task in TASKS)
+    models = f"resnet18:random,yolov8n,relu={folder / 'relu.pt2'},{files}"
+    compat = ("--trust-exported", "true", "--compat", "deepstack,x-anylabeling")
+    with serve(folder, *compat, models=models, port=port) as service:
         yield service
 
 
@@ -83,12 +82,14 @@ def asked(client, service, port, *example):
     return json.loads(done.stdout.partition("REPORT")[2])
 
 
+@outside
 def test_kserves_sdk(service, port, expected):
     report = asked("kserve", service, port)
     assert report["found"] == dict.fromkeys(("v1", "v2", "grpc"), expected["yolov8n"])
     assert_on_the_page("KServe's SDK", report["version"], report["ran"])
 
 
+@outside
 def test_the_open_inference_groups_clients(service, port, expected):
     for client in ("open_inference_rest", "open_inference_grpc"):
         report = asked(client, service, port)
@@ -99,6 +100,7 @@ def test_the_open_inference_groups_clients(service, port, expected):
         assert_on_the_page(name, report["version"], report["ran"])
 
 
+@outside
 def test_deepstacks_clients(service, port, expected):
     detections = [each for each in expected["yolov8n"]["detections"] if each["score"] >= 0.45]
     labels = [each["label"] for each in detections]
@@ -126,6 +128,7 @@ def example_of(word, folder, service):
     return file
 
 
+@outside
 def test_the_function_for_cvat(service, port, expected, tmp_path):
     report = asked("cvat", service, port, example_of("cvat_sdk", tmp_path, service))
     found = [
@@ -139,6 +142,7 @@ def test_the_function_for_cvat(service, port, expected, tmp_path):
     assert_on_the_page("CVAT (cvat-sdk)", report["version"], report["ran"])
 
 
+@outside
 def test_the_backend_for_label_studio(service, port, expected, tmp_path):
     report = asked("label_studio", service, port, example_of("label_studio_ml", tmp_path, service))
     found, wanted = report["found"]["result"], expected["yolov8n"]
@@ -151,7 +155,7 @@ def test_the_backend_for_label_studio(service, port, expected, tmp_path):
 
 @pytest.mark.skipif(
     not [*PYTHON.parents[1].glob("lib/python3.*/site-packages/anylabeling")] or find_library("EGL") is None,
-    reason="X-AnyLabeling is not there (tests/environments/clients_environment.py), or what Qt loads (libegl1)",
+    reason="X-AnyLabeling is not there (tests/environments/make.py), or what Qt loads (libegl1)",
 )
 def test_x_anylabeling(service, port, expected):
     found = (report := asked("x_anylabeling", service, port))["found"]
@@ -243,28 +247,7 @@ def test_perf_analyzer_makes_up_images_where_one_input_is_listed(view, view_port
     measured("resnet18", grpc, "-i", "grpc")
 
 
-@pytest.mark.skipif(not EXAMPLES, reason="ANYCHIP_TEST_TRITON_EXAMPLES names no checkout of Triton's client")
-@pytest.mark.parametrize("options", [("-i", "http"), ("-i", "grpc", "--streaming"), ("-i", "grpc", "-a", "-b", "2")])
-def test_tritons_image_client(view, view_port, options):
-    script = Path(EXAMPLES) / "src/python/examples/image_client.py"
-    address = f"127.0.0.1:{view_port}" if "grpc" in options else view.url.removeprefix("http://")
-    command = [PYTHON, script, "-m", "resnet18", "-c", "2", "-u", address, *options, HEART]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S, env=CHILD)
-    assert done.stdout.rstrip().endswith("PASS"), done.stdout + done.stderr
-    with view.client() as client, Image.open(HEART) as image:
-        pixels = np.asarray(image.convert("RGB").resize((224, 224), Image.Resampling.BILINEAR))
-        sent = {"name": "pixels", "datatype": "UINT8", "shape": [1, 224, 224, 3], "data": pixels.tolist()}
-        wanted = {"name": "probabilities", "parameters": {"classification": 2}}
-        [output] = client.post("/v2/models/resnet18/infer", json={"inputs": [sent], "outputs": [wanted]}).json()[
-            "outputs"
-        ]
-    for text in output["data"]:
-        value, index, label = text.split(":")
-        assert done.stdout.count(f"({index}) = {label}") == (2 if "-b" in options else 1), (text, done.stdout)
-        assert value[:6] in done.stdout
-    assert_on_the_page("Triton's `image_client.py`", "58a44ca", ["REST, gRPC, streaming, asynchronous, batches"])
-
-
+@outside
 @pytest.mark.parametrize("checkout", [(), (FRIGATE,)], ids=["the same messages", "its own code"])
 def test_frigates_zmq_detector(service, tmp_path, expected, checkout):
     """Frigate's frames in, its tensor out, by deploy/upstream/frigate/anychip_zmq.py."""
@@ -332,3 +315,55 @@ def test_mlflow_deployments(service, tmp_path, expected):
     (tmp_path / "model" / "model.onnx").touch()
     said = mlflow("run-local", "--name", "net", "-m", tmp_path / "model", "-C", "port=0")
     assert f"serve --models net={tmp_path / 'model' / 'model.onnx'} --port 0" in said
+
+
+def image():
+    return {"image": ("frame.jpg", IMAGE.read_bytes(), "image/jpeg")}
+
+
+def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
+    with service.client() as client:
+        assert client.post("/v1/vision/custom/list").json()["models"] == ["resnet18", "yolov8n", *TASKS]
+        assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
+        assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
+        for path, files, status in (
+            ("/v1/vision/custom/none", image(), 400),
+            ("/v1/vision/detection", {"image": ("a.jpg", b"no image")}, 400),
+            ("/v1/vision/detection", None, 400),
+        ):
+            refused = client.post(path, files=files)
+            assert refused.status_code == status
+            assert refused.json()["success"] is False
+            assert refused.json()["error"]
+        wrong = client.post("/v1/vision/detection", files=image(), data={"min_confidence": "7"})
+        assert "min_confidence" in wrong.json()["error"]
+
+
+def labelled(client, model, **params):
+    encoded = base64.b64encode(IMAGE.read_bytes()).decode()
+    body = {"model": model, "image": f"data:image/png;base64,{encoded}", "params": params}
+    return client.post("/v1/predict", json=body)
+
+
+def test_x_anylabeling_has_its_models_and_ours(service):
+    with service.client() as client:
+        listed = client.get("/v1/models").json()
+        of_images = [each["name"] for each in listed["models"] if each["name"] != "relu"]  # That takes tensors.
+        assert of_images == list(listed["data"])
+        assert listed["data"]["pose"]["display_name"] == "pose"
+        labels = client.get("/v1/models/yolov8n/labels").json()["labels"]
+        assert listed["data"]["yolov8n"]["classes"] == labels
+        assert "button_classes_filter" in {each["name"] for each in listed["data"]["yolov8n"]["widgets"]}
+        assert client.get("/v1/models/pose/info").json()["success"]
+        assert client.get("/health").json()["success"]
+
+
+def test_x_anylabeling_is_told_what_is_wrong(service):
+    with service.client() as client:
+        missing = labelled(client, "none").json()
+        assert missing["error"]["code"] == "MODEL_NOT_FOUND"
+        for wrong in ({"conf_threshold": 7}, {"filter_classes": "cross"}, {"filter_classes": [1]}):
+            assert labelled(client, "yolov8n", **wrong).json()["error"]["code"] == "INVALID_REQUEST"
+        for body in (b"no JSON", b"[]", b'{"model": "yolov8n", "image": "!", "params": {}}'):
+            refused = client.post("/v1/predict", content=body)
+            assert (refused.status_code, refused.json()["success"]) == (200, False)

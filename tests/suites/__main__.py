@@ -6,23 +6,25 @@
     .venv/bin/python -m tests.suites chosen           # runs it
     .venv/bin/python -m tests.suites run faults -- -x # runs suites by their names
 
-Owns: the order of phases and what is printed of them. Every phase is one pytest; the first that fails ends `test`,
-`check` and `chosen`, while `nightly` goes on and fails at its end.
+Owns: the order of phases, the pytest command of a suite, and what is printed of them. Every phase is one pytest; the
+first that fails ends `test`, `check` and `chosen`, while `nightly` goes on and fails at its end.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tests.suites.choice import ROOT, changed_on_branch, changed_paths, choose, file_of, sources_of_tests
-from tests.suites.reminders import reminders
-from tests.suites.running import NO_TESTS, Outcome, adopt_orphans, command, run
 from tests.suites.table import (
+    ALL_PROCESSORS,
     BY_PATH,
     CHECK_LEAVES_OUT,
     MAKE_TEST,
@@ -40,8 +42,57 @@ LINT = {
     "mypy": [str(BIN / "mypy")],
 }
 EACH = "not nightly"
+NO_TESTS = 5
+"""pytest's exit status where it found none."""
+_TIMED_OUT, _NOT_THERE = 124, 127
+CHANGELOG = "CHANGELOG.md"
+PROMISES = tuple(f"docs/{name}.md" for name in ("api", "observability", "predict", "protocols", "settings", "tools"))
+"""Pages of names that clients and dashboards depend on. Tests fail if a new name is not in its page."""
 Phases = Mapping[str, Sequence[str]]
 """Commands by the names of their phases."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    status: int
+    wall_s: float
+
+    def __str__(self) -> str:
+        said = "passed" if self.status == 0 else "has no such test" if self.status == NO_TESTS else "FAILED"
+        return f"{self.name:<14} {said:<16} {self.wall_s:6.0f} s"
+
+
+def command(suite: Suite, marked: str, more: Sequence[str] = ()) -> list[str]:
+    """Return the command that runs a suite's tests with these marks; `more` are further words for pytest.
+
+    Files that share a service stay in one process, in the order as written.
+    """
+    ignored = [f"--ignore={path}" if file_of(path) == path else f"--deselect={path}" for path in suite.without]
+    processes = [] if suite.at_a_time == ONE_BY_ONE else ["-n", str(suite.at_a_time)]
+    if suite.at_a_time == ALL_PROCESSORS:
+        processes = ["-n", "logical", "--maxprocesses", "8"]
+    if processes:
+        processes += ["--dist", "loadgroup", "--no-loadscope-reorder"]
+    python = str(ROOT / suite.environment / "bin" / "python")
+    return [python, "-m", "pytest", "-m", marked, *processes, *ignored, *suite.tests, *more]
+
+
+def run(name: str, words: Sequence[str], limit_s: float | None = None) -> Outcome:
+    """Run a command to its end, or stop it and all that is in its session once the limit is over."""
+    began = time.monotonic()
+    try:
+        started = subprocess.Popen(words, cwd=ROOT, start_new_session=limit_s is not None)
+    except FileNotFoundError as error:  # Of an environment that could not be made.
+        print(f"anychip: {error}", file=sys.stderr)
+        return Outcome(name, _NOT_THERE, 0)
+    try:
+        status = started.wait(None if limit_s is None else max(limit_s, 0))
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        status = _TIMED_OUT
+    return Outcome(name, status, time.monotonic() - began)
 
 
 def named_tests(more: Sequence[str]) -> bool:
@@ -57,7 +108,6 @@ def phases(suites: Mapping[str, Suite], marked: str, more: Sequence[str]) -> dic
 
 
 def of_check(more: Sequence[str]) -> dict[str, list[str]]:
-    """Return the phases of `make check`."""
     unit = MAKE_TEST["unit"]
     tests = tuple(test for test in unit.tests if test not in CHECK_LEAVES_OUT)
     without = tuple(test for test in CHECK_LEAVES_OUT if test not in unit.tests)
@@ -65,7 +115,6 @@ def of_check(more: Sequence[str]) -> dict[str, list[str]]:
 
 
 def of_test(more: Sequence[str]) -> dict[str, list[str]]:
-    """Return the phases of `make test`."""
     return {**LINT, **phases(MAKE_TEST, EACH, more)}
 
 
@@ -100,7 +149,6 @@ def finished(
     limit_s: float | None = None,
 ) -> int:
     """Run phases, print what became of each, and return an exit status: 0 where all ran and passed."""
-    adopt_orphans()
     began = time.monotonic()
     outcomes: list[Outcome] = []
     for name, words in wanted.items():
@@ -108,7 +156,7 @@ def finished(
         left_s = None if limit_s is None else limit_s - (time.monotonic() - began)
         outcome = run(name, words, left_s)
         if outcome.status == NO_TESTS and may_be_empty(name):
-            outcome = Outcome(name, 0, outcome.wall_s, outcome.processor_s)
+            outcome = replace(outcome, status=0)
         outcomes.append(outcome)
         if outcome.status and not keep_going:
             break
@@ -117,12 +165,8 @@ def finished(
         print(outcome)
     for name in list(wanted)[len(outcomes) :]:
         print(f"{name:<14} did not run")
-    total = Outcome(
-        "all",
-        next((each.status for each in outcomes if each.status), 0),
-        time.monotonic() - began,
-        sum(each.processor_s for each in outcomes),
-    )
+    status = next((each.status for each in outcomes if each.status), 0)
+    total = Outcome("all", status, time.monotonic() - began)
     print(total, flush=True)
     return total.status
 
@@ -149,8 +193,20 @@ def environments(names: Iterable[str]) -> list[str]:
     return [f"{name}-environment" for name in sorted(wanted.union(*(suite.wants for suite in suites)))]
 
 
+def reminders(changed: Collection[str], root: Path = ROOT) -> list[str]:
+    """Return what no test can see: a sentence for each page of the changed paths that did not change with another."""
+    said = []
+    for page in sorted(path for path in changed if path.endswith(".md") and (root / path).exists()):
+        chinese = f"{page.removesuffix('.md')}.zh-CN.md"
+        if (root / chinese).exists() and chinese not in changed:
+            said.append(f"{page} changed, {chinese} did not: does it still say the same?")
+    noticed = [page for page in PROMISES if page in changed]
+    if noticed and CHANGELOG not in changed:
+        said.append(f"{', '.join(noticed)} changed, {CHANGELOG} did not: a change that people notice has a line there.")
+    return said
+
+
 def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Return what the command line says; `more` is for pytest."""
     parser = argparse.ArgumentParser(prog="python -m tests.suites", description="Suites of tests.")
     named = parser.add_subparsers(dest="command", required=True)
     for name in ("check", "test", "nightly"):
@@ -174,14 +230,13 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the command line and return the exit status."""
     options = parsed(words)
     if options.command in ("check", "test", "nightly"):
         wanted = {"check": of_check, "test": of_test, "nightly": of_nightly}[options.command](options.more)
         nightly = options.command == "nightly"
         status = finished(wanted, may_be_empty=lambda name: nightly or bool(options.more), keep_going=nightly)
         if options.command == "check":
-            for each in reminders(changed_on_branch(), ROOT):
+            for each in reminders(changed_on_branch()):
                 print(f"note: {each}", flush=True)
         return status
     if options.command == "run":

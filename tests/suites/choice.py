@@ -28,12 +28,10 @@ START_PROCESSES = {"service", "stories", "devices"}
 
 
 def dear(suite: Suite) -> bool:
-    """Say whether a suite needs more than `.venv`."""
     return bool(suite.programs or suite.wants or suite.environment != ".venv")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Say whether a path is what a row of PATHS means."""
     if pattern.endswith("/"):
         return path.startswith(pattern)
     return path.count("/") == pattern.count("/") and fnmatch.fnmatchcase(path, pattern)
@@ -101,9 +99,6 @@ def of_tests(path: str, sources: Mapping[str, str]) -> set[str] | None:
         if found & START_PROCESSES:  # `make test` has run it: what is dear to set up shows nothing new of it.
             found = {suite for suite in found if not dear(everyone[suite])}
         return found or None
-    if match := re.fullmatch(r"tests/environments/(\w+)_environment\.py", path):
-        name = match[1]
-        return {key for key, suite in everyone.items() if suite.environment == f".venv-{name}" or name in suite.wants}
     if path.startswith("tests/environments/"):
         return {key for key, suite in everyone.items() if suite.wants or suite.environment != ".venv"}
     if match := re.fullmatch(r"(tests/\w+)/conftest\.py", path):

@@ -32,7 +32,8 @@ class Suite:
     programs: tuple[str, ...] = ()
     """Debian's packages that they need, keys of PACKAGES."""
     by_its_paths_alone: bool = False
-    """Whether a path that nobody knows leaves it out: with everything else it would take longer than `.ci/run` may."""
+    """Whether only what it is about chooses it: `make nightly` runs it after any other change. So are the suites that
+    need other people's programs."""
 
 
 PACKAGES = {
@@ -47,14 +48,19 @@ PACKAGES = {
 }
 """A Debian package, and the command that succeeds where it is installed."""
 
+
+def of(room: str, *names: str) -> tuple[str, ...]:
+    """Return files of a room: `of("unit", "gate worker")`."""
+    return tuple(f"tests/{room}/test_{name}.py" for several in names for name in several.split())
+
+
 FAULT_STORIES = tuple(
     f"tests/service/test_{name}"
     for name in (
         "ingresses.py::test_an_ingress_that_is_killed_costs_its_own_connections_alone",
         "faults.py::test_overload_is_refused_and_memory_stays_flat",
-        "stalls.py::test_a_frozen_worker_holds_nobody_up",
         "faults.py::test_a_poisonous_image_fails_alone",
-        "failure_domains.py::test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced",
+        "faults.py::test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced",
         "faults.py::test_deadlines_end_to_end",
         "faults.py::test_killed_workers_under_load_cost_nobody_an_answer",
         "faults.py::test_hand_over_under_load_loses_nothing",
@@ -74,27 +80,10 @@ UNIT = (
     "plugins/tools/tests",
 )
 
-COMPUTING = tuple(
-    f"tests/unit/test_{name}.py"
-    for name in (
-        "gate",
-        "classification",
-        "worker",
-        "yolo11",
-        "device_engines",
-        "vendor_calls",
-        "sample",
-        "operators",
-        "checkpoint",
-        "detection",
-        "checkpoint_fuzz",
-        "gate_of_tasks",
-        "catalog",
-        "torchair_networks",
-        "onnx_graph",
-        "witness",
-        "classifiers_by_pillow",
-    )
+COMPUTING = of(
+    "unit",
+    "classification worker device_engines vendor_calls operators checkpoint detection",
+    "checkpoint_fuzz gate_of_tasks catalog onnx_graph witness",
 )
 """Of UNIT, what makes networks and computes with them: more than half of its time."""
 
@@ -107,13 +96,7 @@ MAKE_TEST = {
     "unit": Suite("what starts no process and computes no network", UNIT, without=COMPUTING, at_a_time=ALL_PROCESSORS),
     "service": Suite(
         "the protocols and who may ask, with one service for most of them",
-        (
-            "tests/service/test_http.py",
-            "tests/service/test_open_inference.py",
-            "tests/service/test_rpc.py",
-            "tests/service/test_torchserve.py",
-            "tests/service/test_access.py",
-        ),
+        of("service", "http open_inference rpc access"),
     ),
     "stories": Suite("twelve stories of faults", FAULT_STORIES),
     "devices": Suite(
@@ -124,38 +107,15 @@ MAKE_TEST = {
             "tests/cpu/test_engines.py",
             "tests/simulated/test_detection_in_a_child.py",
         ),
-        without=tuple(
-            f"tests/cpu/test_engines.py::{name}"
-            for name in (
-                "TestInt8ByInductor::test_what_is_compiled_is_the_network_in_int8_and_is_kept",
-                "TestInductor::test_keeps_one_package_a_size_and_loads_it_at_the_next_start",
-            )
-        ),
         at_a_time=2,
     ),
     "manifests": Suite(
         "manifests, settings and pages of the deployment, as far as files say it",
-        (
-            "tests/deploy/test_deploy_manifests.py",
-            "tests/deploy/test_deploy_closed.py",
-            "tests/deploy/test_deploy_docs.py",
-            "tests/deploy/test_upstream.py",
-        ),
+        of("deploy", "deploy_manifests deploy_closed deploy_docs"),
         at_a_time=2,
     ),
 }
 """What `make test` runs, in this order: a change must pass it whatever it touches."""
-
-REPRESENTATIVES = tuple(
-    f"tests/cpu/test_libraries.py::test_a_folder_of_{name}"
-    for name in (
-        "timm_is_a_classifier_with_timms_pixels[resnet18]",
-        "timm_is_a_classifier_with_timms_pixels[vit_tiny_patch16_224]",
-        "transformers_is_a_classifier_with_its_pixels[vit]",
-        "transformers_is_a_detector[detr]",
-    )
-)
-"""Of the networks of two libraries."""
 
 BY_PATH = {
     "protocols": Suite(
@@ -165,130 +125,80 @@ BY_PATH = {
     ),
     "faults": Suite(
         "everything that can go wrong beside a request: workers, queues, hand-overs, limits, ends",
-        tuple(
-            f"tests/service/test_{name}.py"
-            for name in (
-                "lifecycle",
-                "faults",
-                "limits",
-                "failure_domains",
-                "taken_over",
-                "resources",
-                "stalls",
-                "shutdown",
-                "guard",
-            )
-        ),
+        of("service", "faults limits shutdown"),
     ),
     "processes": Suite(
         "worker, decoder and fork-server processes as the event loop sees them, and what confines them",
         (
-            "tests/simulated/test_decoders.py",
-            "tests/simulated/test_worker_process.py",
-            "tests/simulated/test_fork_server.py",
-            "tests/cpu/test_confinement.py",
-            "tests/cpu/test_imports.py",
+            *of("simulated", "decoders worker_process fork_server"),
+            *of("cpu", "confinement imports"),
         ),
     ),
     "ingress": Suite(
         "connections, ingress processes, TLS, several services behind one port",
-        tuple(
-            f"tests/service/test_{name}.py"
-            for name in ("ingresses", "doors", "reuse_port", "converter", "opening", "tls", "no_torch")
-        ),
+        of("service", "ingresses doors converter opening no_torch"),
     ),
     "connections": Suite(
         "thousands of connections and what one client can take",
-        ("tests/service/test_connections.py", "tests/service/test_rpc_limits.py", "tests/cpu/test_newest.py"),
+        ("tests/service/test_connections.py", "tests/cpu/test_newest.py"),
         at_a_time=ONE_BY_ONE,
     ),
     "observability": Suite(
         "logs, traces and statistics, as a running service shows them",
         (
             "tests/service/test_tracing.py",
-            "tests/service/test_top.py",
-            "tests/service/test_logs.py",
+            "tests/service/test_tools.py::test_the_numbers_are_those_of_the_metrics_and_top_shows_them",
             "tests/simulated/test_telemetry_tools.py",
         ),
     ),
     "prometheus": Suite(
         "alerts and the dashboard in a Prometheus of their own",
-        ("tests/service/test_monitoring.py", "tests/service/test_promtool.py"),
+        ("tests/service/test_monitoring.py",),
         programs=("prometheus",),
     ),
     "serving": Suite(
         "models that come, go and change while the service runs, and stages of models under one name",
         (
             "tests/simulated/test_rollout.py",
-            "tests/service/test_stages.py",
-            "tests/service/test_staged_start.py",
-            "tests/service/test_repository.py",
-            "tests/service/test_tiles.py",
-            "tests/service/test_tasks_of_images.py",
-            "tests/service/test_task_adapter.py",
-            "tests/service/test_exchanged_files.py",
+            *of("service", "stages changes tasks_of_images"),
         ),
     ),
     "simulated": Suite(
         "every simulated device: the contract, leaks, memory, operators, decoding, verify",
         (
-            "tests/simulated/test_device_contract.py::test_every_other_simulated_device",
             "tests/simulated/test_device_contract.py::test_every_other_simulated_device_has_its_names",
             "tests/simulated/test_device_contract.py::test_ascend_without_torch_npu",
-            "tests/simulated/test_leaks.py",
-            "tests/simulated/test_model_memory.py",
-            "tests/simulated/test_simulation.py",
-            "tests/simulated/test_verify.py",
-            "tests/simulated/test_operators_on_devices.py",
-            "tests/simulated/test_device_decoding.py",
-            "tests/simulated/test_recorded_failures.py",
-            "tests/simulated/test_external_backend.py",
-            "tests/simulated/test_null.py",
-            "tests/simulated/test_ops_command.py",
+            *of(
+                "simulated",
+                "leaks model_memory simulation verify operators_on_devices device_decoding external_backend null",
+            ),
             "tests/service/test_om.py",
             "tests/cpu/test_om.py",
-            "tests/cpu/test_dvpp.py",
         ),
     ),
     "vendors": Suite(
         "vendors' own packages over stub drivers, and our calls against their sources",
         (
-            "tests/simulated/test_stub_drivers.py",
+            "tests/simulated/test_device_contract.py::test_a_refusal_to_lock_memory_is_nobody_elses_error",
+            "tests/simulated/test_device_contract.py::test_the_service_on_the_stub_cuda_runtime",
+            "tests/simulated/test_device_contract.py::test_torch_npu_without_cann_stops_torch_but_not_us",
             "tests/simulated/test_device_contract.py::test_a_vendors_own_package_over_a_stub_driver",
             "tests/simulated/test_device_contract.py::test_torch_npu_that_waits_for_every_kernel",
-            "tests/simulated/test_torchair_cache.py",
             "tests/simulated/test_vendor_sources.py",
         ),
         wants=("npu",),
     ),
     "engines": Suite(
         "every engine in every precision on the CPU",
-        (
-            "tests/cpu/test_backends.py",
-            "tests/cpu/test_engines.py",
-            "tests/cpu/test_exported.py",
-            "tests/cpu/test_models_on_demand.py",
-            "tests/cpu/test_normalised_engines.py",
-            "tests/cpu/test_fused.py",
-        ),
+        of("cpu", "backends engines exported models_on_demand fused"),
         at_a_time=2,
     ),
     "models": Suite(
         "networks against their references: torchvision, Ultralytics, OpenVINO, rfdetr",
-        (
-            "tests/cpu/test_exported_images.py",
-            "tests/cpu/test_classification_reference.py",
-            "tests/cpu/test_ultralytics_files.py",
-            "tests/service/test_torchvision_detectors.py",
-            "tests/cpu/test_openvino_networks.py",
-            "tests/cpu/test_rfdetr_files.py",
-            "tests/cpu/test_torchvision_files.py",
-            "tests/cpu/test_sample_quality.py",
-            "tests/cpu/test_tasks_of_images.py",
-            "tests/cpu/test_inputs_of_files.py",
-            "tests/cpu/test_scores_of_files.py",
-            "tests/cpu/test_onnx_node_tests.py",
-            *REPRESENTATIVES,
+        of(
+            "cpu",
+            "exported_images ultralytics_files openvino_networks rfdetr_files sample_quality",
+            "forms_of_files onnx_node_tests",
         ),
         at_a_time=2,
     ),
@@ -298,68 +208,48 @@ BY_PATH = {
         at_a_time=ALL_PROCESSORS,
     ),
     "libraries": Suite(
-        "networks of timm and transformers",
-        ("tests/cpu/test_libraries.py", "tests/cpu/test_library_pixels.py"),
+        "networks of other libraries",
+        ("tests/cpu/test_zoo.py", "tests/cpu/test_libraries.py", "tests/cpu/test_library_pixels.py"),
         at_a_time=2,
     ),
     "tools": Suite(
         "the commands: predict, bench, tune, validate, doctor, demo",
         (
-            "tests/cpu/test_gpu_kit.py",
-            "tests/cpu/test_bench.py",
-            "tests/cpu/test_predict.py",
-            "tests/cpu/test_fetched_command.py",
-            "tests/cpu/test_validation.py",
-            "tests/cpu/test_doctor_here.py",
-            "tests/service/test_tune.py",
-            "tests/service/test_bench.py",
-            "tests/service/test_predict_url.py",
+            *of("cpu", "gpu_kit bench predict fetched_command validation doctor_here"),
+            "tests/service/test_tools.py",
         ),
     ),
     "clients": Suite(
         "other people's clients, in other languages and for other servers",
-        (
-            "tests/service/test_other_clients.py",
-            "tests/service/test_clients.py",
-            "tests/service/test_tritonclient.py",
-            "tests/service/test_generated_clients.py",
-        ),
+        (*of("service", "other_clients tritonclient"),),
         wants=("clients",),
         programs=("libegl1",),
+        by_its_paths_alone=True,
     ),
     "browser": Suite(
         "the page in a browser",
         ("tests/service/test_playground.py", "tests/cpu/test_playground_words.py"),
         wants=("clients",),
         programs=("chromium",),
+        by_its_paths_alone=True,
     ),
     "install": Suite(
-        "environments that the set-up makes and that are kept beside clones, and how suites run",
-        (
-            "tests/cpu/test_python_path.py",
-            "tests/cpu/test_install_environments.py",
-            "tests/cpu/test_install_index.py",
-            "tests/cpu/test_kept_environments.py",
-            "tests/cpu/test_suites_run.py",
-        ),
+        "environments that the set-up makes",
+        ("tests/cpu/test_install_here.py",),
     ),
     "deployment": Suite(
         "charts and manifests, rendered and checked by their tools; Ray",
-        (
-            "tests/deploy/test_deploy_ray.py",
-            "tests/deploy/test_deploy_manifests.py",
-            "tests/deploy/test_deploy_closed.py",
-            "tests/deploy/test_deploy_docs.py",
-            "tests/deploy/test_upstream.py",
-        ),
+        of("deploy", "deploy_ray deploy_manifests deploy_closed deploy_docs"),
         at_a_time=2,
         environment=".venv-deploy",
+        by_its_paths_alone=True,
     ),
     "proxy": Suite(
         "nginx in front of three services",
         ("tests/deploy/test_three_machines.py",),
         at_a_time=2,
         programs=("nginx-light",),
+        by_its_paths_alone=True,
     ),
     "images": Suite(
         "images, built and run, and what set-up would install into vendors'",
@@ -377,29 +267,30 @@ BY_PATH = {
         programs=("fonts-wqy-zenhei",),
         by_its_paths_alone=True,
     ),
-    "arm": Suite(
-        "the service on ARM, by qemu",
-        ("tests/cpu/test_arm.py",),
-        wants=("arm",),
-        programs=("qemu-user-static",),
-        by_its_paths_alone=True,
-    ),
 }
 """What `.ci/run` adds where a changed path chooses it."""
 
 NIGHTLY = {
     "long": Suite(
         "ten minutes of faults, clients that are slow, every route by its description",
-        ("tests/service/test_chaos.py", "tests/service/test_described_api.py"),
+        (
+            "tests/service/test_chaos.py",
+            "tests/service/test_api_description.py::test_no_request_that_is_described_or_not_is_a_fault",
+        ),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),
+    ),
+    "arm": Suite(
+        "the service on ARM, by qemu",
+        ("tests/cpu/test_arm.py",),
+        wants=("arm",),
+        programs=("qemu-user-static",),
     ),
     "least": Suite(
         "packages in the least versions that pyproject.toml admits: pure logic, the protocols, a network of timm",
         (
-            "tests/service/test_http.py",
-            "tests/service/test_open_inference.py",
-            REPRESENTATIVES[0],
+            *of("service", "http open_inference"),
+            "tests/cpu/test_libraries.py::test_a_folder_is_read_by_a_process_that_may_read_nothing_else[timm]",
             "tests/unit",
         ),
         without=COMPUTING,
@@ -414,32 +305,10 @@ SUITES = {**MAKE_TEST, **BY_PATH, **NIGHTLY}
 CHECK_LEAVES_OUT = (
     "tests/virtual",
     *COMPUTING,
-    *(
-        f"tests/unit/test_{name}.py"
-        for name in (
-            "pauses",
-            "scheduler",
-            "residency",
-            "images",
-            "cli",
-            "telemetry",
-            "fuzz",
-            "geometry",
-            "device_decoding",
-            "vendors",
-            "link_messages",
-            "install",
-            "metrics",
-            "wire",
-            "weights",
-            "guard",
-            "arena",
-            "instances",
-            "latency",
-            "model_archive",
-            "sbom",
-            "decode_queue",
-        )
+    *of(
+        "unit",
+        "scheduler residency images cli telemetry fuzz device_decoding vendors link_messages install",
+        "metrics wire weights guard arena instances latency decode_queue",
     ),
 )
 """Of UNIT, what takes more than a second of a processor: `make check` is for while one works."""
@@ -457,30 +326,30 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/prepared.py", ("processes", "faults")),
     ("app/access/", ("ingress", "connections")),
     ("app/compat/", ("protocols", "clients")),
-    ("app/config/", ("deployment", "faults")),
+    ("app/config/", ("faults",)),
     ("app/decoder/", ("processes", "simulated")),
     ("app/decoding/", ("processes", "faults")),
     ("app/fleet/", ("faults", "simulated")),
-    ("app/http/*.py", ("protocols", "ingress", "connections", "clients")),
-    ("app/http/routes/", ("protocols", "ingress", "connections", "clients")),
+    ("app/http/*.py", ("protocols", "ingress", "connections")),
+    ("app/http/routes/", ("protocols", "ingress", "connections")),
     ("app/http/playground/", ("browser",)),
-    ("app/images/", ("processes", "tools", "arm")),
+    ("app/images/", ("processes", "tools")),
     ("app/ingress/", ("protocols", "ingress", "connections", "faults")),
-    ("app/ingress/cascade*", ("serving", "ocr")),
+    ("app/ingress/cascade*", ("serving",)),
     ("app/observability/", ("observability", "prometheus")),
     ("app/precision/", ("networks", "engines", "simulated")),
     ("app/processes/", ("processes", "faults", "ingress")),
-    ("app/protocols/", ("protocols", "ingress", "clients")),
+    ("app/protocols/", ("protocols", "ingress")),
     ("app/scheduling/", ("faults",)),
     ("app/serving/", ("faults", "serving")),
-    ("app/serving/cascades.py", ("serving", "ocr")),
+    ("app/serving/cascades.py", ("serving",)),
     ("app/worker/", ("networks", "processes", "faults", "simulated", "vendors")),
     # Networks
     ("models/*.py", ("networks", "models", "engines")),
     ("models/confinement.py", ("processes", "engines")),
     ("models/contract/", ("networks", "models", "engines", "serving")),
-    ("models/exports/", ("protocols", "networks", "models", "engines", "libraries", "ocr")),
-    ("models/onnx/", ("networks", "models", "engines", "ocr")),
+    ("models/exports/", ("protocols", "networks", "models", "engines", "libraries")),
+    ("models/onnx/", ("networks", "models", "engines")),
     ("models/sample/", ("networks", "models")),
     ("models/tasks/", ("networks", "models", "serving")),
     ("models/weights/", ("networks", "models", "serving")),
@@ -489,13 +358,12 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("backends/*.py", ("networks", "simulated", "vendors")),
     ("backends/contract/", ("networks", "engines", "simulated", "vendors")),
     ("backends/engines/", ("networks", "engines", "simulated", "vendors")),
-    ("backends/operators/", ("networks", "simulated")),
     ("backends/telemetry/", ("observability",)),
     ("backends/vendors/", ("networks", "simulated", "vendors", "install")),
     # What is not for everybody
     ("plugins/ascend/", ("networks", "simulated", "vendors")),
     ("plugins/compat/", ("clients", "libraries", "models")),
-    ("plugins/grpc/", ("protocols", "ingress", "connections", "clients")),
+    ("plugins/grpc/", ("protocols", "ingress", "connections")),
     ("plugins/hosting/", ("deployment",)),
     ("plugins/ocr/", ("ocr",)),
     ("plugins/samples/", ("networks", "models")),
@@ -505,6 +373,7 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("plugins/tools/anychip_tools/simulated/", ("simulated",)),
     ("plugins/tools/anychip_tools/verify/", ("simulated",)),
     ("benchmarks/", ("networks", "tools")),
+    ("benchmarks/zoo/", ("networks", "libraries")),
     # How it is set up and deployed
     ("deploy/*.py", ("install",)),
     ("deploy/install.py", ("install", "images")),
@@ -523,8 +392,8 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Dockerfile.*", ("images",)),
     (".dockerignore", ("images",)),
     ("docker-bake.hcl", ("images",)),
-    ("pyproject.toml", ("install", "images")),
-    ("constraints.txt", ("networks", "install", "images", "arm", "engines", "models", "libraries", "simulated")),
+    ("pyproject.toml", ("install",)),
+    ("constraints.txt", ("networks", "install", "engines", "models", "libraries", "simulated")),
     # What make test itself runs, reads or is
     ("*.md", ()),
     ("docs/", ()),
@@ -533,11 +402,9 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (".gitignore", ()),
     (".ci/", ()),
     ("tests/conftest.py", ()),
-    ("tests/suites/", ("install",)),
-    ("tests/environments/cached.py", ("install",)),
+    ("tests/suites/", ()),
+    ("tests/environments/cached.py", ()),
     # Shared by tests that name them in no way that choice.py sees
-    ("tests/support/older_cpu.py", ()),
-    ("tests/support/planted_stalls.py", ("faults",)),
     ("tests/support/other_clients.py", ("clients",)),
     ("tests/support/tritonclient_session.py", ("clients",)),
     ("tests/support/frigate_client.py", ("clients",)),

@@ -28,7 +28,6 @@ def element(content):
 
 
 def elements(content):
-    """Return the elements of a tensor of BYTES."""
     found = []
     while content:
         (length,) = struct.unpack_from("<I", content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,19 +93,14 @@ def chromium(profile: Path) -> Iterator[Browser]:
             context.close()
 
 
-def drop(page: Any, path: Path, content: bytes | None = None, more: Sequence[Path] = ()) -> None:
-    """Drop a file, and `more` with it, on the page, like a user; `content` replaces the file's content."""
-    kinds = {".png": "image/png"}
-    contents = {path: path.read_bytes() if content is None else content, **{each: each.read_bytes() for each in more}}
-    files = [
-        [each.name, kinds.get(each.suffix, "image/jpeg"), base64.b64encode(data).decode()]
-        for each, data in contents.items()
-    ]
-    page.evaluate(_DROP, files)
+def drop(page: Any, path: Path, content: bytes | None = None) -> None:
+    """Drop a file on the page, like a user; `content` replaces the file's content."""
+    kind = "image/png" if path.suffix == ".png" else "image/jpeg"
+    data = path.read_bytes() if content is None else content
+    page.evaluate(_DROP, [[path.name, kind, base64.b64encode(data).decode()]])
 
 
 def axe_violations(page: Any) -> list[str]:
-    """Return axe-core's findings on the page as it is now, one a line."""
     package = pytest.importorskip("axe_playwright_python")
     source = next(Path(package.__file__).parent.glob("axe.min.js")).read_text(encoding="utf-8")
     page.evaluate(source)

@@ -20,7 +20,5 @@ def variables(**told: str) -> dict[str, str]:
 
 
 class Cann(NamedTuple):
-    """Double of pyACL, and the backend that has found it."""
-
     acl: Any
     backend: AscendBackend

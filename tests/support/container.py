@@ -66,7 +66,6 @@ class Builder:
     driver: str
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run buildah."""
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
         environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self.folder)}
         command = ["nice", "-n", "19", "buildah", *storage, "--storage-driver", self.driver, *arguments]
@@ -82,7 +81,6 @@ class Builder:
 
     @property
     def vendor(self) -> Path:
-        """Folder that is mounted at /opt/vendor."""
         return self.folder / "vendor"
 
     def make_base(self) -> None:
@@ -188,7 +186,6 @@ def builder(folder: Path) -> Iterator[Builder]:
 
 
 def _mounted_below(folder: Path) -> list[str]:
-    """Return the mounts that buildah leaves, the innermost first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return sorted((point for point in points if Path(point).is_relative_to(folder.resolve())), reverse=True)
 
@@ -201,7 +198,6 @@ class Container:
     environment: Mapping[str, str]
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run another command in it, like `docker exec`."""
         enter = ["nsenter", "--target", str(self.process.pid), "--mount", "--root", "--wd"]
         enter += ["--setuid", "10001", "--setgid", "0", "--"]
         return subprocess.run(

@@ -3,7 +3,7 @@
     dispatching ─► a fleet without processes, its Submissions ─► Worker, Decoders: what they were given
 
 Owns: these doubles, and the steps that most tests take with them. Doubles that speak the real messages over sockets, in
-virtual time, are in tests/support/virtual_processes.py.
+virtual time, are in tests/support/virtual_service.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import contextlib
 import math
 import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from app import clock
@@ -27,13 +26,13 @@ from app.decoder.messages import DecodePlan
 from app.decoding.pool import DecoderProcess
 from app.decoding.waiting import Outcome, PendingImage
 from app.fleet.fleet import Fleet
-from app.fleet.process import Events, WorkerProcess
-from app.ingress.items import Replies
+from app.fleet.process import Owner, WorkerProcess
+from app.ingress.ingress import Replies
 from app.link import Content, Frame, Result, Tables, Terms
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStatus, PlaceStatus
 from app.serving.submissions import Submissions
-from app.worker.messages import Done, ModelPlan, Ready, Run, WorkerPlan
+from app.worker.messages import Done, ModelPlan, Run, WorkerPlan
 from backends import Device
 from models import Options
 
@@ -43,20 +42,17 @@ def loaded_as(
     latency_s: dict[int, float],
     depth: int = 1,
     *,
-    decoded_by: Any = "host",
     memory_bytes: int = 0,
     load_s: float = 0,
+    model: int = 0,
 ) -> Loaded:
-    """Return a worker's report on a model that this engine serves."""
-    decoding = DecodedBy(decoded_by, "", {})
-    found: Any = [*latency_s], {}, {}, {}, decoding, memory_bytes, load_s, latency_s, depth
+    decoding = DecodedBy("host", "", {})
+    found: Any = [*latency_s], {}, {}, {}, decoding, memory_bytes, load_s, model, latency_s, depth
     return Loaded("null:0", engine, "fp32", False, *found)
 
 
 @dataclass(eq=False, frozen=True)
 class SmallModel:
-    """The fields of a model that queues and workers use."""
-
     name: str = "m"
     input_shape: tuple[int, ...] = (4,)
     weights: str = "random"
@@ -99,15 +95,14 @@ class Process:
 
 
 def plan_of(*models: Any, **more: Any) -> WorkerPlan:
-    """Return a worker's plan for these models."""
     device = Device("null:0", "null", memory_bytes=0, auto_precision="fp32")
     return WorkerPlan(tuple(ModelPlan(model, "null", "fp32", (1,)) for model in models), device, **more)
 
 
-def events(**handled: Callable[..., None]) -> Events:
-    """Return callbacks for the owner of workers; those that are not given do nothing."""
-    names = [each.name for each in fields(Events)]
-    return Events(**{name: handled.get(name, lambda *_: None) for name in names})
+def owner(**handled: Callable[..., None]) -> Any:
+    """Return an owner of workers; what is not given does nothing. `worker_said=…`, and others of Owner."""
+    names = [name for name in vars(Owner) if name.startswith("worker_")]
+    return SimpleNamespace(**{name: handled.get(name, lambda *_: None) for name in names})
 
 
 class Worker(WorkerProcess):
@@ -121,17 +116,17 @@ class Worker(WorkerProcess):
         depth: int = 1,
         models: Sequence[Any] = (MODEL,),
         *,
-        decodes: bool = False,
         latency_s: Mapping[int, float] = MappingProxyType({1: 0.001, 8: 0.002}),
         starts: bool = False,
         plan: WorkerPlan | None = None,
-        owner: Events | None = None,
+        owned_by: Owner | None = None,
     ) -> None:
         device = name.partition("#")[0]
-        super().__init__(device, plan or plan_of(*models), None, owner or events())  # type: ignore[arg-type]
+        super().__init__(device, plan or plan_of(*models), None, owned_by or owner())  # type: ignore[arg-type]
         self.name = name
-        loaded = loaded_as("null", dict(latency_s), depth, decoded_by="device" if decodes else "host")
-        self._report = Ready(device, "null", tuple(loaded if model else None for model in models))
+        self._reports = [
+            loaded_as("null", dict(latency_s), depth, model=index) for index, model in enumerate(models) if model
+        ]
         self.sent: list[Any] = []
         self.talk: Any = SimpleNamespace(say=self.sent.append, flush=lambda: None, end=self._ended)
         self.works = True
@@ -148,22 +143,17 @@ class Worker(WorkerProcess):
 
     @property
     def runs(self) -> list[Run]:
-        """Batches that it was sent."""
         return [message for message in self.sent if isinstance(message, Run)]
 
-    def succeed(self, *, staged: bool = False, loaded: Sequence[Any] | None = None) -> None:
-        """Become ready."""
-        self.ready = msgspec.structs.replace(self._report, staged=staged)
-        if loaded is not None:
-            self.ready = SimpleNamespace(staged=staged, loaded=loaded)  # type: ignore[assignment]
+    def succeed(self) -> None:
+        for each in self._reports:
+            self.loaded[each.model] = each
         self.move(ChildStatus.PREPARED)
 
     def fail(self) -> None:
-        """Fail to start."""
         self.end("it could not start")
 
     def drain(self) -> None:
-        """Finish what it has."""
         self.works = False
         self.leave()
 
@@ -189,9 +179,8 @@ class Worker(WorkerProcess):
 class StartedWorkers(list[Worker]):
     """Double of the class `WorkerProcess`, for a replica: each worker waits for the test to make it ready."""
 
-    def __call__(self, device: str, plan: WorkerPlan, arena: object, owner: Events) -> Worker:
-        """Make a worker."""
-        self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan, owner=owner))
+    def __call__(self, device: str, plan: WorkerPlan, arena: object, owner: Owner) -> Worker:
+        self.append(Worker(f"{device}#{len(self)}", starts=True, plan=plan, owned_by=owner))
         return self[-1]
 
 
@@ -218,7 +207,6 @@ class Decoders:
         self.dropped.append(image)
 
     def end(self, outcome: Outcome) -> None:
-        """End all given images with this outcome."""
         given, self.given = self.given, []
         for image in given:
             image.ended(image, outcome)
@@ -264,8 +252,7 @@ def fleet_of(models: Sequence[Any] = (MODEL,), **settings: Any) -> Fleet:
 
 
 def tables_of(fleet: Fleet, administration: Any = None) -> Tables:
-    """Make tables of the fleet's models."""
-    return Tables(fleet._settings, fleet.models, {}, {}, fleet._metrics, None, False, administration)
+    return Tables(fleet._settings, fleet.models, {}, fleet._metrics, None, False, administration)
 
 
 @contextlib.asynccontextmanager
@@ -275,16 +262,21 @@ async def dispatching(
     decoders: Decoders | None = None,
     models: Sequence[Any] = (MODEL,),
 ) -> AsyncIterator[Any]:
-    """Run a fleet with these workers, its `link` and `replies`; at the end nothing is in flight. `replicas`: states."""
+    """Run a fleet with these workers, its `link` and `replies`; at the end nothing is in flight, and no slot taken.
+
+    `replicas`: states.
+    """
     fleet: Any = fleet_of(models)
     fleet.replicas[:] = map(_replica, replicas)
     for worker in workers:
-        fleet._worker_ready(worker)
+        fleet.worker_ready(worker)
     fleet.link = Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None)  # type: ignore[arg-type]
     fleet.replies = Replies(fleet.link)
+    free = free_slots(fleet)
     try:
         yield fleet
         assert not fleet.link._under_way
+        assert free_slots(fleet) == free
     finally:
         fleet.dispatcher.stop()
         fleet.arena.close()
@@ -319,16 +311,14 @@ def submit(
 
 
 def done(run: Run, results: Sequence[Any] | None = None, **more: Any) -> tuple[Done, list[Any]]:
-    """Make a worker's message on a batch, and the batch's results."""
     return Done(run.batch_id, (), 0.001, **more), [()] * len(run.slots) if results is None else list(results)
 
 
 def hear(fleet: Any, worker: Worker, message: Any) -> None:
-    """Give the fleet this message of a worker."""
     if isinstance(message, tuple):
-        fleet.dispatcher.computed(worker, *message)
+        fleet.worker_computed(worker, *message)
     else:
-        fleet._worker_message(worker, message)
+        fleet.worker_said(worker, message)
 
 
 def free_slots(fleet: Any) -> int:

@@ -27,44 +27,28 @@ from pathlib import Path
 MARK = "escape-secret-"
 """Beginning of the secrets that tests put into environments; its uses put it together, else it would find itself."""
 _COLUMN = {"x86_64": 0, "aarch64": 1}.get(platform.machine(), 0)
-_OF_PROCESSES = {
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "move_pages": (279, 239),
-    "migrate_pages": (256, 238),
-    "sched_setattr": (314, 274),
-}
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Return the numbers of calls here. `text`: those on x86-64 and on AArch64."""
+    return {name: int(numbers[_COLUMN]) for name, *numbers in (entry.split() for entry in text.split(","))}
+
+
+_OF_PROCESSES = _numbers(
+    """rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434, process_vm_readv 310 270,
+    process_vm_writev 311 271, kcmp 312 272, move_pages 279 239, migrate_pages 256 238, sched_setattr 314 274"""
+)
 """Calls with the parent's process id as the first argument; they would change nothing, but must be refused."""
-_OF_NOBODY = {
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "open_by_handle_at": (304, 265),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "perf_event_open": (298, 241),
-    "bpf": (321, 280),
-    "keyctl": (250, 219),
-    "unshare": (272, 97),
-    "mount": (165, 40),
-    "fsopen": (430, 430),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "inotify_init1": (294, 26),
-    "fanotify_init": (300, 262),
-}
+_OF_NOBODY = _numbers(
+    """process_madvise 440 440, process_mrelease 448 448, open_by_handle_at 304 265, userfaultfd 323 282,
+    io_uring_setup 425 425, perf_event_open 298 241, bpf 321 280, keyctl 250 219, unshare 272 97, mount 165 40,
+    fsopen 430 430, shmget 29 194, semget 64 190, msgget 68 186, mq_open 240 180, inotify_init1 294 26,
+    fanotify_init 300 262"""
+)
 _NUMBERS = {
     **_OF_PROCESSES,
     **_OF_NOBODY,
-    "tgkill": (234, 131),
-    "ioprio_set": (251, 30),
-    "name_to_handle_at": (303, 264),
-    "clone": (56, 220),
+    **_numbers("tgkill 234 131, ioprio_set 251 30, name_to_handle_at 303 264, clone 56 220"),
 }
 
 
@@ -72,7 +56,7 @@ def called(name: str, *arguments: object) -> int:
     """Make a system call by its number. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    found: int = libc.syscall(_NUMBERS[name][_COLUMN], *arguments)
+    found: int = libc.syscall(_NUMBERS[name], *arguments)
     if found < 0:
         raise OSError(ctypes.get_errno(), name)
     return found
@@ -144,7 +128,6 @@ def tried(secret: str, target: str, others: dict[str, Callable[[], object]] | No
 
 
 def thread() -> str:
-    """Try to start a thread; return "refused" or "done"."""
     try:
         started = threading.Thread(target=int)
         started.start()
@@ -188,7 +171,6 @@ def memories() -> list[int]:
 
 
 def _open_files() -> dict[int, str]:
-    """Return the names of this process's open files by descriptor."""
     found = {}
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # The descriptor that listed them is closed already.
@@ -232,7 +214,6 @@ def program(plain: Path, file: Path, secret: Path, target: Path, files: dict[str
 
 
 def _replaced(content: object, ran: str) -> bool:
-    """Put `ran` before the first expression; return True if there is one."""
     if isinstance(content, dict):
         if "expr_str" in content:
             content["expr_str"] = f"[{ran}, {content['expr_str']}][1]"
@@ -258,13 +239,12 @@ def grown() -> list[int]:
     return found
 
 
-def forge_lines(lines: int) -> None:
+def forge_lines() -> None:
     """Write lines that look like the audit's, to the streams and through logging."""
     for stream in (1, 2):
         os.write(stream, FORGED.encode() + b"\n")
-    for _ in range(lines):
-        logging.getLogger("anychip.audit").info(FORGED)
-        logging.getLogger().critical(FORGED)
+    logging.getLogger("anychip.audit").info(FORGED)
+    logging.getLogger().critical(FORGED)
 
 
 FORGED = '{"logger":"anychip.audit","message":"load","key":"forged"}'

@@ -6,7 +6,6 @@ docs/reports/ultralytics-exports.md has what was found.
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms import functional as transforms
 
 from app.images.decoding import decode
 from app.images.header import read_header
+from benchmarks.sample_training.generator import detection_image
 from models import Options, open_model, parse_spec
 from models.contract.model import softmax
-from models.exports.layouts import decoded
-from models.sample.generator import detection_image
-from models.tasks.segment import grid, polygons
+from models.tasks.detect import grid, polygons
 from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
@@ -48,45 +45,11 @@ def exported(folder: Path, images: Path, tags: list[str], side: int = 320) -> Pa
 
 
 def opened(folder: Path, tag: str) -> Any:
-    return open_model(parse_spec(f"cars={file_of(folder, tag)}"), folder, allow_download=False)
-
-
-def file_of(folder: Path, tag: str) -> Path:
     [file] = [path for end in (".onnx", ".torchscript", "_openvino_model") if (path := folder / f"{tag}{end}").exists()]
-    return file
-
-
-def by_the_reference_runtime(model: Any, file: Path) -> Any:
-    """Compute the file with Ultralytics' runtime, on our pixels; outputs have our network's form.
-
-    The remaining difference of the two answers is ours: pixels, suppression, masks, coordinates. If PyTorch computes
-    the file, another order of adding moves a box by some hundredths of a pixel, and a mask is cut at the next row.
-    """
-    if file.suffix == ".onnx":
-        session = importlib.import_module("onnxruntime").InferenceSession(file, providers=["CPUExecutionProvider"])
-        given = session.get_inputs()[0].name
-
-        def outputs(pixels: Any) -> Any:
-            return session.run(None, {given: pixels})
-    else:
-        [xml] = file.glob("*.xml")
-        compiled = (
-            importlib.import_module("openvino").Core().compile_model(xml, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        )
-
-        def outputs(pixels: Any) -> Any:
-            return compiled(pixels).to_tuple()
-
-    def network(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = (pixels.permute(0, 3, 1, 2).float() / 255).contiguous().numpy()
-        found = [torch.from_numpy(np.array(each)) for each in outputs(values)]
-        return decoded(model.export.how, found, model.file.size)
-
-    return network
+    return open_model(parse_spec(f"cars={file}"), folder, allow_download=False)
 
 
 def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
-    """Return the worker's result, the placement and the answer, for a JPEG."""
     header = read_header(encoded)
     out = torch.zeros(model.input_shape, dtype=torch.uint8)
     pixels = decode(encoded, header, model.decode_size(header.width, header.height))
@@ -97,24 +60,14 @@ def predicted(model: Any, network: Any, encoded: bytes) -> tuple[Any, Any, Any]:
     return reduced, placement, model.postprocess(reduced, placement, Options())
 
 
-def resized_by_torchvision(model: Any, encoded: bytes) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the input of a classifier of ours for a JPEG, and that of torchvision's transforms by Pillow."""
-    header = read_header(encoded)
-    out = torch.zeros(model.input_shape, dtype=torch.uint8)
-    pixels = decode(encoded, header, model.decode_size(header.width, header.height))
-    model.preprocess(pixels, out, header.width, header.height)
-    image = transforms.resize(Image.fromarray(decode(encoded, header).numpy()), [model.file.resize.shorter])
-    return out, torch.from_numpy(np.array(transforms.center_crop(image, list(model.input_shape[:2]))))
-
-
-def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) -> dict[str, float]:
-    """Compare with Ultralytics' predictions, by PyTorch or by its own runtime; return the largest differences."""
+def compare(folder: Path, images: Path, tag: str) -> dict[str, float]:
+    """Compare with Ultralytics' predictions; return the largest differences."""
     model = opened(folder, tag)
-    network = by_the_reference_runtime(model, file_of(folder, tag)) if same_runtime else model.network()
+    network = model.network()
     expected = json.loads((folder / f"{tag}.expected.json").read_text())
     masks = np.load(folder / f"{tag}.masks.npz")
     worst: dict[str, float] = {}
-    instances = lost = compared = 0
+    instances = lost = 0
 
     def note(name: str, value: float) -> None:
         worst[name] = max(worst.get(name, 0.0), float(value))
@@ -124,8 +77,6 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
         theirs = expected[file.name]
         if "probabilities" in theirs:
             note("probability", np.abs(softmax(reduced[0]) - theirs["probabilities"]).max())
-            pixels, reference = resized_by_torchvision(model, file.read_bytes())
-            note("levels", (pixels.int() - reference.int()).abs().max().item())
             instances += 1
             continue
         found = list(answer["detections"])
@@ -161,10 +112,8 @@ def compare(folder: Path, images: Path, tag: str, same_runtime: bool = False) ->
                 theirs_mask = np.unpackbits(masks[file.name][number], axis=-1)[: size[0], : size[1]].astype(bool)
                 one = slice(rows[best], rows[best] + 1)
                 where = grid(inner["prototypes"], frame)
-                compared += 1
-                note("mask", _apart(where, inner, one, inner["boxes"][one], theirs_mask))
                 note("mask in its box", _apart(where, inner, one, place[None], theirs_mask))
-    return {**worst, "masks": compared, "instances": instances, "lost": lost}
+    return {**worst, "instances": instances, "lost": lost}
 
 
 def _apart(where: Any, inner: dict[str, Any], one: slice, box: Any, reference: np.ndarray[Any, Any]) -> float:

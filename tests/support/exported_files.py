@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tests.support.exports_of_networks import written
+
 WORDS, LONGEST = 50, 12
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("start_logits", "end_logits")
@@ -34,14 +36,12 @@ class QuestionAnswering(nn.Module):
 
 
 def question_answering():
-    """Make the network, with the same weights at every call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return QuestionAnswering().eval().requires_grad_(False)
 
 
 def example(count=3, length=LONGEST, seed=0):
-    """Make token ids and a mask whose end is hidden."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, WORDS, (count, length), generator=generator)
     mask = torch.ones((count, length), dtype=torch.int64)
@@ -52,37 +52,25 @@ def example(count=3, length=LONGEST, seed=0):
 def exported(folder: Path, suffix: str, *, beside: bool = True) -> Path:
     """Write `folder`/qa`suffix`, and a sidecar with the facts that the file lacks."""
     network, inputs, file = question_answering(), example(), folder / f"qa{suffix}"
-    named = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Exporters and PyTorch differ in version.
-        if suffix == ".onnx":
-            axes = {name: {0: "batch", 1: "sequence"} for name in (*INPUTS, *OUTPUTS)}
-            torch.onnx.export(
-                network,
-                inputs,
-                str(file),
-                dynamo=False,
-                input_names=list(INPUTS),
-                output_names=list(OUTPUTS),
-                dynamic_axes=axes,
-                opset_version=17,
-            )
-        elif suffix == ".pt2":
-            batch = torch.export.Dim("batch", min=1, max=64)
-            sequence = torch.export.Dim("sequence", min=2, max=LONGEST)
-            dimensions = ({0: batch, 1: sequence}, {0: batch, 1: sequence})
+    shape: dict[str, object] = {}
+    if suffix == ".pt2":
+        batch = torch.export.Dim("batch", min=1, max=64)
+        sequence = torch.export.Dim("sequence", min=2, max=LONGEST)
+        dimensions = ({0: batch, 1: sequence}, {0: batch, 1: sequence})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Exporters and PyTorch differ in version.
             torch.export.save(torch.export.export(network, inputs, dynamic_shapes=dimensions), file)
-        else:
-            torch.jit.save(torch.jit.trace(network, inputs), str(file))
-            named = {"datatype": "INT64", "shape": [-1, "sequence"]}
-    if beside:
         # torch.export keeps no names of dimensions, so that the length of .pt2's is stated with the shape.
-        shape = {"shape": [-1, "sequence"]} if suffix == ".pt2" else named
+        shape = {"shape": [-1, "sequence"]}
+    elif suffix == ".onnx":
+        axes = {name: {0: "batch", 1: "sequence"} for name in (*INPUTS, *OUTPUTS)}
+        written(file, network, inputs, input_names=[*INPUTS], output_names=[*OUTPUTS], dynamic_axes=axes)
+    else:
+        written(file, network, inputs)
+        shape = {"datatype": "INT64", "shape": [-1, "sequence"]}
+    if beside:
         declared = {
-            "inputs": {
-                "input_ids": {**shape, "range": [0, WORDS - 1]},
-                "attention_mask": {**shape, "range": [0, 1]},
-            },
+            "inputs": {"input_ids": {**shape, "range": [0, WORDS - 1]}, "attention_mask": {**shape, "range": [0, 1]}},
             "dimensions": {"sequence": {"at_most": LONGEST}},
             **({} if suffix == ".onnx" else {"outputs": list(OUTPUTS)}),
         }

@@ -15,7 +15,7 @@ from models import Placement
 from models.classifiers import Classifier
 from tests.support import escapes
 
-CRASHES, HANGS, SLOW, ESCAPES, FORGES, FLOODS = 13, 17, 19, 23, 29, 61
+CRASHES, HANGS, SLOW, ESCAPES, FORGES = 13, 17, 19, 23, 29
 SLOW_S = 0.05
 
 
@@ -28,7 +28,6 @@ class FaultyGeometry(Classifier):
     """
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Preprocess like its family, after the fault of this width."""
         if width == CRASHES:
             signal.raise_signal(signal.SIGSEGV)
         while width == HANGS:
@@ -39,8 +38,8 @@ class FaultyGeometry(Classifier):
                 raise RuntimeError(f"the decoder got out: {found}")
             if grown := escapes.grown():
                 raise RuntimeError(f"the decoder made memory larger: {grown}")
-        if width in (FORGES, FLOODS):
-            escapes.forge_lines(1 if width == FORGES else 500)
+        if width == FORGES:
+            escapes.forge_lines()
         if width == SLOW:
             time.sleep(SLOW_S)
         return super().preprocess(image, out, width, height)

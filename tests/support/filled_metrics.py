@@ -11,7 +11,6 @@ from backends import Telemetry
 
 
 def filled():
-    """Make metrics of a model on a device, all of them with values."""
     metrics = Metrics()
     model = ModelMetrics(metrics, "m")
     model.answered("OK", 0.1, None)

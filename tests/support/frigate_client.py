@@ -17,7 +17,6 @@ import zmq
 
 
 def theirs(checkout, endpoint, height, width):
-    """Return Frigate's own detector."""
     from pydantic import BaseModel
 
     folder = Path(checkout) / "frigate" / "detectors"
@@ -38,7 +37,6 @@ def theirs(checkout, endpoint, height, width):
 
 
 def ours(endpoint, _, __):
-    """Return a function that sends the same messages."""
     socket = zmq.Context().socket(zmq.REQ)
     socket.setsockopt(zmq.RCVTIMEO, 60_000)
     socket.connect(endpoint)
@@ -57,7 +55,6 @@ def ours(endpoint, _, __):
 
 
 def main():
-    """Ask about a frame, and about one of a form that is refused."""
     endpoint, pixels, height, width, *checkout = sys.argv[1:]
     size = int(height), int(width)
     ask = theirs(*checkout, endpoint, *size) if checkout else ours(endpoint, *size)

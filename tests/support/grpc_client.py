@@ -44,7 +44,6 @@ def arrays_of(response):
 
 
 def texts_of(response, name):
-    """Return the elements of a BYTES output."""
     [content] = [
         content
         for output, content in zip(response.outputs, response.raw_output_contents, strict=True)

@@ -26,7 +26,6 @@ LARGE_BYTES = 1000
 
 
 def git_sha1(content: bytes) -> str:
-    """Return Git's name of a content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
@@ -45,15 +44,14 @@ class Hub:
     status: int = 200
     lies: bool = False  # sends another content than it lists
     cuts: list[int] = field(default_factory=list)
+    says_length: bool = True
     asked: list[str] = field(default_factory=list)
     ranges: list[str | None] = field(default_factory=list)
 
     def downloads(self) -> list[str]:
-        """Return the names of the files of the repository that were asked for."""
         return [path.partition(f"/resolve/{self.commit}/")[2] for path in self.asked if "/resolve/" in path]
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request."""
         path = unquote(urlsplit(request.path).path)
         self.asked.append(path)
         may = not self.token or request.headers.get("Authorization") == f"Bearer {self.token}"
@@ -65,7 +63,7 @@ class Hub:
             request.send_header("Content-Length", "0")
             request.end_headers()
         elif path in self.others:
-            self._send(request, self.others[path])
+            self.send(request, self.others[path])
         elif path.startswith("/api/models/"):
             self._list(request, path.removeprefix("/api/models/"), may=may)
         elif self.gated and not may:
@@ -76,7 +74,7 @@ class Hub:
                 refuse(request, 404, "EntryNotFound")
             else:
                 content = self.files[name]
-                self._send(request, content[:-1] + b"?" if self.lies else content)
+                self.send(request, content[:-1] + b"?" if self.lies else content)
 
     def _list(self, request: BaseHTTPRequestHandler, path: str, *, may: bool) -> None:
         repository, _, revision = path.partition("/revision/")
@@ -95,15 +93,18 @@ class Hub:
             said = {"id": repository, "modelId": repository, "sha": self.commit, "siblings": siblings, "tags": []}
             say(request, json.dumps(said | {"private": False, "downloads": 0, "likes": 0}), "application/json")
 
-    def _send(self, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    def send(self, request: BaseHTTPRequestHandler, content: bytes) -> None:
         asked = request.headers.get("Range")
         self.ranges.append(asked)
         start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        if start >= len(content) > 0:
+            refuse(request, 416)
+            return
         request.send_response(206 if start else 200)
         if start:
             request.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        request.send_header("Content-Length", str(len(content) - start))
-        request.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        if self.says_length:
+            request.send_header("Content-Length", str(len(content) - start))
         request.send_header("X-Repo-Commit", self.commit)
         request.end_headers()
         request.wfile.write(content[start:][: self.cuts.pop(0) if self.cuts else None])
@@ -121,7 +122,6 @@ def pretend(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def say(request: BaseHTTPRequestHandler, text: str, kind: str) -> None:
-    """Answer with a text of this content type."""
     request.send_response(200)
     request.send_header("Content-Type", kind)
     request.send_header("Content-Length", str(len(text.encode())))
@@ -130,7 +130,6 @@ def say(request: BaseHTTPRequestHandler, text: str, kind: str) -> None:
 
 
 def refuse(request: BaseHTTPRequestHandler, status: int, code: str = "") -> None:
-    """Answer with an error, as the Hub does."""
     request.send_response(status)
     if code:
         request.send_header("X-Error-Code", code)

@@ -10,14 +10,12 @@ JPEG = {"Content-Type": "image/jpeg"}  # The service looks at a body's first byt
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
-    """Encode an image as a file."""
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
 
 
 def png(colour: str = "#808080", size: tuple[int, int] = (64, 64)) -> bytes:
-    """Make a PNG of one colour."""
     return encoded(Image.new("RGB", size, colour))
 
 

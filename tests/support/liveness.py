@@ -40,7 +40,6 @@ class Answering:
 
     @property
     def slowest_s(self) -> float:
-        """Seconds of the slowest answer; 0 if every answer came at once."""
         return max((taken_s for _, taken_s in self.slow), default=0.0)
 
 

@@ -46,7 +46,6 @@ class Load:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Let every client get its last answer."""
         self._stopping = True
         try:
             await asyncio.wait_for(asyncio.gather(*self._tasks), WAIT_S)
@@ -57,7 +56,6 @@ class Load:
             await asyncio.gather(*(client.aclose() for client in self._clients))
 
     async def answers(self, more: int) -> None:
-        """Wait until so many more requests have been answered."""
         wanted = self.outcomes.total() + more
         async with self._answered:
             await asyncio.wait_for(self._answered.wait_for(lambda: self.outcomes.total() >= wanted), WAIT_S)
@@ -78,7 +76,10 @@ class Load:
 
 
 async def until(condition: Callable[[], object], *, blocks: bool = True) -> None:
-    """Poll for a state that nothing signals, more and more rarely. `blocks`: the condition blocks, like a request."""
+    """Poll for a state that nothing signals, more and more rarely. `blocks`: the condition blocks, like a request.
+
+    Such a condition runs in a thread, so it must not change what the event loop changes too.
+    """
     waited_s, pause_s = 0.0, 0.001
     while waited_s < WAIT_S:
         with contextlib.suppress(httpx.TransportError):

@@ -124,7 +124,6 @@ class CallbackGuard:
                 self._note(Held(_named(callback, place), turns, computed_s, blocked_s, began_s, ended_s))
 
     def close(self) -> None:
-        """Close the guard, in the thread of the loop that it watched."""
         if self._stat is not None:
             os.close(self._stat)
             self._stat = None
@@ -219,7 +218,6 @@ class Witness:
         self._thread.join()
 
     def passed_s(self, began_s: float, ended_s: float) -> float:
-        """Return how much of this time has passed for it."""
         first = max(bisect.bisect_left(self._woke_s, began_s) - 1, 0)
         woke_s = self._woke_s[first : bisect.bisect_right(self._woke_s, ended_s) + 1]
         gaps_s = (min(after, ended_s) - max(before, began_s) for before, after in itertools.pairwise(woke_s))
@@ -245,7 +243,6 @@ class Witness:
 
 
 def told(held: Iterable[Held]) -> str:
-    """Format them for the message of an assertion."""
     return "the event loop was held up:\n" + "\n".join(map(str, held))
 
 

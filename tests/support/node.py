@@ -16,7 +16,6 @@ STATIC = Path(__file__).parents[2] / "app" / "http" / "playground" / "static"
 
 
 def node() -> str | None:
-    """Find Node on the machine, else that of the tests' browser."""
     driver = Path(playwright.__file__).parent / "driver" / "node"
     return shutil.which("node") or (str(driver) if driver.exists() else None)
 

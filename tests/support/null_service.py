@@ -65,18 +65,16 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
 
 
 def _with_defaults(null: str, defaults: str) -> str:
-    """Add the defaults that the null device's behaviour does not set itself."""
     given = {part.partition("=")[0] for part in null.split(",")}
     return ",".join(
         filter(None, [null, *(part for part in defaults.split(",") if part.partition("=")[0] not in given)])
     )
 
 
-def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False, guarded=False, planted=""):
-    """Run a service on the null device; later options win."""
+def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False, guarded=False):
     usual = ("--models", MODEL, "--weights", "random", "--engine", "auto", "--precision", "auto")
     given = ("--device", "null", "--null", null, "--timeout-ms", "200000", *options)
-    return running(folder, *usual, *given, constants=constants, fresh=fresh, guarded=guarded, planted=planted)
+    return running(folder, *usual, *given, constants=constants, fresh=fresh, guarded=guarded)
 
 
 def post(service, body=GREY, **headers):
@@ -86,7 +84,6 @@ def post(service, body=GREY, **headers):
 
 
 def metric(service, name, **labels):
-    """Return the sum of a metric's series that have these labels."""
     total, found = 0.0, name.endswith("_sum")  # A histogram has no series before it has seen anything.
     for line in httpx.get(f"{service.url}/metrics", timeout=WAIT_S, verify=UNENCRYPTED).text.splitlines():
         if match := re.fullmatch(rf"{name}(?:{{(.*)}})? (\S+)", line):

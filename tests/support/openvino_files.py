@@ -32,7 +32,6 @@ WEIGHTS = np.array([1, -2, 0.5], np.float32)
 
 
 def written(folder: Path, text: str, weights: bytes = WEIGHTS.tobytes()) -> Path:
-    """Write `best.xml` and `best.bin` into a folder; return the former."""
     (folder / "best.bin").write_bytes(weights)
     (folder / "best.xml").write_text(text)
     return folder / "best.xml"

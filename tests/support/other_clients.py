@@ -1,6 +1,6 @@
 """Client runner: it asks a running service with one of other people's clients, and prints the results as JSON.
 
-Runs in the environment that tests/environments/clients_environment.py makes, without anything of anychip: one client a
+Runs in the environment that tests/environments/make.py makes, without anything of anychip: one client a
 process, since several describe the same messages to protobuf. tests/service/test_other_clients.py starts it:
 python other_clients.py CLIENT http://HOST:PORT GRPC_ADDRESS IMAGE [EXAMPLE]
 """
@@ -77,7 +77,6 @@ def open_inference_rest(url, _, image, __):
 
 
 def open_inference_grpc(_, address, image, __):
-    """Ask with the same group's gRPC client."""
     import grpc
     from open_inference.grpc import protocol, service
 
@@ -110,7 +109,6 @@ def deepstack_python(url, _, image, __):
 
 
 def deepstack_sdk(url, _, image, __):
-    """Ask with DeepStack's own SDK."""
     from deepstack_sdk import Detection, SceneRecognition, ServerConfig
 
     config = ServerConfig(url)
@@ -215,7 +213,6 @@ CLIENTS = {
 
 
 def main():
-    """Ask, and print."""
     name, url, address, image, *example = sys.argv[1:]
     version_, ran, found = CLIENTS[name](url, address, Path(image).read_bytes(), "".join(example))
     print("REPORT" + json.dumps({"version": version_, "ran": ran, "found": found}, default=str))

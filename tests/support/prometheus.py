@@ -24,7 +24,6 @@ INTERVAL_S = 2
 
 
 def alerts() -> dict[str, str]:
-    """Return the expression of every alert, by name."""
     groups = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
@@ -40,7 +39,6 @@ class Prometheus:
         self._client = httpx.Client(base_url=url, timeout=60, trust_env=False)
 
     def is_ready(self) -> bool:
-        """Return True once it answers queries."""
         with contextlib.suppress(httpx.TransportError):
             return self._client.get("/-/ready").status_code == 200
         return False
@@ -51,7 +49,6 @@ class Prometheus:
         self._write()
 
     def forget(self, job: str) -> None:
-        """Stop to scrape it; its past series stay."""
         self._targets.pop(job, None)
         self._write()
 
@@ -62,13 +59,11 @@ class Prometheus:
         written.replace(self._folder / "targets.json")
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """Return the data of an answer of the HTTP API."""
         answer = self._client.get(f"/api/v1/{path}", params=parameters).json()
         assert answer["status"] == "success", answer
         return answer["data"]
 
     def now(self, expression: str) -> list[dict[str, str]]:
-        """Return the labels of an expression's results now."""
         return [each["metric"] for each in self.get("query", query=expression)["result"]]
 
     def values(self, expression: str) -> list[float]:
@@ -82,13 +77,11 @@ class Prometheus:
         return {name for name, expr in alerts().items() if any(each.get("job") == job for each in self.now(expr))}
 
     def close(self) -> None:
-        """Close its client's connections."""
         self._client.close()
 
 
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[Prometheus]:
-    """Start one in `folder`, wait until it is ready, end it."""
     address = f"127.0.0.1:{free_port()}"
     (folder / "targets.json").write_text("[]")
     every = f"{INTERVAL_S}s"

@@ -44,15 +44,12 @@ class ServiceProcess:
         return str(found[-1])
 
     def admin_client(self) -> httpx.Client:
-        """Make a client like `client`, of the administration's port."""
         return httpx.Client(base_url=self.admin_url, timeout=240, verify=UNENCRYPTED)
 
     def client(self) -> httpx.Client:
-        """Make a client that waits long enough for a busy machine."""
         return httpx.Client(base_url=self.url, timeout=60, verify=UNENCRYPTED)
 
     def children(self) -> list[psutil.Process]:
-        """Return every process that the service has started."""
         found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return found
 
@@ -66,7 +63,6 @@ class ServiceProcess:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        """Return the worker processes."""
         workers = []
         for child in self.children():
             with contextlib.suppress(psutil.Error):  # It has just ended.
@@ -75,18 +71,15 @@ class ServiceProcess:
         return workers
 
     def worker(self) -> psutil.Process:
-        """Return the one worker process."""
         [worker] = self.workers()
         return worker
 
     def terminate(self) -> int:
-        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
 
 def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
-    """Send SIGTERM, and kill the process if it does not end."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -97,7 +90,6 @@ def stop(process: subprocess.Popen[str] | WarmProcess) -> None:
 
 
 def free_port() -> int:
-    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -122,6 +114,19 @@ def _fresh(words: Sequence[str], folder: Path, environment: Mapping[str, str], l
         return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
+def libraries_of(pid: int) -> set[str]:
+    """Return the files of torch, torchvision and their dependencies that a process has mapped."""
+    found = re.findall(r"/site-packages/(.*\.so[.\d]*)$", Path(f"/proc/{pid}/maps").read_text(), re.M)
+    return {each for each in found if re.match("torch|triton|nvidia", each)}
+
+
+def own_mib(pid: int) -> float:
+    """Return a process's share of all memory that it uses, in MiB."""
+    kib = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+    assert kib
+    return int(kib[1]) / 1024
+
+
 @contextlib.contextmanager
 def running(
     folder: Path,
@@ -130,20 +135,18 @@ def running(
     constants: Constants = MappingProxyType({}),
     fresh: bool = False,
     guarded: bool = False,
-    planted: str = "",
 ) -> Iterator[ServiceProcess]:
     """Start the service in `folder`, wait until it is ready, end it with everything it started.
 
     `environment`: variables beside ours; `constants`: as in tests/support/constants.py. Unless libraries read these
     variables, the service is forked from a process that has imported the libraries; with `fresh` never.
-    `guarded`: its event loop has a guard, for `answering` (tests/support/liveness.py). `planted`: a module of
-    tests that its process imports before it begins.
+    `guarded`: its event loop has a guard, for `answering` (tests/support/liveness.py).
     """
     log = folder / "service.log"
     guard = folder / "held.jsonl" if guarded else None
     # Measured sizes of batches would differ from run to run.
     usual = ("--port", "0", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "1,4")
-    words = [*constants_before(constants, guard, planted), "serve", *usual, *options]
+    words = [*constants_before(constants, guard), "serve", *usual, *options]
     ours = {name: text for name, text in os.environ.items() if name.startswith("ANYCHIP_")}
     path = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
     variables = {**warm.STARTED_WITH, **ours, **path, **environment}

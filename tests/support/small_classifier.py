@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import warnings
 from pathlib import Path
 
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 
 from models.exports.files import names_beside, names_within
 from models.weights.opened import looked_at
+from tests.support import exports_of_networks
 
 PREDICT = "/v1/models/small:predict"
 
@@ -35,14 +34,8 @@ def by_colour(folder: Path, name: str, file: str, blind: int | None = None) -> s
 
 
 def saved(folder: Path, name: str, network: nn.Module) -> str:
-    """Save a network of 32 x 32 pixels and three classes; return it for `--models`."""
-    network.eval()
-    file = folder / f"{name}.torchscript"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is not what PyTorch recommends.
-        torch.jit.save(torch.jit.trace(network, torch.rand(1, 3, 32, 32)), str(file))
     about = {"task": "classify", "size": 32, "labels": ["circle", "square", "star"]}
-    file.with_suffix(".json").write_text(json.dumps(about))
+    file = exports_of_networks.written(folder / f"{name}.torchscript", network, torch.rand(1, 3, 32, 32), about)
     return f"{name}={file}@sha256:{digest_of(file)}"
 
 

@@ -15,7 +15,6 @@ FAILS = "ANYCHIP_TEST_FORK_FAILS"
 
 
 def main(control: socket.socket, server: int) -> None:
-    """Run like app.worker.main.fork_server."""
     fork, here = os.fork, os.getpid()
 
     def forked() -> int:

@@ -4,7 +4,7 @@ Owns: the compiler's commands, the cache of builds, the variables that a child p
 version of torch: its headers are compiled in. It is whole or missing, also if several processes build at once.
 
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
-    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/npu_environment.py)
+    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/make.py)
 
 The variables are for children only: LD_PRELOAD puts the stub under every program that is started with it.
 """
@@ -66,7 +66,6 @@ def cudart(python: str | Path) -> dict[str, str]:
 
 
 def cann(python: str | Path) -> dict[str, str]:
-    """Return the same for torch_npu."""
     torch = _torch(python)
     if torch.cuda is not None:
         pytest.skip(f"torch_npu ends the process beside a CUDA build of torch, which torch {torch.version} is")

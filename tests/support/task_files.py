@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from tests.support import exports_of_networks
 
 SIDE = 64
 _ANCHORS = sum((SIDE // stride) ** 2 for stride in (8, 16, 32))
@@ -35,14 +35,12 @@ class Known(nn.Module):
         self.masks = nn.Parameter(torch.ones(1, 32, side, side)) if task == "segment" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Compute float [n, 3, 64, 64] -> answers in the form of Ultralytics' raw exports of the task."""
         nothing = x.mean((1, 2, 3)) * 1e-7
         rows: torch.Tensor = self.rows + nothing.reshape(-1, 1, 1)
         return rows if self.masks is None else (rows, self.masks + nothing.reshape(-1, 1, 1, 1))
 
 
 def answers(task: str) -> torch.Tensor:
-    """Return the answer of a task without instances to one image."""
     if task == "classify":
         return torch.tensor([0.0, 3.0])
     if task == "embed":
@@ -67,21 +65,18 @@ class KnownAnswer(nn.Module):
         self.answer = nn.Parameter(answers(task)[None])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute float [n, 3, 64, 64] -> [n, …]."""
         return self.answer + x.mean((1, 2, 3)).reshape(-1, *[1] * (self.answer.dim() - 1)) * 1e-7
 
 
 def network_of(task: str) -> nn.Module:
-    """Make the network of a task, in eval mode."""
     return (Known(task) if task in _EXTRAS else KnownAnswer(task)).eval()
 
 
 def written(folder: Path, task: str) -> Path:
     """Write `folder`/TASK.onnx, and a sidecar with the facts that the file lacks."""
-    path = folder / f"{task}.onnx"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network_of(task), (torch.rand(1, 3, SIDE, SIDE),), str(path), dynamo=False)
-    sidecar = {"task": task, "labels": ["nothing", "thing"]} | ({"layout": "yolov8"} if task in _EXTRAS else {})
-    path.with_suffix(".json").write_text(json.dumps(sidecar | ({"keypoints": [3, 3]} if task == "pose" else {})))
-    return path
+    sidecar: dict[str, object] = {"task": task, "labels": ["nothing", "thing"]}
+    if task in _EXTRAS:
+        sidecar["layout"] = "yolov8"
+    if task == "pose":
+        sidecar["keypoints"] = [3, 3]
+    return exports_of_networks.written(folder / f"{task}.onnx", network_of(task), torch.rand(1, 3, SIDE, SIDE), sidecar)

@@ -1,15 +1,16 @@
-"""Output of vendors' tools, and the comparison of telemetry in the tests."""
+"""Output of vendors' tools, a double of NVML, and the comparison of telemetry in the tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from backends.contract.backend import Telemetry
-from backends.telemetry import Tool, reader
-from backends.telemetry.tools import TOOLS
+from backends.telemetry import Tool
+from backends.telemetry.tools import TOOLS, reader
 
 OUTPUTS = Path(__file__).parent / "vendor_outputs"
 CNMON = {"CnmonInfo": [{"CardNum": "1", "Utilization": {"MLUAverage": "40 %"}, "Temperature": {"Chip": "51"}}]}
@@ -27,12 +28,10 @@ MAP = """\
 
 
 def quoted(name: str) -> str:
-    """Return an output as public text quotes it."""
     return (OUTPUTS / name).read_text(encoding="utf-8")
 
 
 def parsed(tool: str, text: str) -> Mapping[int, Telemetry]:
-    """Parse `text`, the output of a tool's first run."""
     return TOOLS[tool][0].parse(text)
 
 
@@ -44,7 +43,6 @@ def parsed_otherwise(tool: str, text: str) -> Mapping[int, Telemetry]:
 
 
 def read(tool: str, runner: Tool) -> Mapping[int, Telemetry]:
-    """Read a tool's telemetry, run by `runner`."""
     return reader(tool)(runner)
 
 
@@ -54,3 +52,84 @@ def values(sample: Telemetry) -> tuple[float, float, float]:
 
 def approx(*figures: float) -> object:
     return pytest.approx(figures, nan_ok=True)
+
+
+class FakeNvml:
+    """NVML with nvidia-ml-py's interface, as far as it is called; a test compares it with the real one.
+
+    Two boards: the first reports everything but its power, the second is lost.
+    """
+
+    NVML_SUCCESS = 0
+    NVML_VOLATILE_ECC = 0
+    NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_CLOCK_SM = 1
+    NVML_FI_DEV_MEMORY_TEMP = 82
+    nvmlClocksThrottleReasonSwPowerCap = 0x4
+    nvmlClocksThrottleReasonSwThermalSlowdown = 0x20
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x80
+    nvmlEventTypeXidCriticalError = 0x8
+
+    class NVMLError(Exception):
+        """Base of all of NVML's errors."""
+
+    def __init__(self) -> None:
+        self.__open = 0
+        self.__events: list[tuple[int, int]] = []
+        self.__registered: list[int] = []
+
+    def __call__(self, *xids: int) -> None:
+        """Let these XIDs happen to the first board."""
+        self.__events += [(0, xid) for xid in xids]
+
+    def __len__(self) -> int:
+        """Return how often it is open."""
+        return self.__open
+
+    def nvmlInit(self) -> None:
+        self.__open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.__open -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetIndex(self, handle: int) -> int:
+        return handle
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+        return 7 - kind
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
+        assert (kinds, events) == (self.nvmlEventTypeXidCriticalError, "events")
+        assert handle not in self.__registered
+        self.__registered.append(handle)
+
+    def nvmlEventSetWait_v2(self, events: str, timeout_ms: int) -> SimpleNamespace:
+        if not self.__events:
+            raise self.NVMLError("Timeout")
+        device, xid = self.__events.pop(0)
+        return SimpleNamespace(device=device, eventData=xid)
+
+
+_ANSWERS = {
+    "nvmlDeviceGetCount": 2,
+    "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=50, memory=10),
+    "nvmlDeviceGetTotalEnergyConsumption": 12_500,
+    "nvmlDeviceGetTemperature": 61,
+    "nvmlDeviceGetFieldValues": [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=88))],
+    "nvmlDeviceGetClockInfo": 1410,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": FakeNvml.nvmlClocksThrottleReasonHwThermalSlowdown | 0x1,
+    "nvmlDeviceGetRemappedRows": (1, 1, 1, 0),
+    "nvmlEventSetCreate": "events",
+}
+for _name, _answer in _ANSWERS.items():
+    setattr(FakeNvml, _name, lambda self, *_, answer=_answer: answer)

@@ -11,7 +11,6 @@ import numpy as np
 
 
 def main() -> None:
-    """Run a session as a user would write it; report what came back."""
     transport, url, file = sys.argv[1:4]
     if transport == "http":
         import tritonclient.http as triton

@@ -52,7 +52,6 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def enliven(network: Any, images: torch.Tensor) -> None:
-    """Make an untrained network answer with something."""
     torch.manual_seed(1)
     seen: dict[str, torch.Tensor] = {}
     hooks: list[Any] = []
@@ -111,7 +110,6 @@ def _enliven_scores(layer: Any, output: torch.Tensor) -> None:
 
 
 def described(result: Any) -> dict[str, Any]:
-    """Return one result as numbers."""
     found: dict[str, Any] = {}
     if result.probs is not None:
         return {"probabilities": result.probs.data.tolist()}

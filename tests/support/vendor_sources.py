@@ -88,7 +88,6 @@ class Sources:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield statements of a module's top level, also within its `if` and `try`."""
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
         node = waiting.pop(0)

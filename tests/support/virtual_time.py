@@ -36,7 +36,6 @@ class _Jumping(selectors.DefaultSelector):
     patience_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; if nothing is, jump to the next timer."""
         ready = super().select(0)
         if not ready and timeout and self.patience_s:
             ready = super().select(self.patience_s)
@@ -59,7 +58,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now_s = begins_s
 
     def time(self) -> float:
-        """Return virtual seconds."""
         return self._now_s
 
     def hear_the_network(self) -> None:
@@ -82,7 +80,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @contextlib.contextmanager
 def as_clock(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """Put the loop's clock in the place of the app's in the context."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(clock, "monotonic", loop.time)
         yield

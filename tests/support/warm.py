@@ -75,15 +75,12 @@ class _Forked:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, minus the signal that ended it; None while it lives."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """Return `returncode`."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; return the exit status. Raises subprocess.TimeoutExpired."""
         self._process.join(timeout)
         if self._process.exitcode is None:
             assert timeout is not None
@@ -91,17 +88,14 @@ class _Forked:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -128,27 +122,8 @@ class WarmScript(_Forked):
         super().__init__(_run_script, list(command[1:]), dict(env), files)
 
 
-class WarmCommand(WarmScript):
-    """Result of it for `-m module …`, in a session: a child of plugins/tools/anychip_tools/verify/command.py."""
-
-    def __init__(self, command: Sequence[str], **_: object) -> None:
-        self._said, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        super().__init__(command, stdout=self._said, stderr=self._errors, env=dict(os.environ))
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return its output and errors, once it has ended. Raises subprocess.TimeoutExpired."""
-        self.wait(timeout)
-        self._said.seek(0)
-        self._errors.seek(0)
-        return self._said.read().decode(errors="replace"), self._errors.read().decode(errors="replace")
-
-
-def _in_place_of_subprocess(process: type[WarmScript]) -> Any:
-    names = ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired")
-    return SimpleNamespace(Popen=process, **{name: getattr(subprocess, name) for name in names})
-
-
-SUBPROCESS = _in_place_of_subprocess(WarmScript)
+_NAMES = ("DEVNULL", "PIPE", "STDOUT", "TimeoutExpired")
+SUBPROCESS: Any = SimpleNamespace(Popen=WarmScript, **{name: getattr(subprocess, name) for name in _NAMES})
 """Stand-in for the module subprocess in models.exports.exported and backends.detect: their children need not import
 PyTorch.
 """
@@ -163,11 +138,8 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
     place = words.index(interpreter._FILE)  # In the words of `python_command` it follows the interpreter's options.
     sys.path[:] = words[place + 1].split("\n")
     del words[: place + 2]
-    if words[0] == "-m":
-        _run_module(words)
-    else:
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def _run_module(words: list[str]) -> None:
@@ -181,7 +153,6 @@ def _warm_children(words: Sequence[str]) -> None:
     worker that would be a fresh interpreter. Leave out workers whose import of three seconds a test wants.
     """
     from anychip_tools.null import backend as null
-    from anychip_tools.verify import command
     from app.processes import fork_server
     from app.worker import main
     from backends import detect
@@ -191,7 +162,7 @@ def _warm_children(words: Sequence[str]) -> None:
 
     def worker(parent: int, descriptors: Sequence[int]) -> None:
         """Separate the worker from the warm process: it loses the descriptors by which that one is asked."""
-        for module in (exported, detect, command):
+        for module in (exported, detect):
             vars(module)["subprocess"] = subprocess
         del vars(forkserver._forkserver)["ensure_running"]
         forked(parent, descriptors)
@@ -211,7 +182,6 @@ def _warm_children(words: Sequence[str]) -> None:
     _forked = True
     vars(forkserver._forkserver)["ensure_running"] = lambda: None  # It knows its address, and is not our child.
     vars(exported)["subprocess"] = vars(detect)["subprocess"] = SUBPROCESS
-    vars(command)["subprocess"] = _in_place_of_subprocess(WarmCommand)
     vars(main)["_forked"] = worker
     vars(fork_server)["start"] = _start_fork_servers
     if not any("import_ms=3000" in word for word in words):
@@ -239,7 +209,6 @@ def _start_fork_servers(command: Sequence[str], environment: Mapping[str, str], 
 
 
 def _run(words: list[str], folder: str, environment: dict[str, str], output: Connection, errors: str) -> None:
-    """Run the process, from its first line."""
     os.dup2(output.fileno(), 1)
     output.close()
     with open(errors, "w") as log:

@@ -13,7 +13,7 @@ for name in (
     "app.main",
     "app.decoder.decoder",
     "app.decoding.pool",
-    "app.fleet.spawn",
+    "app.fleet.process",
     "anychip_tools.verify.command",
 ):
     importlib.import_module(name)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-import psutil
-
 from tests.support.loop_guard import turn_s
 
 
@@ -39,15 +37,6 @@ def turns(function: Callable[[], object]) -> float:
     before_s, began_s = turn_s(), time.process_time()
     function()
     return (time.process_time() - began_s) / max(before_s, turn_s())
-
-
-def of_one_thread(function: Callable[[], object]) -> float:
-    """Return the part of this process's work that its busiest thread does until the function is done."""
-    process = psutil.Process()
-    before = {each.id: each.user_time + each.system_time for each in process.threads()}
-    function()
-    taken_s = [each.user_time + each.system_time - before.get(each.id, 0) for each in process.threads()]
-    return float(max(taken_s) / sum(taken_s))
 
 
 def until(condition: Callable[[], object], within_s: float = 240) -> None:

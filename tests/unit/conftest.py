@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import _posixsubprocess
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from app import telling
-from tests.support.no_processes import GUARD
 from tests.support.virtual_time import VirtualLoop, as_clock
 
 ROOM = Path(__file__).parent
+EVENTS = {
+    "os.exec",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "pty.spawn",
+    "subprocess.Popen",
+}
+LINKERS = {"/sbin/ldconfig", "/usr/sbin/ldconfig"}
+"""Programs of ctypes.util.find_library, which packages call in their import: chance decides which test comes first."""
+
+
+class ProcessStartedError(BaseException):
+    """Start of a process. Code that catches every Exception does not catch it."""
+
+
+class Guard:
+    """Guard on starts of processes. `tried`: starts stopped while armed; None while not armed: all are allowed."""
+
+    def __init__(self) -> None:
+        self.tried: list[str] | None = None
+        self._fork_exec: Callable[..., int] = _posixsubprocess.fork_exec
+        # multiprocessing and its resource tracker call this function directly, without an audit event.
+        _posixsubprocess.fork_exec = self._guarded_fork_exec
+        sys.addaudithook(self._hook)
+
+    def _refuse(self, what: str) -> None:
+        if self.tried is not None:
+            self.tried.append(what)
+            raise ProcessStartedError(f"tests/unit starts no process, and this does: {what}")
+
+    def _hook(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event in EVENTS and not (event == "subprocess.Popen" and str(arguments[0]) in LINKERS):
+            self._refuse(f"{event} {arguments[:2]}")
+
+    def _guarded_fork_exec(self, *arguments: Any) -> int:
+        if not arguments[0] or os.fsdecode(arguments[0][0]) not in LINKERS:
+            self._refuse(f"multiprocessing {arguments[:1]}")
+        return self._fork_exec(*arguments)
+
+
+GUARD = Guard()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,10 +77,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _starts_no_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with open(os.devnull, "wb") as nowhere:
-        monkeypatch.setattr(telling, "_pipes", [nowhere.fileno()])  # As if a process that prints were there.
-        yield
+def stopped_starts() -> Iterator[list[str]]:
+    """Return the starts of processes that the guard has stopped: a test fails that leaves any."""
+    assert GUARD.tried is not None
+    yield GUARD.tried
     assert not GUARD.tried
 
 

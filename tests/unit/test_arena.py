@@ -1,4 +1,6 @@
-"""The arena: slots do not overlap, are shared with a spawned process, and are never handed out twice."""
+"""Shared memory: a slot is never handed out twice, and who has one memory sees nothing of the others."""
+
+from __future__ import annotations
 
 import os
 
@@ -6,17 +8,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.processes.arena import Arena, FreeSlots
+from app.processes.arena import ROOM, Arena, Blocks, FreeSlots
 
-
-def test_slots_overlap_nothing():
-    arena = Arena([(10, 3), (5000, 2)])
-    places = [(pool, index) for pool, layout in enumerate(arena.pools) for index in range(layout.count)]
-    for number, (pool, index) in enumerate(places, start=1):
-        arena.slot(pool, index)[:] = number
-    for number, (pool, index) in enumerate(places, start=1):
-        assert (arena.slot(pool, index) == number).all()
-        assert arena.slot(pool, index).ctypes.data % 4096 == 0
+MB = 1 << 20
 
 
 def test_the_memory_cannot_be_taken_away_by_whoever_has_its_descriptor():
@@ -79,17 +73,27 @@ TestFreeSlots = FreeSlotsMachine.TestCase
 
 def test_who_has_one_memory_sees_nothing_of_the_others() -> None:
     whole = Arena([(10, 3), (5000, 2), (10, 4)], [0, 1, 0])
-    for pool, layout in enumerate(whole.pools):
-        for index in range(layout.count):
+    for pool, (_, count) in enumerate(whole.pools):
+        for index in range(count):
             whole.slot(pool, index)[:] = 10 * pool + index
     apart = Arena.opened(whole.pools_in(1), *whole.descriptors(1))
-    assert [layout.count for layout in apart.pools] == [0, 2, 0]
+    assert [count for _, count in apart.pools] == [0, 2, 0]
     assert [apart.slot(1, index)[-1] for index in range(2)] == [10, 11]
     for pool in (0, 2):
         with pytest.raises(IndexError):
             apart.slot(pool, 0)
     assert [os.fstat(each).st_size for each in apart.descriptors()] == [2 * 8192]
-    everything = Arena.opened(whole.pools, *whole.descriptors())
+    everything = Arena.opened(whole.pools, *whole.descriptors(), memories=whole.memories)
     assert [everything.slot(pool, 1)[0] for pool in range(3)] == [1, 11, 21]
     shared = Arena.opened(whole.pools_in(0), *whole.descriptors(0))
     assert [shared.slot(pool, 1)[0] for pool in (0, 2)] == [1, 21]
+
+
+def test_a_block_is_used_again_whether_its_memory_was_kept_or_not() -> None:
+    blocks = Blocks(ROOM * 64 * MB)
+    for size in (1000, 3 * MB):
+        start = blocks.write(b"a" * size)
+        blocks.give(start, size)
+        assert blocks.write(b"b" * size) == start
+        assert bytes(blocks._view[start : start + size]) == b"b" * size
+    os.close(blocks.descriptor)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ServiceError
-from app.ingress.budget import Budget
+from app.ingress.budget import Budget, Trim
+from tests.support.doubles import turns
 
 
 def taken(budget, client, size):
@@ -25,17 +26,6 @@ def test_one_client_leaves_a_quarter_for_others():
     assert sum(taken(budget, "greedy", 10) for _ in range(200)) == 75
     assert taken(budget, "other", 150)
     assert not taken(budget, "greedy", 10)
-
-
-@pytest.mark.parametrize("greedy", [1, 10, 30])
-def test_greedy_clients_leave_something_for_modest_ones(greedy):
-    budget = Budget(2048, "connections", least=8, spare=128)
-    for client in range(greedy):
-        while taken(budget, f"greedy {client}", 1):
-            pass
-    assert all(taken(budget, f"modest {client}", 1) for client in range((2048 - budget.held) // 8) for _ in range(8))
-    assert budget.held > 2048 - 8
-    assert not taken(budget, "greedy 0", 1)
 
 
 def test_what_is_spared_is_for_who_holds_little():
@@ -135,8 +125,25 @@ def test_promises_leave_nothing_behind():
     assert (budget._promised, budget._all_promised) == ({}, 0)
 
 
-def test_what_is_held_by_answers_is_promised_to_nobody():
-    budget = Budget(64, "bytes")
-    budget.take("a", 40)
-    assert not budget.promise("b", 30)
-    assert budget.promise("b", 12)
+async def test_many_bodies_one_after_the_other_end_in_one_release_of_memory_to_the_system():
+    budget, released, times = Budget(1000 << 20, "bytes"), asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def release():
+        times.append(1)
+        loop.call_soon_threadsafe(released.set)
+
+    async def requests(count):
+        for _ in range(count):
+            with budget.lease("a") as lease:
+                lease.take(1 << 20)
+        await turns()
+
+    heap = Trim(budget, release, quiet_s=0)
+    await requests(15)
+    assert not times
+    await requests(1)
+    await released.wait()
+    await requests(15)
+    assert times == [1], "what was released is not counted again"
+    await heap.close()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config import Settings, values
+from app.config import Settings
 from app.serving.cascades import TwoStages, parse_cascade
-from models import ModelError, Options
-from models.contract import cascade
-from models.contract.cascade import GROUP, Cascade, CascadeRequest
+from models import ModelError
 
 
 def test_they_are_written_with_a_sign_between_them() -> None:
@@ -42,36 +39,6 @@ def test_stages_that_are_not_named_elsewhere_are_served_as_well():
     settings = Settings(models="kinds=resnet18,a=yolov8n?most=3 > kinds,b=yolov8n > resnet50:random")
     assert settings.model_specs == ("kinds=resnet18", "yolov8n", "resnet50:random")
     assert [parse_cascade(each).name for each in settings.stage_specs] == ["a", "b"]
-
-
-class Foreign(Cascade):
-    """What another package might bring."""
-
-    def __init__(self, name: str, text: str) -> None:
-        if text == "nothing":
-            raise ValueError("there is nothing to serve.")
-        self.name, self.models, self.written = name, (f"{name}.one",), (f"{name}.one=resnet18:{text}",)
-
-    async def predict(self, request: CascadeRequest, options: Options) -> list[dict[str, Any]]:
-        return await request.whole(self.models[0])
-
-
-def test_another_package_brings_a_cascade(monkeypatch):
-    entry = EntryPoint("foreign", f"{__name__}:Foreign", GROUP)
-    monkeypatch.setattr(values, "entry_points", lambda group: [entry] if group == GROUP else [])
-    monkeypatch.setattr(cascade, "entry_points", lambda group: [entry])
-    cascade.kinds.cache_clear()
-    monkeypatch.setattr(EntryPoint, "load", lambda _: Foreign)
-    settings = Settings(models="kinds=resnet18,found=foreign:random")
-    assert settings.model_specs == ("kinds=resnet18", "found.one=resnet18:random")
-    [found] = map(parse_cascade, settings.stage_specs)
-    assert (type(found), found.name, found.platform) == (Foreign, "found", "ensemble")
-    with pytest.raises(ModelError, match="cannot be served: there is nothing to serve"):
-        parse_cascade("found=foreign:nothing")
-    monkeypatch.setattr(EntryPoint, "load", lambda _: dict)
-    with pytest.raises(ModelError, match="cannot be served"):
-        parse_cascade("found=foreign:other")
-    cascade.kinds.cache_clear()
 
 
 SPANS = st.tuples(st.floats(0, 300), st.floats(0, 300)).map(sorted)

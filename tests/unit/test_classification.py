@@ -1,31 +1,83 @@
-"""models.classifiers: the same pixels and the same logits as torchvision, for every kind of classifier."""
+"""Classifiers: the pixels and the logits of torchvision, for every kind, and the pixels of Ultralytics' transforms."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator
-from dataclasses import replace
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import models as torchvision_models
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
-from models import open_model, parse_spec
 from models.classifiers import ARCHITECTURES, Classifier, _skeleton, default_labels, fitted
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
-from models.contract.resize import Centre
-from models.weights.checkpoint import Checkpoint, read_header
-from tests.support.classifiers import classifier, preprocessed, saved, torchvision_network
+from models.contract.resize import Centre, Resize
+from models.exports.answers import Export, TriedImages
+from models.exports.exported import _image_model
+from models.exports.images import ExportedImages
+from models.exports.layouts import Interpretation
+from models.weights.checkpoint import Checkpoint
+from models.yolo.model import YOLO
 from tests.support.photographs import PHOTOGRAPHS
+
+LABELS = tuple("abcdefg")
+
+
+def classifier(architecture: str, weights: str = "random", file: Path | None = None) -> Classifier:
+    return Classifier.of("test", architecture, LABELS, weights, str(file) if file else None)
+
+
+def torchvision_network(architecture: str) -> nn.Module:
+    """Build torchvision's network, with BatchNorm as after training and a head that tells classes apart."""
+    auxiliary = {"transform_input": True, "aux_logits": True, "init_weights": False}
+    torch.manual_seed(7)
+    network: nn.Module = torchvision_models.get_model(
+        architecture,
+        weights=None,
+        num_classes=len(LABELS),
+        **(auxiliary if architecture in ("googlenet", "inception_v3") else {}),
+    )
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 1.5)
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.normal_(0, 0.1)
+            if isinstance(module, nn.Linear) and module.out_features == len(LABELS):
+                module.weight.normal_(0, 0.05)
+    return network.eval()
+
+
+def saved(network: nn.Module, directory: Path) -> Path:
+    """Write the weights; those of a DenseNet with the names of the published files, which have no counters."""
+    path, state = directory / "weights.safetensors", network.state_dict()
+    if isinstance(network, torchvision_models.DenseNet):
+        state = {re.sub(r"(norm|conv)([12])\.", r"\1.\2.", name): each for name, each in state.items() if each.ndim}
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+    return path
+
+
+def preprocessed(model: Classifier, image: np.ndarray[Any, Any], size: tuple[int, int] | None = None) -> Tensor:
+    out = torch.full(model.input_shape, 77, dtype=torch.uint8)
+    height, width = size or image.shape[:2]
+    model.preprocess(torch.from_numpy(image), out, width, height)
+    return out
+
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("sklearn", "ultralytics")),
@@ -36,14 +88,6 @@ pytestmark = pytest.mark.skipif(
 def centre(model: Classifier) -> Centre:
     assert isinstance(model.file.resize, Centre)
     return model.file.resize
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 def reference(model: Classifier, image: Image.Image | Tensor) -> Tensor:
@@ -76,29 +120,6 @@ def test_pixels_equal_torchvisions_at_any_size(architecture: str, width: int, he
     assert largest_difference(preprocessed(model, image), reference(model, Image.fromarray(image))) <= allowed
 
 
-def test_a_strip_costs_no_more_memory_than_a_photograph() -> None:
-    image = np.tile(np.arange(200_000, dtype=np.uint32)[None, :, None] // 500 % 256, (1, 1, 3)).astype(np.uint8)
-    found = preprocessed(classifier("resnet50"), image)  # resized whole it would have 46 million columns
-    assert largest_difference(found, torch.from_numpy(image[:1, 100_000:100_001]).expand_as(found)) <= 1
-
-
-# Decoding at reduced scale
-
-
-def test_a_reduced_strip_lands_where_the_whole_one_does() -> None:
-    wide = Image.fromarray(PHOTOGRAPHS["china"]()).resize((9001, 1001), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    wide.save(encoded, "JPEG", quality=95)
-    reduced = Image.open(encoded)
-    reduced.draft("RGB", (4500, 500))
-    model = classifier("resnet50")
-    file = replace(model.file, resize=replace(centre(model), size=(96, 96), shorter=100))
-    model = replace(model, file=file, input_shape=(96, 96, 3))
-    assert reduced.size == (4501, 501)
-    found = preprocessed(model, np.array(reduced), (1001, 9001))
-    assert largest_difference(found, preprocessed(model, np.array(Image.open(encoded)))) <= 3
-
-
 def class_count(architecture: str, state: dict[str, Tensor]) -> int:
     return fitted(architecture, Checkpoint(state)).class_count
 
@@ -119,88 +140,20 @@ def test_every_architecture_can_be_asked_for_its_classes(architecture: str) -> N
     assert class_count(architecture, _skeleton(architecture, 5, auxiliary=False).state_dict()) == 5
 
 
-def test_a_vision_transformer_is_made_for_the_images_of_its_weights() -> None:
-    """vit_h_14's are of 518 x 518: 37 x 37 parts, and the class."""
-    assert open_model(parse_spec("vit_h_14:random"), Path()).input_shape == (518, 518, 3)
-    for architecture, parts in (("vit_h_14", 37 * 37), ("vit_b_16", 14 * 14)):
-        positions = _skeleton(architecture, 5, auxiliary=False).state_dict()["encoder.pos_embedding"]
-        assert positions.shape[1] == parts + 1
-
-
-@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
-def test_a_fine_tuned_file_in_half_precision_tells_its_class_count(tmp_path: Path, suffix: str) -> None:
-    theirs = torchvision_network("resnet18").half()
-    path = tmp_path / f"dogs.{suffix}"
-    (save_file if suffix == "safetensors" else torch.save)(theirs.state_dict(), path)
-    assert class_count("resnet18", read_header(path).state) == 7
-    network = classifier("resnet18", path.name, path).network()
-    assert {tensor.dtype for tensor in network.state_dict().values()} <= {torch.float32, torch.int64}
-    assert network(torch.zeros(2, *network.input_shape, dtype=torch.uint8))[0].shape == (2, 7)
-
-
-def test_old_densenet_names_and_missing_counters_are_accepted(tmp_path: Path) -> None:
-    theirs = torchvision_network("densenet121")
-    old = {
-        name.replace("norm1", "norm.1")
-        .replace("conv1", "conv.1")
-        .replace("norm2", "norm.2")
-        .replace("conv2", "conv.2"): v
-        for name, v in theirs.state_dict().items()
-        if not name.endswith("num_batches_tracked")
-    }
-    path = tmp_path / "densenet121.pth"
-    torch.save(old, path)
-    model = classifier("densenet121", path.name, path)
-    pixels = preprocessed(model, PHOTOGRAPHS["flower"]())
-    with torch.inference_mode():
-        expected = theirs(transforms.normalize(pixels.permute(2, 0, 1) / 255, model.mean, model.std)[None])
-        torch.testing.assert_close(model.network()(pixels[None])[0], expected, rtol=1e-4, atol=1e-4)
-
-
 def test_files_of_another_network_are_refused_with_the_reason() -> None:
     state = torchvision_network("resnet18").state_dict()
     with pytest.raises(UnknownModelError):
         class_count("resnet51", state)
-    with pytest.raises(WeightsError, match=r"not of resnet34: layer1\.2\.bn1\.bias is missing"):
-        class_count("resnet34", state)
-    with pytest.raises(WeightsError, match="not of vit_b_16"):
-        class_count("vit_b_16", state)
-    with pytest.raises(WeightsError, match=r"it has no extra"):
-        class_count("resnet18", {**state, "extra": torch.zeros(1)})
-    with pytest.raises(WeightsError, match=r"conv1\.weight is \[1\], not \[64, 3, 7, 7\]"):
-        class_count("resnet18", {**state, "conv1.weight": torch.zeros(1)})
-    with pytest.raises(WeightsError, match="YOLOv8"):
-        class_count("resnet50", {"model.22.cv3.0.2.bias": torch.zeros(80)})
-    for head in (torch.tensor(1.0), torch.zeros(0, 512)):
-        with pytest.raises(WeightsError):
-            class_count("resnet18", {**state, "fc.weight": head})
-
-
-def test_a_file_that_changed_its_class_count_is_refused(tmp_path: Path) -> None:
-    path = saved(torchvision_network("resnet18", classes=6), tmp_path)
-    with pytest.raises(WeightsError, match="6 classes, but there are 7 labels"):
-        classifier("resnet18", path.name, path).network()
-
-
-def test_random_weights_are_the_same_every_time_and_leave_the_generator_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    one, other = (classifier("resnet18").network().state_dict() for _ in range(2))
-    assert torch.rand(1) == expected
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("architecture", ["resnet18", "googlenet", "mnasnet0_5", "swin_t"])
-def test_for_a_device_that_computes_nothing_a_network_of_the_right_shapes_is_made_unmeasured(architecture: str) -> None:
-    model = replace(classifier(architecture), weights="random", weights_file=None)
-    pixels = torch.zeros((2, *model.input_shape), dtype=torch.uint8)
-    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(Classifier, "_random_core", None)
-        (logits,) = model.network_of_shapes()(pixels)
-    assert logits.shape == (2, len(model.labels))
-    assert logits.dtype == torch.float32
+    cases: list[tuple[str, dict[str, Tensor], str]] = [
+        ("resnet34", state, r"not of resnet34: layer1\.2\.bn1\.bias is missing"),
+        ("resnet18", {**state, "extra": torch.zeros(1)}, "it has no extra"),
+        ("resnet18", {**state, "conv1.weight": torch.zeros(1)}, r"conv1\.weight is \[1\], not \[64, 3, 7, 7\]"),
+        ("resnet50", {"model.22.cv3.0.2.bias": torch.zeros(80)}, "YOLOv8"),
+        ("resnet18", {**state, "fc.weight": torch.zeros(0, 512)}, "not of resnet18"),
+    ]
+    for architecture, weights, message in cases:
+        with pytest.raises(WeightsError, match=message):
+            class_count(architecture, weights)
 
 
 # Answers
@@ -223,13 +176,6 @@ def test_the_answer_lists_the_best_classes_in_order() -> None:
         "height": 480,
     }
     assert {type(value) for value in answer["classes"][0].values()} == {str, int, float}
-
-
-@pytest.mark.parametrize(("top_k", "expected"), [(0, 0), (-3, 0), (1, 1), (7, 7), (1000, 7)])
-def test_top_k_is_clipped_to_the_class_count(top_k: int, expected: int) -> None:
-    model = classifier("resnet18")
-    answer = model.postprocess((np.zeros(7, np.float32),), Placement(1, 1), Options(top_k=top_k))
-    assert [entry["class_id"] for entry in answer["classes"]] == list(range(expected))
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 5, 6, 7, 9])
@@ -269,12 +215,87 @@ def test_what_a_batch_is_reduced_to_answers_as_each_image_does(most: int) -> Non
             assert {type(entry["class_id"]) for entry in answers[0]["classes"]} <= {int}
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 6])
-def test_equal_scores_are_in_the_order_of_their_classes(top_k: int) -> None:
-    """As if all of them were sorted, which they are not."""
-    model = classifier("resnet18")
-    for seed in range(50):
-        logits = np.random.default_rng(seed).integers(0, 3, 7).astype(np.float32)
-        expected = sorted(range(7), key=lambda number: (-logits[number], number))[:top_k]
-        answer = model.postprocess((logits,), Placement(1, 1), Options(top_k=top_k))
-        assert [entry["class_id"] for entry in answer["classes"]] == expected
+def noise(width: int, height: int) -> np.ndarray:
+    return np.random.default_rng(width * 10_007 + height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 1200), st.integers(1, 1200), st.integers(32, 320))
+def test_every_byte_is_that_of_ultralytics_transforms(width: int, height: int, side: int) -> None:
+    assume(max(width, height) <= 64 * min(width, height))  # Other strips are cut before they are resized.
+    image, resize = noise(width, height), Centre((side, side), side, by="pillow")
+    out = torch.zeros((side, side, 3), dtype=torch.uint8)
+    resize.preprocess(torch.from_numpy(image), out, width, height)
+    expected = transforms.center_crop(transforms.resize(Image.fromarray(image), [side]), [side, side])
+    assert np.array_equal(out.numpy(), np.array(expected))
+
+
+def of_export(size: tuple[int, int]) -> Resize:
+    how, shades = Interpretation("classes", "classes", 3, probabilities=True), ((0.0,) * 3, (1.0,) * 3)
+    tried = TriedImages(
+        "classify", Export(how, (1, 1)), size, "centre", *shades, None, "ultralytics 8.4.1", ("a", "b", "c"), ((1, 3),)
+    )
+    model = _image_model("m", Path("m.onnx"), tried, None)
+    assert isinstance(model, ExportedImages)
+    return model.file.resize
+
+
+@pytest.mark.parametrize("shape", [(96, 128), (128, 96)], ids=["wide", "tall"])
+@pytest.mark.parametrize("size", [(333, 421), (640, 480), (96, 128), (421, 97)])
+def test_to_an_input_that_is_no_square_ultralytics_stretches(shape: tuple[int, int], size: tuple[int, int]) -> None:
+    checkpoint = YOLO.of("m", "yolov8n-cls", ("a", "b", "c"), "random", None, size=shape).file.resize
+    image, expected = noise(*size), transforms.resize(Image.fromarray(noise(*size)), list(shape))
+    for resize in (checkpoint, of_export(shape)):
+        out = torch.zeros((*shape, 3), dtype=torch.uint8)
+        resize.preprocess(torch.from_numpy(image), out, *size)
+        assert np.array_equal(out.numpy(), np.array(expected))
+
+
+@pytest.mark.parametrize("photograph", PHOTOGRAPHS)
+@pytest.mark.parametrize("megapixels", [5, 12, 24])
+def test_a_reduced_decode_changes_little(photograph: str, megapixels: int) -> None:
+    small = Image.fromarray(PHOTOGRAPHS[photograph]())
+    factor = (megapixels * 1e6 / (small.width * small.height)) ** 0.5
+    large = small.resize((int(small.width * factor), int(small.height * factor)), Image.Resampling.LANCZOS)
+    encoded = io.BytesIO()
+    large.save(encoded, "JPEG", quality=90)
+    model = classifier("resnet50")
+    in_full = np.array(Image.open(encoded))
+    reduced = Image.open(encoded)
+    reduced.draft("RGB", model.decode_size(*large.size))
+    expected = preprocessed(model, in_full)
+    found = preprocessed(model, np.array(reduced), large.size[::-1])
+    difference = (found.int() - expected.int()).abs().float()
+    if megapixels >= 12:
+        assert reduced.width < large.width
+    assert difference.mean() <= 0.3
+    assert difference.max() <= 8
+
+
+@pytest.mark.parametrize(
+    ("architecture", "unfused"),
+    [
+        ("resnet18", 0),
+        ("efficientnet_b0", 0),
+        ("googlenet", 0),
+        ("densenet121", 62),  # its BatchNorm comes before the convolution
+        ("mnasnet0_5", 0),
+        ("shufflenet_v2_x0_5", 0),
+        ("squeezenet1_1", 0),
+        ("swin_t", 0),
+        ("vit_b_32", 0),
+    ],
+)
+def test_any_classifier_gives_torchvisions_logits(tmp_path: Path, architecture: str, unfused: int) -> None:
+    theirs = torchvision_network(architecture)
+    model = classifier(architecture, "weights.safetensors", saved(theirs, tmp_path))
+    network = model.network()
+    pixels = preprocessed(model, PHOTOGRAPHS["china"]())
+    with torch.inference_mode():
+        (found,) = network(pixels[None])
+        expected = theirs(transforms.normalize(pixels.permute(2, 0, 1) / 255, model.mean, model.std)[None])
+    assert float(expected.std()) > 0
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in network.modules()) == unfused
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+    assert not network.training

@@ -1,10 +1,7 @@
-"""The command: exit codes, one-sentence errors, JSON that programs can read."""
-
-from importlib.metadata import EntryPoint, EntryPoints
+"""The command: exit codes and errors of one sentence."""
 
 import pytest
 
-from app import cli, prepared
 from app.access import keys
 from app.cli import main
 from tests.support.photographs import FILES
@@ -44,17 +41,6 @@ def test_every_file_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_a_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path, capsys):
-    file = tmp_path / "keys.txt"
-    assert main(["keys", "add", "ops", "--role", "admin", "--file", str(file)]) == 0
-    [key] = capsys.readouterr().out.split()
-    assert key not in file.read_text()
-    found = keys.Keys(file).find(key.encode())
-    assert (found.name, found.role) == ("ops", "admin")
-    assert main(["keys", "add", "ops", "--file", str(file)]) == 1
-    assert "a key of the name ops" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "command", [[], ["serve"], ["demo"], ["predict"], ["devices"], ["weights"], ["weights", "fetch"]]
 )
@@ -68,52 +54,12 @@ def test_help_shows_an_example(capsys, command):
         assert "example: anychip" in text
 
 
-def test_a_command_of_another_package_that_is_broken_ends_no_other(monkeypatch, capsys):
-    broken = EntryPoint("broken", "no_such_module", cli.COMMAND_GROUP)
-    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints([broken]))
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    said = capsys.readouterr()
-    assert ended.value.code == 0
-    assert "serve" in said.out
-    assert said.err.startswith("anychip: the command broken of no_such_module cannot be used: No module named")
-
-
-def test_of_other_packages_commands_the_one_that_is_asked_for_is_loaded_alone(monkeypatch, capsys):
-    broken = EntryPoint("broken", "no_such_module", cli.COMMAND_GROUP)
-    ours = EntryPoint("doctor", "anychip_tools.doctor", cli.COMMAND_GROUP)
-    monkeypatch.setattr(cli, "entry_points", lambda group: EntryPoints([broken, ours]))
-    with pytest.raises(SystemExit):
-        main(["doctor", "--help"])
-    said = capsys.readouterr()
-    assert "--skip" in said.out
-    assert said.err == ""
-
-
-def test_an_option_that_is_gone_says_what_is_in_its_place(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--device", "all", "--per-card", "0.5"])
-    assert ended.value.code == 2
-    assert (
-        "unrecognized arguments: --per-card 0.5; one service takes all cards with --device all"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "begin"),
-    [
-        (["serve", "--models", "resnet50"], True),
-        (["demo"], True),
-        (["serve", "--help"], False),
-        (["devices"], False),
-        ([], False),
-    ],
-)
-def test_processes_begin_to_import_before_the_command_does_where_it_serves(monkeypatch, words, begin):
-    begun, ended = [], []
-    monkeypatch.setattr(prepared, "prepare", lambda *given: begun.append(given[1]))
-    monkeypatch.setattr(prepared, "discard_prepared", ended.append)
-    with prepared.prepared(words):
-        assert begun == [prepared.CONFINED] * begin
-    assert sorted(ended) == sorted([prepared.CONFINED, prepared.DECODERS, prepared.WORKERS]) * begin
+def test_a_key_is_printed_once_and_its_hash_is_in_the_file(tmp_path, capsys):
+    file = tmp_path / "keys.txt"
+    assert main(["keys", "add", "ops", "--role", "admin", "--file", str(file)]) == 0
+    [key] = capsys.readouterr().out.split()
+    assert key not in file.read_text()
+    found = keys.Keys(file).find(key.encode())
+    assert (found.name, found.role) == ("ops", "admin")
+    assert main(["keys", "add", "ops", "--file", str(file)]) == 1
+    assert "a key of the name ops" in capsys.readouterr().err

@@ -1,82 +1,47 @@
-"""Answers leave in one piece, large ones without being held back; heads, connections and refused bodies are bounded."""
+"""Connections: heads, silence, refused bodies and clients that do not read are bounded."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import http.client
 import json
-import re
+import socket
 
 import pytest
 
 from app.http import connection
-from app.http.one_piece import OnePiece
+from app.ingress import sending
 from tests.support import uvicorn_server
-from tests.support.ahead import Ahead
+from tests.support.load import WAIT_S
+from tests.support.uvicorn_server import ask
 
 LONG_S = 1000.0
 """Passes for nobody but by a test's own hand."""
 
 
-class Wire:
+class Ahead:
+    """Clock of the running loop of asyncio that a test can put on: events of later seconds happen at once.
+
+    Sockets and threads are real, and so is time otherwise: limits in it are long, so that no busy machine reaches one.
+    """
+
     def __init__(self):
-        self.sent = []
-        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._real_s, self._ahead_s = self._loop.time, 0.0
+        vars(self._loop)["time"] = lambda: self._real_s() + self._ahead_s
 
-    def write(self, data):
-        assert not self.closed
-        self.sent.append(data)
-
-    def close(self):
-        self.closed = True
-
-    def is_closing(self):
-        return self.closed
-
-    def get_extra_info(self, name):
-        return f"the {name}"
-
-
-async def test_what_is_written_in_one_turn_leaves_together():
-    wire = Wire()
-    transport = OnePiece(wire)
-    transport.write(b"head ")
-    transport.write(b"body")
-    assert wire.sent == []
-    await asyncio.sleep(0)
-    assert wire.sent == [b"head body"]
-    transport.write(b"next")
-    await asyncio.sleep(0)
-    assert wire.sent == [b"head body", b"next"]
-
-
-async def test_much_is_not_held_back():
-    wire = Wire()
-    transport = OnePiece(wire)
-    transport.write(b"head ")
-    transport.write(bytes(100_000))
-    assert [len(data) for data in wire.sent] == [100_005]
-    await asyncio.sleep(0)
-    assert len(wire.sent) == 1
-
-
-async def test_closing_sends_what_is_left_and_nothing_after():
-    wire = Wire()
-    transport = OnePiece(wire)
-    transport.write(b"last words")
-    transport.close()
-    assert wire.sent == [b"last words"]
-    await asyncio.sleep(0)
-    assert wire.sent == [b"last words"]
-
-
-async def test_what_is_held_back_for_a_client_that_leaves_meanwhile_is_dropped():
-    wire = Wire()
-    OnePiece(wire).write(b"more of a stream")
-    wire.close()
-    await asyncio.sleep(0)
-    assert wire.sent == []
+    def put_on(self, seconds):
+        """Let so much time pass. Timers due in it run before anything that came meanwhile, as in uvloop."""
+        self._ahead_s += seconds
+        due_s, timers = self._loop.time(), self._loop._scheduled
+        while timers and timers[0].when() <= due_s:
+            timer = heapq.heappop(timers)
+            timer._scheduled = False
+            self._loop._ready.append(timer)  # A cancelled one does nothing there.
+            if timer.cancelled():
+                self._loop._timer_cancelled_count -= 1
 
 
 async def app(scope, receive, send):
@@ -98,7 +63,6 @@ async def app(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening(**limits):
-    """Yield the port of a server with these limits."""
     with pytest.MonkeyPatch.context() as patched:
         for name, limit in limits.items():
             patched.setattr(connection, name, limit)
@@ -106,38 +70,23 @@ async def listening(**limits):
             yield port
 
 
-async def asked(port, *parts):
-    """Send these bytes; return the first answer's head and body."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        for part in parts:
-            writer.write(part)
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
-        length = int(re.search(rb"content-length: (\d+)", head)[1])
-        return head, await reader.readexactly(length)
-    finally:
-        writer.close()
-
-
-def code(answer):
-    head, body = answer
-    return int(head.split()[1]), json.loads(body)["code"]
+def code(answers):
+    [(status, _, body)] = answers
+    return status, json.loads(body)["code"]
 
 
 @pytest.mark.parametrize("piece", [100, 1 << 16, 1 << 22])
 async def test_one_header_is_refused_as_soon_as_it_is_too_large(piece):
     async with listening(HEAD_BYTES=20_000) as port:
         parts = [b"GET / HTTP/1.1\r\nhost: x\r\na: "] + [b"b" * piece] * (1 + 40_000 // piece)
-        assert code(await asked(port, *parts)) == (431, "HEADERS_TOO_LARGE")
+        assert code(await ask(port, *parts)) == (431, "HEADERS_TOO_LARGE")
 
 
 async def test_many_headers_are_refused():
     async with listening(HEADERS=20) as port:
         fine = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 19 + b"\r\n"
-        assert (await asked(port, fine))[0].startswith(b"HTTP/1.1 200")
-        assert code(await asked(port, fine.replace(b"\r\n\r\n", b"\r\nc: d\r\n\r\n"))) == (431, "HEADERS_TOO_LARGE")
+        assert (await ask(port, fine))[0][0] == 200
+        assert code(await ask(port, fine.replace(b"\r\n\r\n", b"\r\nc: d\r\n\r\n"))) == (431, "HEADERS_TOO_LARGE")
 
 
 async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_closed():
@@ -146,33 +95,20 @@ async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_cl
         for sent, received in ((b"GET / HTTP/1.1\r\nhost: x\r\n", b"HTTP/1.1 408"), (b"", b"")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
-            await asked(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # Now it has been read.
+            await ask(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # Now it has been read.
             clock.put_on(LONG_S)
             assert (await reader.read()).startswith(received)
             writer.close()
 
 
-async def test_time_in_which_the_server_was_stopped_is_not_the_clients():
-    """As with SIGSTOP and SIGCONT: its timers come late, and before it reads."""
-    async with listening(_HEAD_TIMEOUT_S=LONG_S) as port:
-        clock = Ahead()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n")
-        await asked(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")  # Now it has been read.
-        writer.write(b"\r\n")
-        clock.put_on(2 * LONG_S)
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-        writer.close()
-
-
 async def test_trailers_are_dropped_and_bounded():
     chunked = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
     async with listening(HEAD_BYTES=20_000) as port:
-        _, body = await asked(port, chunked + b"x-api-key: mine\r\n\r\n")
+        [(_, _, body)] = await ask(port, chunked + b"x-api-key: mine\r\n\r\n")
         assert body == b"3 host,transfer-encoding"
         flood = [b"a: " + b"b" * 10_000 + b"\r\n"] * 50
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            await asked(port, chunked, *flood)
+            await ask(port, chunked, *flood)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
@@ -186,7 +122,7 @@ async def test_an_upgrade_to_http_2_is_ignored_and_the_body_kept():
     )
     async with listening() as port:
         for parts in ((request + b"image",), (request, b"im", b"age"), (request[:70], request[70:] + b"image")):
-            assert (await asked(port, *parts))[1] == b"5 connection,content-length,host"
+            assert (await ask(port, *parts))[0][2] == b"5 connection,content-length,host"
 
 
 @pytest.mark.parametrize("keep_alive", [False, True], ids=["urllib", "keep-alive"])
@@ -223,13 +159,139 @@ async def test_a_refused_client_that_never_stops_sending_is_cut_off(monkeypatch)
         writer.close()
 
 
-async def test_a_refused_client_that_says_nothing_more_is_let_go(monkeypatch):
-    monkeypatch.setattr(connection, "_LINGER_IDLE_S", LONG_S)
+# Heads that RFC 9112 forbids are refused with its statuses.
+
+CHUNK = b"3\r\nabc\r\n0\r\n\r\n"
+HEADS = {
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK: 200,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: , Chunked\r\n\r\n" + CHUNK: 200,
+    b"GET / HTTP/1.0\r\n\r\n": 200,
+    b"GET / HTTP/1.1\r\nHost:\r\n\r\n": 200,
+    b"GET / HTTP/1.1\r\n\r\n": 400,
+    b"GET / HTTP/1.1\r\nHost: x\r\nHost: x\r\n\r\n": 400,
+    b"GET / HTTP/1.0\r\nHost: x\r\nhost: y\r\n\r\n": 400,
+    b"GET http://x/ HTTP/1.1\r\nHost: X\r\n\r\n": 200,
+    b"GET http://x:80/?a HTTP/1.1\r\nHost: x:80\r\n\r\n": 200,
+    b"GET http://y/ HTTP/1.1\r\nHost: x\r\n\r\n": 400,
+    b"GET http://x@y/ HTTP/1.1\r\nHost: x\r\n\r\n": 400,
+    b"GET http://y/ HTTP/1.0\r\n\r\n": 400,
+    b"GET / HTTP/2.0\r\nHost: x\r\n\r\n": 505,
+    b"\r\nGET / RTSP/1.0\r\nHost: x\r\n\r\n": 400,
+    b"SOURCE / ICE/1.0\r\nHost: x\r\n\r\n": 400,
+    b"GET /\r\n\r\n": 400,
+    b"GET / HTTP/0.9\r\nHost: x\r\n\r\n": 400,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n" + CHUNK: 501,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK: 501,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n": 400,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked, chunked\r\n\r\n" + CHUNK: 400,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK: 400,
+    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: identity\r\n\r\n": 400,
+    b"POST / HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNK: 400,
+}
+
+
+async def test_a_head_gets_the_status_that_the_standard_says():
+    found = {}
     async with listening() as port:
+        for head in HEADS:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head)
+            found[head] = int((await asyncio.wait_for(reader.readline(), WAIT_S)).split()[1])
+            writer.close()
+    assert found == HEADS
+
+
+# A connection whose client does not read ends; one that reads, however it does, above the least rate, is served.
+
+SIZE = 6_000_000
+
+
+async def endless(send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+        await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def answering_much():
+    """Yield the port of a server that answers much, and the list of its connections that have ended."""
+    ended = []
+
+    class Noted(connection.LimitedProtocol):
+        def connection_lost(self, error):
+            super().connection_lost(error)
+            ended.append(self)
+
+    async def app(scope, receive, send):
+        if scope["path"] == "/events":
+            await endless(send)
+        headers = [(b"content-length", b"%d" % SIZE)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(SIZE)})
+
+    async with uvicorn_server.listening(app, Noted, timeout_graceful_shutdown=1, timeout_keep_alive=1_000_000) as (
+        port,
+        _,
+    ):
+        yield port, ended
+
+
+def connected(port, *lines, path="/"):
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", port))
+    client.setblocking(False)
+    client.send("\r\n".join((f"GET {path} HTTP/1.1", "host: x", *lines, "", "")).encode())
+    return client
+
+
+async def periods_until(ended):
+    """Each as long as it takes until the rate is looked at."""
+    clock = Ahead()
+    while not ended:
+        await asyncio.sleep(0.01)
+        clock.put_on(sending.PERIOD_S)
+
+
+@pytest.mark.parametrize("lines", [(), ("connection: close",)], ids=["kept", "closed"])
+@pytest.mark.parametrize("path", ["/", "/events"])
+async def test_a_client_that_reads_nothing_is_let_go(path, lines):
+    async with answering_much() as (port, ended):
+        with connected(port, *lines, path=path):
+            await periods_until(ended)
+
+
+async def test_a_client_that_reads_a_byte_now_and_then_is_let_go():
+    async with answering_much() as (port, ended):
         clock = Ahead()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /refused HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100000\r\n\r\n")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
-        clock.put_on(LONG_S)
-        await reader.read()
-        writer.close()
+        with connected(port) as client:
+            while not ended:
+                await asyncio.get_running_loop().sock_recv(client, 1)
+                await asyncio.sleep(0.001)
+                clock.put_on(sending.PERIOD_S / 20)
+
+
+async def test_a_slow_client_above_the_least_rate_gets_all_of_it(monkeypatch):
+    """Three times the least: a system tells of what a client has in pieces."""
+    looked, look = [], sending.SendWatch._look
+
+    def noted(watch):
+        looked.append(watch)
+        look(watch)
+
+    monkeypatch.setattr(sending.SendWatch, "_look", noted)
+    async with answering_much() as (port, ended):
+        clock, piece = Ahead(), 3 * int(sending.PERIOD_S * sending.LEAST_BYTES_PER_S)
+        with connected(port) as client:
+            loop, received, passed = asyncio.get_running_loop(), 0, 0
+            while received < SIZE:
+                data = await loop.sock_recv(client, piece)
+                assert data, f"it ended after {received} bytes"
+                received += len(data)
+                if received // piece > passed:
+                    passed += 1
+                    clock.put_on(sending.PERIOD_S)
+                    await asyncio.sleep(0.001)
+            assert len(looked) > 3
+            assert not ended

@@ -1,4 +1,4 @@
-"""How many images decoders have in front of them. The decoders are objects here: no process is started."""
+"""What decoders get, and what becomes of images whose client or decoder goes. The decoders are objects here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from app.processes.channel import to_packet
 from models import Placement
 from tests.support.doubles import Decoder, turns
 
-SMALL, LARGE = bytes(60_000), bytes(3_000_000)
-
 
 class Clock:
     now_s = 100.0
@@ -39,38 +37,37 @@ def clock(monkeypatch):
 
 
 @contextlib.asynccontextmanager
-async def decoding(count=2, buffers=CREDITS, models=1, **options):
+async def decoding(models=1, **options):
     arena = Arena([(4, 64)] * models)
-    plan = DecodePlan((None,) * models, arena.pools, buffers, 4 << 20, ("info", "text"))
-    decoders = Decoders(plan, arena, count, ImageLimits(queue=256, max_pixels=1000), **options)
-    decoders._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(count)]
+    plan = DecodePlan((None,) * models, arena.pools, CREDITS, 4 << 20, ("info", "text"))
+    decoders = Decoders(plan, arena, 2, ImageLimits(queue=256, max_pixels=1000), **options)
+    decoders._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(2)]
     try:
         yield decoders
     finally:
         arena.close()
 
 
-def begun(decoders, model, body, rank):
-    """Begin a task that waits for an image, and drops it when it is cancelled."""
-    ended = asyncio.get_running_loop().create_future()
-    image = PendingImage(model, rank, body, lambda _, outcome: ended.done() or ended.set_result(outcome))
-    decoders.decode(image)
+class Waiting:
+    """An image that waits from now on, and what has become of it."""
 
-    async def outcome():
-        try:
-            return await ended
-        finally:
-            if ended.cancelled():
-                decoders.drop(image)
+    def __init__(self, decoders, model=0, rank_s=0.0, **of):
+        self.outcomes = []
+        self.image = PendingImage(model, rank_s, bytes(60_000), lambda _, outcome: self.outcomes.append(outcome), **of)
+        decoders.decode(self.image)
 
-    return asyncio.ensure_future(outcome())
+    @property
+    def outcome(self):
+        """What has become of it, once: its kind."""
+        assert len(self.outcomes) <= 1
+        return type(self.outcomes[0]) if self.outcomes else None
 
 
-async def ask(decoders, *bodies):
-    """Tasks of images that come in this order; what can be sent has been sent."""
-    asked = [begun(decoders, 0, body, rank) for rank, body in enumerate(bodies)]
+async def dropped(decoders, asked):
+    for each in asked:
+        if each.outcome is None:
+            decoders.drop(each.image)
     await turns()
-    return asked
 
 
 def answer(decoders, clock, seconds_an_image):
@@ -83,88 +80,28 @@ def answer(decoders, clock, seconds_an_image):
             decoders.answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
 
 
-async def settled(decoders, clock, body, seconds_an_image):
-    """How many images each decoder has once it is known how long they take."""
-    asked = await ask(decoders, *[body] * 200)
-    for _ in range(8):
-        had = [len(decoder.sent) for decoder in decoders.ready]
-        answer(decoders, clock, seconds_an_image)
-        await turns()
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
-    answer(decoders, clock, seconds_an_image)
-    return had
-
-
-@pytest.mark.parametrize(("seconds_an_image", "images"), [(0.0001, CREDITS), (0.0035, 3), (0.0045, 2), (0.05, 2)])
-async def test_a_decoder_has_as_many_images_as_a_few_milliseconds_take_and_two_at_least(
-    clock, seconds_an_image, images
-):
-    async with decoding() as decoders:
-        assert await settled(decoders, clock, SMALL, seconds_an_image) == [images] * 2
-
-
-async def test_small_images_do_not_stand_behind_one_of_many_bytes(clock):
-    async with decoding() as decoders:
-        await settled(decoders, clock, SMALL, 0.001)
-        asked = await ask(decoders, LARGE, *[SMALL] * 12)
-        behind, beside = sorted((decoder.sent for decoder in decoders.ready), key=len)
-        assert len(behind) <= 2
-        assert len(beside) == CREDITS
-        for task in asked:
-            task.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
-
-
-def pending(body=SMALL, needed_s=float("inf")):
-    """Return an image, and the list that collects its outcomes."""
-    outcomes = []
-    return PendingImage(0, 0.0, body, lambda _, outcome: outcomes.append(outcome), needed_s=needed_s), outcomes
-
-
 async def test_what_would_come_too_late_is_not_decoded_where_others_wait(clock):
     async with decoding() as decoders:
-        await settled(decoders, clock, SMALL, 0.01)
+        for _ in range(100):
+            decoders._image_s.learn(0.01)
         for _ in range(4):
-            decoders.decode(pending()[0])
-        in_time, late = pending(needed_s=clock.now_s + 0.05), pending(needed_s=clock.now_s + 0.015)
-        last, last_late = pending(), pending(needed_s=clock.now_s)
-        for image, _ in (late, in_time, last):
-            decoders.decode(image)
+            Waiting(decoders)
+        late = Waiting(decoders, needed_s=clock.now_s + 0.015)
+        in_time, last = Waiting(decoders, needed_s=clock.now_s + 0.05), Waiting(decoders)
+        needed_s = clock.now_s
         await turns()
-        assert [type(each) for each in late[1]] == []  # Nothing is decided before its turn.
+        assert late.outcome is None, "nothing is decided before its turn"
         answer(decoders, clock, 0.005)
         await turns()
-        assert [type(each) for each in late[1]] == [DecodeTooLateError]
-        assert in_time[1] == last[1] == []
+        assert (late.outcome, in_time.outcome, last.outcome) == (DecodeTooLateError, None, None)
         answer(decoders, clock, 0.005)
         await turns()
-        assert [type(each) for each in (*in_time[1], *last[1])] == [Placement] * 2
-        decoders.decode(last_late[0])  # Nothing else waits: it is given a try.
+        assert (in_time.outcome, last.outcome) == (Placement, Placement)
+        last_late = Waiting(decoders, needed_s=needed_s)  # Nothing else waits: it is given a try.
         await turns()
         answer(decoders, clock, 0.005)
-        assert [type(each) for each in last_late[1]] == [Placement]
+        assert last_late.outcome is Placement
         assert decoders.held == 0
-
-
-async def test_an_image_is_expected_to_wait_for_what_is_before_it(clock):
-    async with decoding() as decoders:
-        assert decoders.wait_s(0, 0.0, "a") is None
-        await settled(decoders, clock, SMALL, 0.01)
-        assert decoders.wait_s(0, 0.0, "a") == 0.0  # What it takes itself is not in it.
-        assert decoders.wait_s(0, 0.0, "a", 5) == pytest.approx(4 * 0.01 / 2, rel=0.1)
-        for number in range(24):
-            decoders.decode(PendingImage(0, clock.now_s, SMALL), client="a" if number % 2 else "b")
-        await turns()
-        # Each decoder works on one and has one in front of it; 20 wait.
-        assert decoders.wait_s(0, 0.0, "a") == pytest.approx((2 + 20) * 0.01 / 2, rel=0.1)
-        assert decoders.wait_s(0, 50.0, "a") == pytest.approx(2 * 0.01 / 2, rel=0.1)
-        clock.now_s += 0.01
-        assert decoders.wait_s(0, 0.0, "c") < 0.5 * decoders.wait_s(0, 0.0, "a")
-        for _ in range(12):
-            answer(decoders, clock, 0.01)
-            await turns()
 
 
 async def answered_models(decoders, clock, image_s, pauses):
@@ -173,7 +110,7 @@ async def answered_models(decoders, clock, image_s, pauses):
     """
     asked, order = [], []
     for number in range(120):
-        asked += [begun(decoders, model, SMALL, number) for model in range(2)]
+        asked += [Waiting(decoders, model, number) for model in range(2)]
     await turns()
     for pause_s in pauses:
         clock.now_s += pause_s
@@ -185,9 +122,7 @@ async def answered_models(decoders, clock, image_s, pauses):
                     order.append(job.model)
                     decoders.answered(decoder, Decoded(job.token, Status.PLACED, 1, 1))
         await turns()
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    await dropped(decoders, asked)
     return order
 
 
@@ -210,21 +145,6 @@ def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_im
             most = max(most, others)
         # What a pause may be held against a model, of two decoders, in images of the other; and what these have.
         assert most <= 2 * 0.25 / 0.02 + 2 * CREDITS, order
-
-
-class Waiting:
-    """An image, and what has become of it."""
-
-    def __init__(self, decoders, wanted=1, **of):
-        self.outcomes = []
-        self.image = PendingImage(0, 0.0, SMALL, lambda _, outcome: self.outcomes.append(outcome), wanted=wanted, **of)
-        decoders.decode(self.image)
-
-    @property
-    def outcome(self):
-        """What has become of it, once: its kind."""
-        assert len(self.outcomes) <= 1
-        return type(self.outcomes[0]) if self.outcomes else None
 
 
 async def test_what_nobody_waits_for_leaves_the_heap_and_no_decoder_gets_it(clock):
@@ -297,34 +217,14 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
         assert (decoders.held, other.sent) == (0, {})
 
 
-async def test_decoders_that_cannot_start_are_an_error_of_one_sentence(monkeypatch):
-    """The command prints an OSError as it is, and no stack trace."""
-
-    class NoForkServer:
-        pid, ready = None, False
-
-        def __init__(self, begin):
-            pass
-
-        async def fork(self, *descriptors):
-            raise ConnectionResetError("the process that forks is gone")
-
-        async def stop(self):
-            pass
-
-    monkeypatch.setattr(pool, "ForkServer", NoForkServer)
-    async with decoding() as decoders:
-        with pytest.raises(OSError, match=r"^decoder 1 did not start: .* the process that forks is gone$"):
-            await decoders.start()
-        await decoders.stop()
-        assert decoders.up == 0
-
-
 @pytest.mark.parametrize(
     ("says", "reason"),
     [
         ([], "it says nothing"),
-        ([Decoded(1, Status.INVALID, text="x" * (MAX_TEXT + 1))], f"a sentence of {MAX_TEXT + 1} characters"),
+        (
+            [Decoded(1, Status.INVALID, text="x" * (MAX_TEXT + 1))],
+            f"Expected `str` of length <= {MAX_TEXT} - at `$[0][7]`",
+        ),
         ([Decoded(1, Status.PLACED)], "1"),  # It has no such image.
     ],
 )

@@ -1,9 +1,9 @@
-"""models.yolo.model: the reference's letterbox and boxes, sound geometry, and graphs every engine can take."""
+"""models.yolo: names and shapes of the published weights, and the reference's letterbox and boxes."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import cv2
@@ -18,21 +18,24 @@ from torch import Tensor
 from models.contract.errors import WeightsError
 from models.contract.model import Options, Placement
 from models.weights.checkpoint import Checkpoint
-from models.yolo.model import MOST_ANCHORS, YOLO, fitted
-from models.yolo.yolov8 import YOLOv8, anchors
+from models.yolo.model import (
+    ARCHITECTURES,
+    FAMILIES,
+    KINDS,
+    MOST_ANCHORS,
+    YOLO,
+    architecture_of,
+    fitted,
+    named_in,
+    parts_of,
+)
+from models.yolo.yolo11 import YOLO11
+from models.yolo.yolov8 import SIZES, YOLOv8, anchors
 from tests.support.networks import letterboxed
 
 LABELS = tuple(f"class {index}" for index in range(12))
 RANDOM = YOLO.of("random", "yolov8n", LABELS, "random", None)
 CENTRES, STRIDES = (tensor.numpy() for tensor in anchors(640, 640))
-
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 # Labels and weights
@@ -42,22 +45,13 @@ def class_count(architecture: str, state: dict[str, Tensor]) -> int:
     return fitted(architecture, Checkpoint(state)).class_count
 
 
-def test_class_count_comes_from_the_weights() -> None:
-    with torch.device("meta"):
-        state = YOLOv8("m", 7).state_dict()
-    assert class_count("yolov8m", state) == 7
-    assert class_count("yolov8m", {k: v for k, v in state.items() if "num_batches" not in k}) == 7
-
-
 def test_weights_that_do_not_fit_are_refused_with_what_is_wrong() -> None:
     with torch.device("meta"):
         state = YOLOv8("n", 7).state_dict()
         odd = torch.empty(3)
     cases: list[tuple[str, dict[str, Tensor], str]] = [
         ("yolov8s", state, "are of yolov8n, not of yolov8s"),
-        ("yolov8n", {}, "not those of a YOLOv8 detector"),
         ("yolov8n", {"fc.weight": odd}, "not those of a YOLOv8 detector"),
-        ("yolov8n", {**state, "model.22.cv3.0.2.bias": torch.empty(())}, "not those of a YOLOv8 detector"),
         ("yolov8n", {**state, "model.22.cv4.0.2.bias": odd}, r"it has no model\.22\.cv4\.0\.2\.bias"),
         ("yolov8n", {**state, "model.9.cv1.bn.bias": odd}, r"model\.9\.cv1\.bn\.bias is \[3\], not \[128\]"),
         ("yolov8n", {k: v for k, v in state.items() if k != "model.1.bn.bias"}, "is missing"),
@@ -65,31 +59,6 @@ def test_weights_that_do_not_fit_are_refused_with_what_is_wrong() -> None:
     for architecture, weights, message in cases:
         with pytest.raises(WeightsError, match=message):
             class_count(architecture, weights)
-
-
-def test_random_weights_are_the_same_every_time_and_alive() -> None:
-    before = torch.random.get_rng_state()
-    first, second = RANDOM.network(), RANDOM.network()
-    assert torch.equal(torch.random.get_rng_state(), before)
-    for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other)
-    pixels = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8).repeat_interleave(32, 1).repeat_interleave(32, 2)
-    with torch.inference_mode():
-        distances, scores, classes, _ = first(pixels)
-    assert distances.isfinite().all()
-    assert distances.std() > 0.1
-    assert scores.max() > 4 * scores.min()
-    assert len(classes.unique()) > 1
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_network_of_low_precision_decodes_in_float32(dtype: torch.dtype) -> None:
-    pixels = torch.randint(256, (1, 64, 96, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        distances, scores, *_ = RANDOM.network().cast(dtype)(pixels)
-    for found in (distances, scores):
-        assert found.dtype == torch.float32
-        assert (found != found.to(dtype).float()).any(), "not on the grid of the low precision"
 
 
 # Letterbox
@@ -110,17 +79,6 @@ def test_letterbox_is_the_reference_s(width: int, height: int, seed: int) -> Non
     expected = cv2.copyMakeBorder(resized, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(114, 114, 114))
     assert (found.numpy() == expected).all()
     assert placement == Placement(width, height, scale, left, top)
-
-
-@given(st.integers(1, 60_000), st.integers(1, 60_000))
-def test_only_very_large_images_may_be_decoded_smaller(width: int, height: int) -> None:
-    decoded_width, decoded_height = RANDOM.decode_size(width, height)
-    if max(width, height) < 12 * 640:
-        assert (decoded_width, decoded_height) == (width, height)
-    else:
-        assert max(decoded_width, decoded_height) == 6 * 640
-    assert 1 <= decoded_width <= width
-    assert 1 <= decoded_height <= height
 
 
 # Boxes
@@ -233,3 +191,20 @@ def test_the_best_anchors_leave_the_device_and_the_answers_are_those_of_all(monk
         found_some = found_some or bool(given["detections"])
     assert found_some
     assert not any(RANDOM.errors(found, found).values())
+
+
+def test_family_size_and_kind_are_told_from_the_state_dict() -> None:
+    for family, size, kind in itertools.product(FAMILIES, SIZES, KINDS):
+        name = f"{family.name.lower()}{size}{kind and '-'}{kind}"
+        if name not in ARCHITECTURES:
+            continue  # YOLO26's classifiers are YOLO11's.
+        assert parts_of(name) == (family, size, kind)
+        with torch.device("meta"):
+            state = family.made(size, kind, 3).state_dict()
+        assert family.detector.size_of(state) == size
+        assert named_in(state, kind) == name
+        assert architecture_of(state) == name
+        assert class_count(name, state) == 3
+    assert YOLO11.size_of({"model.0.conv.weight": torch.empty(17, 3, 3, 3)}) is None
+    assert YOLO11.size_of({"model.0.conv.weight": torch.empty(())}) is None
+    assert YOLO11.size_of({}) is None

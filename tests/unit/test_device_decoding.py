@@ -14,23 +14,18 @@ from PIL import Image
 
 from app.decoder.decoder import Decoder
 from app.decoder.messages import DecodePlan, Inbox, Job, Kind
-from app.images.decoding import decode
-from app.images.header import Header, InvalidImageError, read_header
-from app.images.passing import MOST_PIXELS, plain_header, read_file, write_file
+from app.images.header import InvalidImageError, plain_header, read_file, read_header, write_file
 from app.precision.probes import seen
 from app.processes.arena import Arena
-from app.serving.filling import Filling
+from app.serving.submissions import Filling
 from app.worker.device_decoding import DeviceDecoding
-from backends import BackendError, DeviceLostError
-from backends.contract import image_decoder as module
-from backends.contract.image_decoder import ImageDecoder, nvjpeg_decoder
+from backends.contract.backend import ImageDecoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.doubles import Decoders
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
-PHOTO_SIZE = (read_header(PHOTO).width, read_header(PHOTO).height)
 ROOM = 1 << 20
 
 
@@ -47,18 +42,20 @@ def jpeg(width=160, height=120, mode="RGB", orientation=0, **options):
     return stream.getvalue()
 
 
-def passes(file, room=ROOM):
+def passes(file):
     """By what the event loop reads of a file, and by what the worker does."""
-    plain = plain_header(memoryview(file), room)
+    plain = plain_header(memoryview(file), ROOM)
     if plain is None:
         return False
     assert plain[0] == read_header(file)
-    slot = np.zeros(room, np.uint8)
+    slot = np.zeros(ROOM, np.uint8)
     write_file(slot, memoryview(file), *plain)
     try:
-        return read_file(slot).data.tobytes() == file
+        found = read_file(slot)
     except InvalidImageError:
         return False
+    slot[:] = 0  # It is a copy: decoders may still write to the slot.
+    return found.data.tobytes() == file
 
 
 @pytest.mark.parametrize(
@@ -114,27 +111,6 @@ def test_what_is_odd_is_left_to_the_host(name):
     assert not passes(ODD[name])
 
 
-def test_other_formats_large_images_and_files_larger_than_the_slot_are_left_to_the_host():
-    stream = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(stream, "PNG")
-    assert not passes(stream.getvalue())
-    assert passes(PHOTO, len(PHOTO) + 20)
-    assert not passes(PHOTO, len(PHOTO) + 19)
-    assert MOST_PIXELS >= 1920 * 1080
-    assert not passes(jpeg(1920, 1100, quality=5))
-
-
-def test_a_file_comes_out_of_a_slot_as_it_went_in():
-    slot = np.zeros(len(PHOTO) + 100, np.uint8)
-    header = Header("JPEG", 375, 500, 6)
-    write_file(slot, memoryview(PHOTO), header, 600)
-    found = read_file(slot)
-    assert found.header == header
-    assert found.data.tobytes() == PHOTO
-    slot[:] = 0
-    assert found.data.tobytes() == PHOTO  # A copy: decoders may still write to the slot.
-
-
 @pytest.mark.parametrize(
     "head",
     [
@@ -162,7 +138,7 @@ def filling():
 
     def fill(file):
         terms = SimpleNamespace(client_lease=None, client="", priority=0)
-        item = SimpleNamespace(pool=pool, slot=0, terms=terms, position=0, image=None, refill=None)
+        item = SimpleNamespace(pool=pool, slot=0, terms=terms, position=0, image=None, refill=None, begun_s=0.0)
         heard.clear()
         decoders.given.clear()
         made.fill([item], file)
@@ -196,59 +172,35 @@ def test_every_other_file_is_a_decoders_to_answer(filling, file):
 
 
 class FakeDecoder(ImageDecoder):
-    """The host's own pixels, brighter by `off`; some files it cannot decode, and then it decodes none of the list."""
+    """The host's own pixels."""
 
     name = "a fake"
 
-    def __init__(self, off=0, bad=(), error=BackendError):
-        super().__init__("cpu")
-        self.off, self.bad, self.error, self.calls = off, bad, error, []
-
     def decode(self, files):
-        self.calls.append(len(files))
-        encoded = [file.numpy().tobytes() for file in files]
-        if any(file in self.bad for file in encoded):
-            raise self.error("Failed to decode batch: 10")
-        return [self._decoded(file) for file in encoded]
+        return [self._decoded(file.numpy().tobytes()) for file in files]
 
     def _decoded(self, file):
         with Image.open(io.BytesIO(file)) as image:
-            stored = torch.from_numpy(np.array(image.convert("RGB"))).to(torch.int16)
-        return (stored + self.off).clamp(0, 255).to(torch.uint8).permute(2, 0, 1)
+            return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
-def filled(decoder, files, model=RESNET):
-    """Decode files in slots; return the rows, and which files could not be decoded."""
-    slots = []
-    for row, file in enumerate(files):
-        slot = np.zeros(len(file) + 20, np.uint8)
-        plain = plain_header(memoryview(file), len(slot))
-        assert plain is not None
-        write_file(slot, memoryview(file), *plain)
-        slots.append((row, slot))
-    found, undecoded = DeviceDecoding(decoder, model).on_device(slots)
-    assert sorted([*found, *undecoded]) == list(range(len(files))), "each is either"
-    buffer = np.zeros((len(files), *model.input_shape), np.uint8)
-    for row, item in found.items():
-        buffer[row] = item.numpy()
-    return buffer, undecoded
+def on_device(decoder, file):
+    """Decode a file in a slot; return the rows, and which files could not be decoded."""
+    slot = np.zeros(len(file) + 20, np.uint8)
+    write_file(slot, memoryview(file), *plain_header(memoryview(file), len(slot)))
+    return DeviceDecoding(decoder, RESNET).on_device([(0, slot)])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_placed_as_on_the_host(orientation):
     file = jpeg(400, 300, orientation=orientation, quality=95)
-    (row,), undecoded = filled(FakeDecoder(), [file])
+    found, undecoded = on_device(FakeDecoder("cpu"), file)
     assert undecoded == ()
+    row = found[0].numpy()
     host = seen(RESNET, file)[0]
     assert np.abs(host.astype(int) - row).max() <= 1
     if orientation > 1:
         assert np.abs(seen(RESNET, jpeg(400, 300, quality=95))[0].astype(int) - row).max() > 50
-
-
-def test_a_lost_device_is_lost():
-    file = jpeg()
-    with pytest.raises(DeviceLostError):
-        filled(FakeDecoder(bad=[file], error=DeviceLostError), [file])
 
 
 def test_pixels_of_another_size_than_the_header_says_are_not_taken():
@@ -256,46 +208,4 @@ def test_pixels_of_another_size_than_the_header_says_are_not_taken():
         def _decoded(self, file):
             return super()._decoded(file)[:, 1:]
 
-    assert filled(Other(), [jpeg()])[1] == (0,)
-
-
-def test_large_images_are_decoded_a_few_at_a_time():
-    files = [jpeg(1900, 1080, quality=5)] * 40
-    decoder = FakeDecoder()
-    _, undecoded = filled(decoder, files)
-    assert undecoded == ()
-    assert sum(decoder.calls) == 40
-    assert max(decoder.calls) == (32 << 20) // (1900 * 1080)
-
-
-def test_nvjpeg_is_asked_by_torchvisions_operator(monkeypatch):
-    asked = []
-
-    def decode_jpegs_cuda(files, mode, device):
-        asked.append((len(files), mode, str(device)))
-        if len(files) == 3:
-            raise RuntimeError("Failed to decode batch: 10")
-        return [decode(file.numpy().tobytes(), read_header(file.numpy().tobytes())).permute(2, 0, 1) for file in files]
-
-    monkeypatch.setattr(torch.ops.image, "decode_jpegs_cuda", decode_jpegs_cuda)
-    decoder = nvjpeg_decoder("cuda:1")
-    assert decoder is not None
-    files = [torch.frombuffer(bytearray(PHOTO), dtype=torch.uint8)] * 2
-    assert [tuple(image.shape) for image in decoder.decode(files)] == [(3, 375, 500)] * 2
-    assert asked == [(2, 3, "cuda:1")]
-    with pytest.raises(BackendError, match="cuda:1 failed: Failed to decode batch: 10"):
-        decoder.decode(files + files[:1])
-    monkeypatch.setattr(module.importlib, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
-    assert nvjpeg_decoder("cuda:0") is None
-
-
-def test_a_file_of_a_size_is_placed_as_the_model_of_that_moment_has_it(filling):
-    """What is kept of a size belongs to the object that a load replaces."""
-    other = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
-    object.__setattr__(other, "placement", lambda *_: Placement(1, 1))
-    for model in (RESNET, other, RESNET):
-        filling.pool.model = model
-        for _ in range(2):
-            filling.fill(PHOTO)
-            assert filling.heard == [model.placement(*PHOTO_SIZE)]
-    assert RESNET.placement(*PHOTO_SIZE) != other.placement(*PHOTO_SIZE)
+    assert on_device(Other("cpu"), jpeg()) == ({}, (0,))

@@ -9,34 +9,13 @@ from typing import Any
 
 import pytest
 
-from docs import site_hooks
-
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
-ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def blocks(text: str) -> list[str]:
-    return re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def packages() -> set[str]:
-    return {path.parent.name for path in (ROOT / "app").glob("*/__init__.py")}
-
-
-def test_the_drawing_of_the_packages_has_exactly_the_packages_of_app() -> None:
-    [tree] = [block for block in blocks(ARCHITECTURE) if block.startswith("app/\n")]
-    assert set(re.findall(r"^  (\w+)/", tree, re.MULTILINE)) == packages()
-
-
-def test_the_drawing_of_the_processes_names_every_package() -> None:
-    [processes] = [block for block in blocks(ARCHITECTURE) if "event loop" in block]
-    assert {name for name in packages() if re.search(rf"\b{name}\b", processes)} == packages()
 
 
 def anchors(text: str) -> set[str]:
@@ -75,20 +54,13 @@ def test_the_api_page_has_every_error_with_its_status() -> None:
 
 
 def test_the_api_page_has_every_parameter_of_a_prediction_with_its_default_and_text() -> None:
-    from app.protocols.options import OPTIONS, OVERLAP, PREDICT, TILE
+    from app.protocols.options import OPTIONS, PREDICT
     from models import MASK_FORMS, Options
-    from models.tasks import tiles
 
     # `tensors` follows from the outputs that a request names.
     assert [*(row.name for row in OPTIONS), "tensors"] == [each.name for each in dataclasses.fields(Options)]
     assert [*(row.default for row in OPTIONS), False] == list(dataclasses.astuple(Options()))
     assert OPTIONS[-1].choices == MASK_FORMS
-    assert (TILE.low, TILE.high, OVERLAP.default, OVERLAP.high) == (
-        tiles.LEAST_TILE,
-        tiles.MOST_TILE,
-        tiles.DEFAULT_OVERLAP,
-        tiles.MOST_OVERLAP,
-    )
     for row in PREDICT:
         default = "none" if row.default is None else row.default
         written = f"`{default}`" if row.choices else default if isinstance(default, str) else f"{default:g}"
@@ -107,7 +79,9 @@ def test_the_api_page_names_every_route() -> None:
         for room in ("app/http/routes", "app/compat", "plugins/compat")
         for path in (ROOT / room).rglob("*.py")
         for route in re.findall(
-            r'^@router\.\w+\(\s*"([^"]+)"|^ROUTE = "([^"]+)"', path.read_text(encoding="utf-8"), re.MULTILINE
+            r'^@(?:router|devices)\.\w+\(\s*"([^"]+)"|^ROUTE = "([^"]+)"',
+            path.read_text(encoding="utf-8"),
+            re.MULTILINE,
         )
         for route in route
         if route
@@ -119,42 +93,6 @@ def test_the_api_page_names_every_route() -> None:
             continue
         base, _, last = same.get(route, route).rpartition("/")
         assert same.get(route, route) in API or (base in API and f"`/{last}`" in API), route
-
-
-def test_the_scheduling_page_has_every_reason_for_a_restart() -> None:
-    """The reasons as the code has them: those that metrics are made for."""
-    page = (DOCS / "scheduling.md").read_text(encoding="utf-8")
-    table = page.partition("`anychip_worker_restarts_total{device,reason}` counts")[2].partition("##")[0]
-    from app.fleet.device_metrics import RESTARTS
-
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(RESTARTS)
-
-
-DOORS = DOCS / "README.md"
-
-
-def test_behind_the_four_doors_is_every_page_once() -> None:
-    """In English; the Chinese list has the same links, as every page has."""
-    text = DOORS.read_text(encoding="utf-8")
-    assert len(re.findall("^## ", text, re.MULTILINE)) == 4
-    listed = re.findall(r"\]\(([^)#]+\.md)\)", text.partition("\n## ")[2])
-    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not page.name.endswith(".zh-CN.md")}
-    assert sorted(name for name in listed if not name.startswith("../")) == sorted(pages - {DOORS.name})
-
-
-def test_the_site_has_the_order_of_the_doors() -> None:
-    found = site_hooks.doors(
-        "# Documentation\n\n[x](x.md)\n\n## Try\n\n| [a](a.md), [b](install/b.md) | c |\n\n## Other\n\n[c](../c.md)\n"
-    )
-    assert found == [("Try", ["a.md", "install/b.md"]), ("Other", [])]
-
-
-def test_a_page_of_the_site_names_files_that_the_site_has_not() -> None:
-    links = "[b](b.md#part), [tools](../../plugins/tools/README.md#top), [folder](../install)"
-    text = f"# Title\n\nEnglish · [简体中文](a.zh-CN.md)\n\n{links}\n"
-    assert site_hooks.for_site(text, "install/a.md") == (
-        "# Title\n\n\n\n[b](b.md#part), tools (`plugins/tools/README.md`), folder (`docs/install`)\n"
-    )
 
 
 CHINESE = [page for page in PAGES if page.name.endswith(".zh-CN.md")]
@@ -185,17 +123,6 @@ def test_a_chinese_page_says_what_the_english_one_says(page: Path) -> None:
     for number, (ours, theirs) in enumerate(zip(parts(english)[1], parts(chinese)[1], strict=True), 1):
         assert ours == theirs, f"section {number}"
     assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) > 200
-
-
-def test_a_chinese_page_leads_to_chinese_pages() -> None:
-    link = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)\.md(?:#[^)]*)?\)")
-    english = [
-        (name_of(page), target)
-        for page in CHINESE
-        for label, target in link.findall(page.read_text(encoding="utf-8"))
-        if label != "English" and (page.parent / f"{target}.zh-CN.md").exists()
-    ]
-    assert english == []
 
 
 REFERENCE = ("api.md", "settings.md")

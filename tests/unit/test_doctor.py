@@ -1,25 +1,31 @@
-"""The doctor: every check passes here, and each says what to do when what it looks at is broken."""
+"""The doctor, without torch and without any device; and what the image needs of a host, found in a folder."""
+
+from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from anychip_tools import doctor
+from anychip_tools import doctor, facts
+from anychip_tools.compatibility import findings
+from anychip_tools.container import compose_env, docker_run, look
 from anychip_tools.doctor import CHECKS, examine
-from anychip_tools.doctor_vendor import Check
+from anychip_tools.doctor_vendor import Check, _contradictions, trouble
+from anychip_tools.facts import rows
 from app.cli import main
 from app.config import Settings
-from models import confinement
+from backends.vendors import table as vendors
 
-GOOD = {"weights": "sample", "device": "cpu", "port": 0}
+GIVEN: dict[str, Any] = {"weights": "sample", "device": "cpu", "port": 0}
+SETTINGS = Settings(**GIVEN)
 
 
-def found(name, **settings):
-    return CHECKS[name](Settings(**{**GOOD, **settings}))
+@pytest.fixture(autouse=True)
+def _no_other_packages(monkeypatch):
+    """Leave out the child process that asks other packages for their rows."""
+    monkeypatch.setattr(facts, "_outside_rows", dict)
 
 
 def test_a_torch_that_cannot_be_imported_is_asked_in_a_child_and_its_remedy_is_known(monkeypatch):
@@ -27,74 +33,21 @@ def test_a_torch_that_cannot_be_imported_is_asked_in_a_child_and_its_remedy_is_k
         return SimpleNamespace(returncode=1, stdout="", stderr="ImportError: libgalaxyhip.so.5: cannot open\n")
 
     monkeypatch.setattr(doctor.subprocess, "run", dies)
-    checks = {check.name: check for check in examine(Settings(**GOOD))}
+    checks = {check.name: check for check in examine(SETTINGS)}
     assert checks["torch"].status == "FAIL"
     assert "/opt/hyhal" in checks["torch"].remedy
     assert {name for name, check in checks.items() if check.status == "SKIP"} == set(doctor._NEEDS_TORCH)
-
-
-def test_a_torch_that_hangs_is_given_up(monkeypatch):
-    def hangs(*_, timeout, **__):
-        raise subprocess.TimeoutExpired("python", timeout)
-
-    monkeypatch.setattr(doctor.subprocess, "run", hangs)
-    assert found("torch").status == "FAIL"
-    assert "hang" in found("torch").remedy
-
-
-def test_it_says_what_the_kernel_gives_to_confine_processes(monkeypatch):
-    for landlock, seccomp, status in ((6, True, "PASS"), (0, True, "WARN"), (6, False, "WARN")):
-        monkeypatch.setattr(confinement, "what_there_is", lambda: confinement.WhatThereIs(landlock, seccomp))  # noqa: B023
-        check = found("kernel")
-        assert (check.status, bool(check.remedy)) == (status, status == "WARN")
-        assert f"{'Landlock 6' if landlock else 'no Landlock'}, {'' if seccomp else 'no '}seccomp" in check.detail
-
-
-def test_a_package_that_cannot_be_imported_is_named(monkeypatch):
-    monkeypatch.setattr(doctor, "_MODULES", ("json", "no_such_package"))
-    check = found("packages")
-    assert (check.status, "no_such_package" in check.detail) == ("FAIL", True)
-
-
-def test_a_cache_that_cannot_be_written_is_a_failure(tmp_path):
-    (tmp_path / "file").touch()
-    check = found("cache", cache_dir=tmp_path / "file" / "below")
-    assert check.status == "FAIL"
-    assert f"uid {os.getuid()}" in check.remedy
-
-
-def test_weights_that_must_be_downloaded_are_a_warning_and_missing_files_a_failure(tmp_path):
-    check = found("weights", weights="official", models="resnet50", cache_dir=tmp_path)
-    assert (check.status, "anychip weights fetch resnet50" in check.remedy) == ("WARN", True)
-    check = found("weights", models="dogs=hf://org/dogs", cache_dir=tmp_path)
-    assert (check.status, "weights fetch hf://org/dogs" in check.detail) == ("WARN", True)
-    assert found("weights", models="mine=resnet50:missing.pth").status == "FAIL"
-    assert found("weights", models="resnet5O").status == "FAIL"
-
-
-def test_a_port_that_is_taken_is_a_failure():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        check = found("port", port=taken.getsockname()[1])
-    assert (check.status, "--port" in check.remedy) == ("FAIL", True)
 
 
 def test_a_device_file_that_may_not_be_opened_names_its_group(tmp_path, monkeypatch):
     node = tmp_path / "kfd"
     node.touch()
     monkeypatch.setattr("backends.device_files", lambda: [str(node)])
-    assert found("device-files").status == "PASS"
+    assert CHECKS["device-files"](SETTINGS).status == "PASS"
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)
-    check = found("device-files")
+    check = CHECKS["device-files"](SETTINGS)
     assert check.status == "FAIL"
     assert f"--group-add {node.stat().st_gid}" in check.remedy
-
-
-def test_a_cpu_that_serves_beside_an_accelerator_is_a_warning(monkeypatch):
-    monkeypatch.setattr("backends.device_files", lambda: ["/dev/kfd"])
-    check = found("devices", device="auto")
-    assert (check.status, "/dev/kfd" in check.detail) == ("WARN", True)
-    assert "rocm" in check.remedy
-    assert found("devices", device="cpu").status == "PASS"
 
 
 @pytest.mark.parametrize(("status", "code"), [("PASS", 0), ("WARN", 0), ("SKIP", 0), ("FAIL", 1)])
@@ -108,6 +61,85 @@ def test_only_a_failure_fails_the_command(monkeypatch, capsys, status, code):
     ]
 
 
-def test_a_check_that_does_not_exist_is_refused_by_name(capsys):
-    assert main(["doctor", "--skip", "port,weather"]) == 1
-    assert "'weather'" in capsys.readouterr().err
+PAIRS = [
+    *(pair for row in vendors.ACCELERATORS for pair in row.machine.pairs),
+    vendors.Pair("torch_acme", "driver:acme", {"1.2": "4.2", "1": "4.0"}, at_least=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("versions", "verdict", "words"),
+    [
+        ({"torch": "2.14.1", "torchvision": "0.28.0"}, "FAIL", "0.29"),
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "9.1.0"}, "PASS", ""),  # Our default image.
+        ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1"),
+        ({"torch": "2.8.0", "torch_npu": "2.8.0", "cann": "8.3.RC1"}, "WARN", "leaks"),
+        ({"cuda": "13.0", "driver:nvidia": "570.86"}, "FAIL", "580"),
+        ({"torch": "2.14.0", "torch_tensorrt": "2.13.0", "tensorrt": "11.0.1"}, "FAIL", "torch 2.13: install the two"),
+        ({"torch_acme": "1.2.7", "driver:acme": "4.1.9"}, "FAIL", "torch_acme 1.2.7 wants driver 4.2 or newer"),
+        ({"torch_acme": "1.1.0", "driver:acme": "4.1.9"}, "PASS", ""),
+        ({"torch": "2.9.0+das.opt1.dtk2604", "driver:hygon": "6.3.8"}, "FAIL", "6.3.30"),
+        ({"onnxruntime-cann": "1.22.1", "cann": "9.1.0"}, "WARN", "CANN 8.2"),  # Our default image.
+    ],
+)
+def test_versions_that_do_not_fit_are_told_with_what_does(versions, verdict, words):
+    found = findings(versions, PAIRS)
+    order = ("PASS", "WARN", "FAIL")
+    worst = max(found, key=lambda each: order.index(each.verdict))
+    assert worst.verdict == verdict
+    assert words in worst.remedy
+    assert bool(worst.remedy) == (verdict != "PASS")
+
+
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"PYTORCH_NPU_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "a:1"}, "ends the process"),
+        ({"ASCEND_RT_VISIBLE_DEVICES": "3,1"}, "ascending"),
+        ({"ASCEND_HOME_PATH": "/no/such/folder", "ASCEND_OPP_PATH": "/"}, "no folder"),
+    ],
+)
+def test_variables_that_contradict_each_other_are_found(environment, word):
+    [(text, remedy)] = _contradictions(environment, cores=8)
+    assert word in text
+    assert remedy
+
+
+def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():
+    assert trouble(rows()["cuda"].machine.health, "0, 0\n1, 7\n2, [N/A]\n") == ["1, 7"]
+    assert trouble(rows()["cuda"].machine.users, "4711, 1024 MiB\n") == ["4711, 1024 MiB"]
+    table = (
+        "| NPU   Name      | Health          | Power(W)     Temp(C)           Hugepages-Usage(page) |\n"
+        "| 0     910B3     | OK              | 91.0         38                0    / 0              |\n"
+        "| 1     910B3     | Alarm           | 91.0         38                0    / 0              |\n"
+        "| NPU     Chip    | Process id      | Process name             | Process memory(MB)        |\n"
+        "| 0       0       | 4711            | python3                  | 1024                      |\n"
+    )
+    assert [each[:1] for each in trouble(rows()["npu"].machine.health, table)] == ["1"]
+    assert len(trouble(rows()["npu"].machine.users, table)) == 1
+
+
+ASCEND = (
+    "dev/davinci0",
+    "dev/davinci1",
+    "dev/davinci10",
+    "dev/davinci_manager",
+    "dev/devmm_svm",
+    "dev/hisi_hdc",
+    "usr/local/Ascend/driver/version.info",
+    "usr/local/dcmi/lib",
+    "etc/ascend_install.info",
+)
+
+
+@pytest.mark.parametrize("place", ["usr/local/sbin/npu-smi", "usr/local/bin/npu-smi"])
+def test_every_card_is_passed_and_npu_smi_is_found_in_both_places(tmp_path, place):
+    for name in (*ASCEND, place):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = look("ascend", tmp_path)
+    assert found.devices[:3] == ("/dev/davinci0", "/dev/davinci1", "/dev/davinci10")
+    command = docker_run("ascend", found, "1.2")
+    assert f"source=/{place},target=/usr/local/sbin/npu-smi,readonly" in command
+    assert command.endswith("anychip:1.2-ascend")
+    assert f"NPU_SMI=/{place}" in compose_env("ascend", found)

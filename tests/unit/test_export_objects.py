@@ -1,15 +1,23 @@
-"""Numbers of detectors on pictures: what their layout cannot have is refused, what can be told is read."""
+"""What the inputs and outputs of exported networks are: forms, layouts, numbers that a layout cannot have."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from models.exports.layouts import cells_of, decoded, interpret
+from models.contract.resize import Whole, grey
+from models.contract.task_adapter import AdaptedFile
+from models.exports.answers import Entry, Export, entry_of
+from models.exports.images import ExportedImages
+from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
 from models.exports.objects import check_axes, has_two_orders, located
 
@@ -51,9 +59,8 @@ def rows(row: Any = lambda box, number, score: [*box, score, number], by: float 
     return raw
 
 
-def counted(boxes: Any = lambda box: box, by: float = 1.0) -> list[Tensor]:
-    found = rows(by=by)
-    found[0, :4, :4] = torch.tensor([boxes([each / by for each in box]) for box, *_ in FOUND])
+def counted() -> list[Tensor]:
+    found = rows()
     return [COUNTED, found[..., :4], found[..., 4], found[..., 5]]
 
 
@@ -61,9 +68,9 @@ CENTRES = cells_of((8, 16, 32), (SIDE, SIDE))
 SIDES = 10 + 40 * torch.rand((525, 2), generator=torch.Generator().manual_seed(0))
 
 
-def grid(boxes: Tensor, by: float = 1.0) -> Tensor:
+def grid(boxes: Tensor) -> Tensor:
     """Return candidates of three classes around all cells."""
-    return torch.cat((boxes / by, torch.rand((525, 3), generator=torch.Generator().manual_seed(1))), 1).T[None]
+    return torch.cat((boxes, torch.rand((525, 3), generator=torch.Generator().manual_seed(1))), 1).T[None]
 
 
 def queries(slots: int = 4) -> tuple[Tensor, Tensor]:
@@ -73,15 +80,6 @@ def queries(slots: int = 4) -> tuple[Tensor, Tensor]:
         logits[0, place, number] = math.log(score / (1 - score))
         boxes[0, place] = torch.tensor(centred(box, SIDE))
     return logits, boxes
-
-
-def pairs() -> Tensor:
-    """Return queries with a score for each of two classes, [1, 30, 6]."""
-    found = torch.full((1, 30, 6), 1e-3)
-    for place, (box, number, score) in enumerate(FOUND):
-        found[0, place, :4] = torch.tensor(centred(box, SIDE))
-        found[0, place, 4 + number % 2] = score
-    return found
 
 
 def read(outputs: list[Tensor], task: str = "detect", **stated: Any) -> tuple[list[tuple[list[int], int, float]], str]:
@@ -106,12 +104,9 @@ IN_SHARES = "its boxes are in 0 to 1, and are multiplied by the size of its inpu
     [
         ([columns()], {}, ""),
         ([columns(SIDE)], {}, IN_SHARES),
-        ([columns(SIDE)], {"layout": "yolov8"}, IN_SHARES),
         ([columns(SIDE).mT.contiguous()], {}, IN_SHARES),
         ([columns(logits=True)], {"scores": "sigmoid"}, ""),
-        ([columns()], {"scores": "sigmoid"}, ""),
         ([columns(objectness=True)], {}, ""),
-        ([columns(SIDE, objectness=True)], {}, IN_SHARES),
         ([rows()], {}, ""),
         (counted(), {}, ""),
         (counted()[1:], {}, ""),
@@ -124,22 +119,6 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
     assert read(outputs, **stated) == ([(list(box), number, score) for box, number, score in FOUND], note)
 
 
-def test_candidates_around_their_cells_are_read() -> None:
-    for by, note in ((1.0, ""), (SIDE, IN_SHARES)):
-        assert read([grid(torch.cat((CENTRES, SIDES), 1), by)])[1] == note
-
-
-def test_queries_that_all_find_one_large_object_are_no_corners() -> None:
-    logits, _ = queries()
-    assert read([logits, torch.tensor([0.5, 0.5, 0.9, 0.9]).expand(1, 30, 4)], layout="rfdetr")[0]
-
-
-def test_queries_with_two_scores_are_no_rows() -> None:
-    found = [(list(box), number % 2, score) for box, number, score in FOUND]
-    for labels in (("one", "two"), None):
-        assert read([pairs()], layout="rtdetr", labels=labels)[0] == found
-
-
 @pytest.mark.parametrize(
     ("outputs", "stated", "said"),
     [
@@ -147,15 +126,12 @@ def test_queries_with_two_scores_are_no_rows() -> None:
         ([columns()], {"scores": "logits"}, '"scores": "logits" has no effect on a detector'),
         ([rows()], {"scores": "sigmoid"}, 'no effect on a detector with the layout "rows"'),
         ([rows(by=SIDE)], {}, "its boxes lie in 0 to 1"),
-        (counted(by=SIDE), {}, "its boxes lie in 0 to 1"),
         ([rows(lambda box, number, score: [number, score, *box])], {}, "its scores .* are 0 to 150"),
         ([rows(lambda box, number, score: [*box, number, score])], {}, "its scores .* are 0 to 2"),
-        ([rows(lambda box, number, score: [*box, min(number, 1), score])], {}, "whole numbers from 0 on"),
+        ([rows(lambda box, number, score: [*box, 0, score])], {}, "no whole numbers"),
         ([rows(lambda box, number, score: [*centred(box), score, number])], {}, "end before they begin"),
-        ([rows(lambda box, number, score: [*box, 100 * score, number])], {}, "its scores .* are 0 to 90"),
         ([rows(lambda box, number, score: [*box, score, number + 1])], {}, "class 3, and its 3 labels"),
         ([counted()[place] for place in (0, 1, 3, 2)], {}, "its scores .* are 0 to 2"),
-        ([counted()[place] for place in (1, 2, 3, 0)], {}, "in this order"),
         (
             [rows(lambda box, number, score: [*centred(box), score, number])],
             {"layout": "rtdetr"},
@@ -163,9 +139,7 @@ def test_queries_with_two_scores_are_no_rows() -> None:
         ),
         ([queries()[0], queries()[0]], {"layout": "rfdetr"}, "neither has boxes"),
         ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1))], {}, "are corners"),
-        ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1), SIDE)], {}, "are corners"),
         ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1))], {}, "begin at their upper left"),
-        ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1), SIDE)], {}, "begin at their upper left"),
         ([grid(torch.cat((CENTRES.flip(1), SIDES), 1))], {}, "begin with y"),
         (
             [queries(3)[0], torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1)[None, 100:130] / SIDE],
@@ -173,6 +147,11 @@ def test_queries_with_two_scores_are_no_rows() -> None:
             "are corners",
         ),
         ([queries(3)[1], queries(3)[0].sigmoid()], {"layout": "rfdetr"}, "has logits, and its scores are in 0 to 1"),
+        (
+            [queries()[0].roll(1, 2) + torch.tensor([9.0, 0, 0, 0]), queries()[1]],
+            {"layout": "softmax"},
+            "find the first",
+        ),
     ],
 )
 def test_numbers_that_the_layout_cannot_have_are_refused(
@@ -180,18 +159,6 @@ def test_numbers_that_the_layout_cannot_have_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said):
         read(outputs, **stated)
-
-
-def test_angles_in_degrees_are_refused() -> None:
-    turned = torch.cat((columns(), torch.full((1, 1, 525), 30.0)), 1)
-    with pytest.raises(ValueError, match="radians are expected"):
-        read([turned], "obb")
-    with pytest.raises(ValueError, match="lie in 0 to 1"):
-        read([torch.cat((columns(SIDE), torch.ones((1, 1, 525))), 1)], "obb")
-
-
-def test_a_network_that_finds_nothing_is_read_as_its_layout_says() -> None:
-    assert read([torch.zeros((1, 100, 6))]) == ([], "")
 
 
 @pytest.mark.parametrize("form", ["rows", "mmdeploy", "end2end"])
@@ -215,5 +182,82 @@ def test_boxes_that_follow_what_is_visible_along_the_other_axis_begin_with_y(for
     how = interpret(about, [list(each.shape) for each in outputs([0, 1, 2, 3], 0, 0, SIDE)], (SIDE, SIDE))
     assert (how.layout, has_two_orders(about, how)) == (form, True)
     check([0, 1, 2, 3])
-    with pytest.raises(ValueError, match=r"boxes\[\.\.\., \[1, 0, 3, 2\]\]"):
+    with pytest.raises(ValueError, match="its boxes begin with y"):
         check([1, 0, 3, 2])
+
+
+# Suppression inside
+BOXES = torch.tensor([[[10.0, 20, 30, 40], [50, 60, 70, 80], [1, 2, 3, 4]]])
+SCORES = torch.tensor([[0.9, 0.5, 0.4]])
+CLASSES = torch.tensor([[2, 0, 1]])
+
+
+def suppressed(layout: Any, *outputs: torch.Tensor) -> list[Any]:
+    about = Description(task="detect", takes="boxes", labels=LABELS, layout=layout)
+    how = interpret(about, [list(each.shape) for each in outputs], (96, 96))
+    assert how.suppressed
+    boxes, scores, classes = decoded(how, outputs, (96, 96))
+    return [boxes.tolist(), scores.tolist(), classes.tolist(), how.layout, resize_of(about, how)]
+
+
+@pytest.mark.parametrize("stated", [None, "mmdeploy"])
+def test_boxes_of_mmdeploy_are_read(stated: Any) -> None:
+    outputs = torch.cat((BOXES, SCORES[..., None]), 2), CLASSES
+    assert suppressed(stated, *outputs) == [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+
+
+@pytest.mark.parametrize("stated", [None, "end2end"])
+def test_boxes_behind_the_stated_number_are_none(stated: Any) -> None:
+    outputs = torch.tensor([[2]], dtype=torch.int32), BOXES, SCORES, CLASSES.int()
+    right = [[SCORES[0, 0].item(), SCORES[0, 1].item(), 0.0]]
+    assert suppressed(stated, *outputs) == [BOXES.tolist(), right, CLASSES.tolist(), "end2end", "letterbox"]
+
+
+HOW = Interpretation("boxes", "torchvision", 0, 0, True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 299, 300, 301, 900])
+def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -> None:
+    random = torch.Generator().manual_seed(count)
+    scores = torch.rand(count, generator=random) * 0.9 + 0.05
+    boxes, labels = torch.rand((count, 4), generator=random), torch.randint(1, 91, (count,), generator=random)
+    found, values, classes = decoded(HOW, [boxes, scores, labels], (64, 64))
+    assert [tuple(each.shape) for each in (found, values, classes)] == [(1, 300, 4), (1, 300), (1, 300)]
+    kept = min(count, MOST_DETECTIONS)
+    order = scores.sort(descending=True, stable=True).indices[:kept]
+    assert torch.equal(values[0, :kept], scores[order])
+    assert torch.equal(found[0, :kept], boxes[order])
+    assert torch.equal(classes[0, :kept], labels[order].int())
+    assert not values[0, kept:].any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((1, 3, 224, 192), (Entry(), 224, 192)),
+        (("n", 3, None, None), (Entry(), None, None)),
+        ((1, 1, 28, 28), (Entry(1), 28, 28)),
+        ((1, 224, 192, 3), (Entry(last=True), 224, 192)),
+        (("n", None, None, 3), (Entry(last=True), None, None)),
+        ((1, 6, 32, 32), None),
+    ],
+)
+def test_the_form_of_an_input_is_read_from_its_shape(shape: Any, found: Any) -> None:
+    assert entry_of(shape, False) == found
+    levels = entry_of(shape, True)
+    assert (levels is None) == (found is None)
+    assert levels is None or levels[0].levels
+
+
+def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (600, 400, 3), dtype=np.uint8)
+    known = AdaptedFile(Whole((64, 64)), ("a", "b"))
+    about = ("x", "onnx", known.labels, "x.onnx", str(tmp_path / "x.onnx"), (64, 64, 3), "detect", known)
+    of_colours = ExportedImages(*about, export=Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8)))
+    of_grey = replace(of_colours, file=replace(known, grey=True))
+    seen, right = (torch.zeros(64, 64, 3, dtype=torch.uint8) for _ in range(2))
+    of_grey.preprocess(torch.from_numpy(pixels), seen, 400, 600)
+    grey_picture = np.array(Image.fromarray(pixels).convert("L").convert("RGB"))
+    of_colours.preprocess(torch.from_numpy(grey_picture), right, 400, 600)
+    assert torch.equal(seen, right)
+    assert torch.equal(grey(seen[None])[0], seen.float())

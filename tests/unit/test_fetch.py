@@ -5,28 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import save
 from torchvision import models as torchvision_models
 
-from anychip_compat import library_networks
 from app.config import Settings
 from app.serving import opening
-from models import ModelError, WeightsError, WeightsNotFoundError, download, fetch, fetched, hub, open_model, parse_spec
+from models import WeightsError, WeightsNotFoundError, download, fetch, fetched, open_model, parse_spec
 from models.addresses import parse
-from models.contract.regular import open_regular
 from models.download import ATTEMPTS
-from tests.support.hub import COMMIT, Hub, git_sha1, pretend, serving
+from tests.support.hub import COMMIT, Hub, pretend, serving
 
-constants = pytest.importorskip("huggingface_hub.constants")
+pytest.importorskip("huggingface_hub")
 
 WEIGHTS = bytes(number * 7 % 251 for number in range(100_000))
 NAME = "hf://org/dogs"
@@ -50,19 +45,6 @@ def content(folder: Path) -> dict[str, bytes]:
     return {each.name: each.read_bytes() for each in folder.iterdir() if each.suffix != ".lock"}
 
 
-def hub_cache(tmp_path: Path, files: dict[str, bytes]) -> Path:
-    """Write the files as huggingface_hub does: snapshots/COMMIT/NAME is a link to blobs/DIGEST."""
-    base = tmp_path / "of-the-hub" / "models--org--dogs"
-    for folder in ("blobs", "refs", f"snapshots/{COMMIT}"):
-        (base / folder).mkdir(parents=True)
-    (base / "refs" / "main").write_text(COMMIT)
-    for name, data in files.items():
-        digest = hashlib.sha256(data).hexdigest() if len(data) > 1000 else git_sha1(data)
-        (base / "blobs" / digest).write_bytes(data)
-        (base / "snapshots" / COMMIT / name).symlink_to(f"../../blobs/{digest}")
-    return base / "snapshots" / COMMIT
-
-
 def test_of_a_repository_only_what_is_needed_comes_and_a_second_start_asks_nobody(
     double: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,7 +61,7 @@ def test_of_a_repository_only_what_is_needed_comes_and_a_second_start_asks_nobod
 
 def test_what_changed_in_the_cache_is_refused(double: Hub, tmp_path: Path) -> None:
     (got(tmp_path) / "model.safetensors").write_bytes(WEIGHTS[:-1] + b"?")
-    with pytest.raises(WeightsError, match=r"model.safetensors has SHA-256 .* as the Hub says; delete it"):
+    with pytest.raises(WeightsError, match=r"model.safetensors has SHA-256 .*; delete it"):
         got(tmp_path)
 
 
@@ -127,17 +109,15 @@ def test_a_login_is_sent_to_the_hub_alone(double: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "state", "said"),
     [
-        ("hf://org/cats", {}, r"no repository org/cats that you may read \(HTTP 401\): check the name.*HF_TOKEN"),
-        (NAME, {"token": "other"}, r"no repository org/dogs that you may read .* set HF_TOKEN, or run `hf auth login`"),
+        ("hf://org/cats", {}, r"has no org/cats that you may read: accept its terms there, or set HF_TOKEN"),
+        (NAME, {"token": "other"}, r"has no org/dogs that you may read: accept its terms there, or set HF_TOKEN"),
         (
             NAME,
             {"token": "other", "gated": True},
-            r"may not be read with this login: accept its terms at http.*/org/dogs",
+            r"HTTP 403.*accept the terms of org/dogs there, and set HF_TOKEN",
         ),
         (f"{NAME}@v9", {}, "no such branch, tag or commit"),
         (f"{NAME}/cats.pt", {}, "no such file in the repository"),
-        (NAME, {"status": 404}, r"no repository org/dogs|HTTP 404"),
-        (NAME, {"status": 403}, r"could not be asked for at http.* \(HTTP 403\)"),
     ],
 )
 def test_what_the_hub_refuses_is_a_sentence_that_says_what_to_do(
@@ -152,58 +132,9 @@ def test_what_the_hub_refuses_is_a_sentence_that_says_what_to_do(
 
 def test_another_content_than_the_hub_lists_is_refused_and_does_not_stay(double: Hub, tmp_path: Path) -> None:
     double.lies = True
-    with pytest.raises(WeightsError, match=r"config.json has Git's SHA-1 .* as the Hub says"):
+    with pytest.raises(WeightsError, match=r"config\.json"):
         got(tmp_path)
     assert {each.suffix for each in (tmp_path / "weights").rglob("*") if each.is_file()} == {".lock"}
-
-
-def test_without_a_network_nothing_is_there_until_the_cache_of_the_hub_has_it(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WeightsNotFoundError, match="of-the-hub does not have it: run `hf download org/dogs`"):
-        got(tmp_path)
-    blob = os.path.realpath(hub_cache(tmp_path, FILES) / "model.safetensors")
-    folder = got(tmp_path)
-    assert content(folder) == {name: FILES[name] for name in ("config.json", "model.safetensors")}
-    assert os.path.samefile(folder / "model.safetensors", blob)  # no second copy on this disk
-    os.close(open_regular(folder / "model.safetensors"))
-    assert double.asked == []
-
-
-def test_what_is_in_the_cache_of_the_hub_is_not_downloaded(double: Hub, tmp_path: Path) -> None:
-    hub_cache(tmp_path, {"model.safetensors": WEIGHTS, "config.json": b"[]"})
-    double.files["config.json"] = b"{}"
-    assert content(got(tmp_path)) == {"model.safetensors": WEIGHTS, "config.json": b"{}"}
-    assert double.downloads() == ["config.json"]  # its content there is another
-
-
-def test_what_does_not_fit_on_the_disk_is_not_begun(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("models.download.os.statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=1000))
-    with pytest.raises(WeightsNotFoundError, match=r"needs 0.1 MB, and .* has 0.0 MB free: make room, or name"):
-        got(tmp_path)
-    assert double.downloads() == []
-
-
-def test_without_the_library_the_error_says_how_to_install_it(
-    double: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ModelError, match=r"hf:// needs huggingface_hub: .*install.*huggingface.hub"):
-        got(tmp_path)
-    monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ModelError, match=r"s3:// needs obstore: .*install.*obstore"):
-        got(tmp_path, f"s3://b/a.onnx#sha256={'0' * 64}")
-
-
-def test_a_library_that_builds_networks_downloads_nothing_though_the_hub_was_asked(
-    double: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    library_networks.library("json")
-    assert constants.HF_HUB_OFFLINE
 
 
 # A bucket, and what a service does with all of it
@@ -238,21 +169,11 @@ def test_a_file_of_a_bucket_is_signed_for_and_served(
     assert "Signature" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("status", "said"), [(403, "check AWS_ACCESS_KEY_ID"), (404, "check the address s3"), (301, "set AWS_REGION")]
-)
-def test_what_a_bucket_refuses_is_a_sentence(bucket: Hub, tmp_path: Path, status: int, said: str) -> None:
-    bucket.status = status
-    with pytest.raises(WeightsNotFoundError, match=rf"could not be downloaded \(HTTP {status}\); {said}") as raised:
-        got(tmp_path, f"s3://bucket/a.onnx#sha256={'0' * 64}")
-    assert "Signature" not in str(raised.value)
-
-
 def test_a_service_fetches_when_it_starts_and_never_again(double: Hub, tmp_path: Path) -> None:
     double.files = {"dogs.safetensors": network()}
     given: dict[str, Any] = {"models": f"dogs=mobilenet_v3_small:{NAME}", "cache_dir": tmp_path}
     settings = Settings(**given)
-    with pytest.raises(WeightsNotFoundError, match=f"nothing is downloaded now: run `anychip weights fetch {NAME}`"):
+    with pytest.raises(WeightsNotFoundError, match=f"is not here: run `anychip weights fetch {NAME}`"):
         opening.Opening().models(settings, "dogs")
     assert double.asked == []
     said: list[str] = []
@@ -269,4 +190,4 @@ def test_a_pin_behind_a_repository_covers_its_files(double: Hub, tmp_path: Path)
         open_model(parse_spec(f"x=timm/resnet18:{NAME}@sha256:{'0' * 64}"), tmp_path)
     assert fetched(parse_spec(f"x={NAME}"), tmp_path).weights.startswith(str(tmp_path))
     assert json.loads(next(tmp_path.rglob("main.json")).read_text())["commit"] == COMMIT
-    assert hub.log.name == download.log.name
+    assert fetch.log.name == download.log.name

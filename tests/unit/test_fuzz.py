@@ -23,13 +23,20 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from anychip_grpc import contents
+from anychip_grpc import messages
 from anychip_grpc.messages import message
 from app.errors import ServiceError
 from app.http.call import read_images, read_query
 from app.images.decoding import decode, sample_images
-from app.images.header import ImageTooLargeError, InvalidImageError, check_pixels, read_header
-from app.images.passing import plain_header, read_file, write_file
+from app.images.header import (
+    ImageTooLargeError,
+    InvalidImageError,
+    check_pixels,
+    plain_header,
+    read_file,
+    read_header,
+    write_file,
+)
 from app.ingress.budget import Budget
 from app.protocols import documents
 from models.sample import IMAGES
@@ -166,10 +173,6 @@ def test_forms_are_read_or_refused(name: str, parts: list[Any], how: list[Bend],
         assert 0 < len(found) <= 8
 
 
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 instances = st.fixed_dictionaries(
     {
         "instances": st.lists(
@@ -243,8 +246,8 @@ def test_messages_are_read_or_refused(
 ) -> None:
     data = bent(infer_request(name, shapes, datatype, raw, numbers), how)
     with refusals():
-        contents.raw_form(data, 0)
-        contents.parsed(*contents.split(data))
+        messages.raw_form(data, 0)
+        messages.parsed(*messages.split(data))
 
 
 @QUICK

@@ -1,22 +1,34 @@
-"""The memory guard's decisions, with a clock and levels made here."""
+"""The memory guard's decisions, with a clock and levels made here; and what a worker tells of its releases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.worker.guard import CACHE, COLLECT, HAND_OVER, Guard, LeakLimits, Level, Step
+from app.worker import memory
+from app.worker.memory import Guard, Level, MemoryWatch
+from app.worker.messages import CACHE, COLLECT, HAND_OVER, Released
+from backends import Memory, Telemetry
 
 GIB = 1 << 30
 START = Level(allocated=100, reserved=100, used=100, total=1000, resident=GIB)
-LIMITS = LeakLimits(cache_ratio=0.3, device_ratio=0.8, resident_bytes=GIB, leak_bytes_per_batch=1, cooldown_s=5)
 
 
-def guard(shared=False, **limits):
-    return Guard(replace(LIMITS, **limits), START, 0.0, shared=shared)
+class SmallGuard(Guard):
+    """A guard of a small device."""
+
+    device_ratio, cache_ratio = 0.8, 0.3
+    resident_bytes = GIB
+    leak_bytes_per_batch = 1
+
+
+def guard(policy="auto", start=START, *, shared=False, **limits):
+    return type("Guarded", (SmallGuard,), limits)(policy, start, 0.0, shared=shared)
 
 
 def device(used):
@@ -24,53 +36,18 @@ def device(used):
     return replace(START, allocated=used, reserved=used, used=used)
 
 
-def cached(bytes_):
-    """Return a level with so many bytes in the allocator's cache."""
-    return replace(START, reserved=100 + bytes_, used=100 + bytes_)
-
-
-def climb(watch, level, after=None, now_s=10.0, cost_s=0.001):
-    """Look and climb; `after`: the level that each rung leaves. Returns the steps."""
-    steps = []
-    step = watch.look(level, now_s, 0.0)
-    while step is not None:
-        steps.append(step)
-        if step.rung == HAND_OVER:
-            break
-        level = (after or {}).get(step.rung, level)
-        step = watch.released(step, level, now_s, cost_s)
-    return [(step.rung, step.trigger) for step in steps]
-
-
-def test_it_climbs_only_as_far_as_needed():
-    assert climb(guard(), cached(400), {COLLECT: cached(200)}) == [(COLLECT, "cache")]
-    assert climb(guard(), cached(400), {CACHE: cached(0)}) == [(COLLECT, "cache"), (CACHE, "cache")]
-    # What is reserved and cannot be returned is no leak.
-    assert climb(guard(), cached(400)) == [(COLLECT, "cache"), (CACHE, "cache")]
-
-
-def resident(bytes_):
-    """Return a level with so many bytes in the process's own memory."""
-    return replace(START, resident=bytes_)
-
-
-def climbs(watch, level_after, turns=30, batches=10):
-    """Look after every ten batches, long after the last look; return the highest rung that each climbs, 0 for none."""
-    rungs = []
-    for turn in range(1, turns + 1):
-        for _ in range(batches):
+def hands_over(watch, level_after):
+    """Look after every ten batches, long after the last look, and climb as far as the guard says."""
+    for turn in range(1, 20):
+        for _ in range(10):
             watch.after_batch()
-        level = level_after(turn * batches)
-        rungs.append(max((rung for rung, _ in climb(watch, level, now_s=1000.0 * turn)), default=0))
-    return rungs
-
-
-@pytest.mark.parametrize(
-    "level_after", [lambda batches: device(100 + 4.5 * batches), lambda batches: resident(GIB + GIB // 120 * batches)]
-)
-def test_what_releases_leave_growing_with_the_batches_is_handed_over(level_after):
-    rungs = climbs(guard(), level_after, turns=20)
-    assert [rung for rung in rungs if rung][:3] == [CACHE, CACHE, HAND_OVER]
+        level, now_s = level_after(10 * turn), 1000.0 * turn
+        step = watch.look(level, now_s, 0.0)
+        while step is not None:
+            if step.rung == HAND_OVER:
+                return True
+            step = watch.released(step, level, now_s, 0.001)
+    return False
 
 
 def leak(batches):
@@ -82,6 +59,7 @@ def leak(batches):
     ("start", "limits", "level_after", "is_leak"),
     [
         (START, {}, leak, True),
+        (START, {}, lambda batches: replace(START, resident=GIB + GIB // 120 * batches), True),
         (START, {}, lambda _: device(900), False),  # Another process takes its share, once,
         (START, {}, lambda batches: device(820 if batches < 50 else 950), False),  # or in two portions.
         (START, {}, lambda batches: device(100 + 4.5 * batches + (400 if batches > 50 else 0)), True),
@@ -94,46 +72,7 @@ def leak(batches):
     ],
 )
 def test_what_grows_with_the_batches_is_handed_over_and_a_plateau_is_not(start, limits, level_after, is_leak):
-    shared = limits.get("shared", False)
-    own = {name: limit for name, limit in limits.items() if name != "shared"}
-    watch = Guard(replace(LIMITS, **own), start, 0.0, shared=shared)
-    assert (HAND_OVER in climbs(watch, level_after, turns=19)) == is_leak
-
-
-def test_a_release_that_helps_ends_the_suspicion():
-    watch = guard()
-    assert climbs(watch, lambda batches: device(775 + 4.5 * batches), turns=2) == [CACHE, CACHE]
-    watch.after_batch()
-    assert climb(watch, device(920), {CACHE: device(200)}, now_s=9e3) == [(COLLECT, "device"), (CACHE, "device")]
-    watch.after_batch()
-    assert climb(watch, device(960), now_s=1e4)[-1] == (CACHE, "device")
-
-
-def test_what_a_climb_could_not_lower_is_left_alone_until_it_grows_or_has_fallen():
-    watch = guard()
-    assert climb(watch, cached(400)) != []
-    assert climb(watch, cached(400), now_s=100.0) == []
-    assert climb(watch, cached(470), now_s=110.0) != []
-    assert climb(watch, cached(100), now_s=120.0) == []
-    assert climb(watch, cached(310), now_s=130.0) != []
-
-
-def test_every_so_many_batches_it_releases_and_never_hands_over():
-    watch = guard(policy=3, cooldown_s=0)
-    climbs = []
-    for number in range(9):
-        watch.after_batch()
-        climbs.append(climb(watch, START, now_s=100.0 * number))
-    assert climbs == [[], [], [(COLLECT, "batches"), (CACHE, "batches")]] * 3
-
-
-def test_a_climb_that_did_not_help_takes_a_twentieth_of_the_time_and_one_that_helped_what_it_needs():
-    for after, busy in ((cached(0), False), (cached(400), True)):
-        watch = guard(cooldown_s=1)
-        assert climb(watch, cached(400), {COLLECT: after}, now_s=10.0, cost_s=0.09)
-        assert not climb(watch, cached(900), now_s=10.9)
-        assert bool(climb(watch, cached(900), now_s=13.5)) is not busy
-        assert climb(watch, cached(900), now_s=30.0)
+    assert hands_over(guard(start=start, **limits), level_after) == is_leak
 
 
 def test_out_of_memory_what_the_process_has_allocated_since_its_start_is_a_leak():
@@ -146,25 +85,6 @@ def test_out_of_memory_what_the_process_has_allocated_since_its_start_is_a_leak(
     assert not watch.exhausted(START)
     assert not guard(shared=True).exhausted(device(950))
     assert not guard(policy="off").exhausted(device(950))
-
-
-def test_looking_takes_a_hundredth_of_the_time():
-    watch = guard()
-    assert watch.due(1.0)
-    assert watch.look(START, 1.0, 0.002) is None
-    assert not watch.due(1.19)
-    assert watch.due(1.21)
-
-
-def test_a_climb_that_takes_too_long_goes_on_after_the_next_batch_if_need_be():
-    for left, expected in ((cached(400), Step(CACHE, "cache")), (cached(0), None)):
-        watch = guard(budget_s=0.1)
-        step = watch.look(cached(400), 10.0, 0.0)
-        assert step == Step(COLLECT, "cache")
-        assert watch.released(step, cached(400), 10.2, 0.2) is None
-        watch.after_batch()
-        assert watch.due(10.2)
-        assert watch.look(left, 10.2, 0.0) == expected
 
 
 LEVELS = st.builds(
@@ -183,7 +103,7 @@ TURNS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(turns=TURNS, policy=st.sampled_from(["auto", 5]), shared=st.booleans())
 def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_down(turns, policy, shared):
-    watch = guard(shared, policy=policy)
+    watch = guard(policy, shared=shared)
     now_s, ended_s, spent_s, last = 0.0, None, 0.0, None
     for before, collected, released, pause_s, first_s, second_s in turns:
         now_s += pause_s
@@ -195,7 +115,7 @@ def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_d
         if step is not None and step.rung == COLLECT:
             assert last in (None, CACHE, HAND_OVER, COLLECT)
             if ended_s is not None:
-                assert now_s >= ended_s + LIMITS.cooldown_s - 1e-6
+                assert now_s >= ended_s + watch.cooldown_s - 1e-6
             spent_s = 0.0
         while step is not None:
             level = {COLLECT: collected, CACHE: released}.get(step.rung, released)
@@ -206,7 +126,7 @@ def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_d
                 last = HAND_OVER
                 break
             assert step.rung == COLLECT or last == COLLECT
-            assert gap_s < LIMITS.budget_s  # No rung begins once the time is spent.
+            assert gap_s < watch.budget_s  # No rung begins once the time is spent.
             cost_s = first_s if step.rung == COLLECT else second_s
             now_s, gap_s, spent_s, last, ended_s = now_s + cost_s, gap_s + cost_s, spent_s + cost_s, step.rung, None
             step = watch.released(step, level, now_s, cost_s)
@@ -222,3 +142,36 @@ def test_a_model_that_was_loaded_meanwhile_is_no_leak_and_what_it_leaves_behind_
     assert watch.exhausted(device(950))
     watch.held(-300)
     assert watch.exhausted(device(400))
+
+
+class Card:
+    """A backend whose release gives back bytes of the device and pinned memory of the host."""
+
+    name = "card"
+    facts = SimpleNamespace(host_memory=False)
+
+    def __init__(self) -> None:
+        self.used, self.resident = 1000, 5000
+
+    def memory(self, device: str) -> Memory:
+        return Memory(100, self.used, self.used, 10_000)
+
+    def telemetry(self, device: str) -> Telemetry:
+        return Telemetry()
+
+    def release_cache(self, device: str) -> int:
+        self.used -= 300
+        self.resident -= 40
+        return 300
+
+
+def test_a_release_on_demand_tells_device_and_host_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    card: Any = Card()
+
+    def collect() -> None:
+        card.used -= 20
+        card.resident -= 7
+
+    monkeypatch.setattr(memory, "_resident", lambda: card.resident)
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=collect))
+    assert MemoryWatch(card, "card:0", "off").release() == Released("request", {1: 20, 2: 300}, {1: 7, 2: 40})

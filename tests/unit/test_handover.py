@@ -1,21 +1,24 @@
-"""Hand-overs with workers that are objects here: no process is started."""
+"""Hand-overs, and places whose workers die, with workers that are objects here: no process is started."""
+
+from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from msgspec.structs import replace as replace_struct
 
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet import process
+from app.fleet.device_metrics import RESTARTS
 from app.fleet.handover import Handovers
-from app.fleet.process import Replica
+from app.fleet.process import Replica, pack
 from app.observability.metrics import Metrics
-from app.processes.place import ChildStartError, ChildStatus, PlaceStatus
-from app.worker.messages import ModelPlan
-from tests.support.doubles import StartedWorkers, counting, events, plan_of, turns
+from app.processes.channel import ChannelError
+from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus
+from tests.support.doubles import MODEL, StartedWorkers, Worker, counting, fleet_of, loaded_as, owner, plan_of, turns
+from tests.support.load import until
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ class Serving:
 
     def __init__(self, made):
         self.made = made
-        self.replicas = [Replica(f"null:{index}", plan_of("old"), None, events()) for index in range(2)]
+        self.replicas = [Replica(f"null:{index}", plan_of("old"), None, owner()) for index in range(2)]
         metrics = Metrics()
         self.handovers = Handovers(self.replicas, Settings(drain_s=60.0), metrics)
         self.moved = counting(metrics)
@@ -79,38 +82,28 @@ async def test_all_replicas_take_over_in_the_same_moment(made):
         assert serving.moved() == {"handovers null:0 load": 1, "handovers null:1 load": 1}
 
 
-@pytest.mark.parametrize("when", ["while the other starts", "after the other is ready"])
-async def test_where_one_worker_cannot_start_none_takes_over(made, when):
+@pytest.mark.parametrize("when", ["while the other starts", "after the other is ready", "after the other has died"])
+async def test_where_one_worker_cannot_start_or_dies_none_takes_over(made, when):
     async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         _, _, first, second = made
-        if when == "after the other is ready":
+        if when != "while the other starts":
             first.succeed()
             await turns()
-        second.fail()
+        if when == "after the other has died":
+            first.kill("it died")
+            second.succeed()
+        else:
+            second.fail()
         with pytest.raises(ChildStartError):
             await task
         assert first.over.done()
+        assert second.over.done()
         assert serving.moved() == {}
         assert serving.served == ["old", "old"]
         assert [each.plan.models for each in serving.replicas] == [("old",), ("old",)]
         assert not any(worker.over.done() for worker in made[:2])
-
-
-async def test_where_a_worker_dies_while_another_starts_none_takes_over(made):
-    async with Serving(made) as serving:
-        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
-        await turns()
-        _, _, first, second = made
-        first.succeed()
-        await turns()
-        first.kill("it died")
-        second.succeed()
-        with pytest.raises(ChildStartError):
-            await task
-        assert second.over.done()
-        assert serving.served == ["old", "old"]
 
 
 async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
@@ -126,115 +119,6 @@ async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
             old.drain()
         await turns()
         assert [worker.over.done() for worker in made] == [True, True, False, False]
-
-
-async def test_a_replica_that_is_broken_does_not_stop_a_hand_over_and_follows_it_later(made):
-    async with Serving(made) as serving:
-        broken(serving.replicas[1])
-        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
-        await turns()
-        assert len(made) == 3
-        made[2].succeed()
-        made[0].drain()
-        await task
-        assert [each.plan.models for each in serving.replicas] == [("new",), ("new",)]
-
-
-async def test_stopping_ends_a_hand_over_that_is_under_way(made):
-    async with Serving(made) as serving:
-        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
-        await turns()
-        made[2].succeed()
-        await turns()
-    await asyncio.gather(task, return_exceptions=True)
-    assert all(worker.over.done() for worker in made)
-
-
-async def staged(serving, made):
-    """Let the first worker serve a quick plan and start a compiled one; return its replica and the new worker."""
-    replica = serving.replicas[0]
-    replica.plan = replace(replica.plan, quick=True)
-    serving.handovers.compile(replica.child)
-    await turns()
-    return replica, made[-1]
-
-
-async def test_a_compiler_has_time_of_its_own_and_after_a_crash_the_start_is_quick_again(made):
-    async with Serving(made) as serving:
-        replica, compiling = await staged(serving, made)
-        assert (compiling.plan.quick, compiling.plan.start_timeout_s) == (False, 3600)
-        old = replica.child
-        compiling.succeed()
-        await turns()
-        old.drain()
-        await turns()
-        assert replica.child is compiling
-        compiling.kill("it crashed")
-        await turns(30)
-        assert made[-1] is not compiling
-        assert (made[-1].plan.quick, made[-1].plan.start_timeout_s) == (True, 600)
-        made[-1].succeed()
-        await turns()
-        assert replica.status is PlaceStatus.READY
-
-
-async def test_a_compilation_that_fails_is_tried_again(made, monkeypatch):
-    monkeypatch.setattr("app.fleet.handover._COMPILE_PAUSES_S", (0.0, 0.0))
-    async with Serving(made) as serving:
-        replica, compiling = await staged(serving, made)
-        serving_meanwhile = replica.child
-        compiling.fail()
-        await turns(30)
-        again = made[-1]
-        assert again is not compiling
-        assert (replica.child, again.plan.quick) == (serving_meanwhile, False)
-        again.succeed()
-        await turns()
-        serving_meanwhile.drain()
-        await turns()
-        assert replica.child is again
-        assert serving.moved() == {"handovers null:0 compiled": 1}
-
-
-async def test_new_models_do_not_wait_for_a_compiler(made):
-    async with Serving(made) as serving:
-        _, compiling = await staged(serving, made)
-        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
-        await turns(30)
-        assert compiling.over.done()
-        for worker in made[-2:]:
-            worker.succeed()
-        await turns()
-        for worker in made:
-            worker.drain()
-        await task
-        assert serving.served == ["new", "new"]
-
-
-async def test_batch_sizes_that_a_worker_has_found_are_kept_and_not_searched_again(made):
-    kept = {}
-    async with Serving(made) as serving:
-        serving.handovers._keep_sizes = kept.__setitem__
-        for replica in serving.replicas:
-            growing = (ModelPlan("old", "null", "fp32", (1, 2), grows=True),)
-            replica.plan = replace(replica.plan, quick=True, plans=growing)
-        first, second = serving.replicas
-        serving.handovers.compile(first.child)
-        [compiling] = serving.handovers._tasks
-        await turns()
-        searching = made[-1]
-        assert searching.plan.plans[0].grows
-        searching.succeed(loaded=(SimpleNamespace(latency_s={1: 0.1, 2: 0.1, 4: 0.1}),))
-        await turns()
-        next(worker for worker in made if worker.device == first.device).drain()
-        await asyncio.wait_for(compiling, 10)
-        found = ModelPlan("old", "null", "fp32", (1, 2, 4))
-        assert kept == {"null": {0: (1, 2, 4)}}
-        assert first.plan.plans == (found,), "a start after a crash has them, too"
-        serving.handovers.compile(second.child)
-        await turns(30)
-        assert made[-1].device == second.device
-        assert made[-1].plan.plans == (found,)
 
 
 async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
@@ -266,7 +150,7 @@ async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_other
 async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
     async with Serving(made) as serving:
         replica = serving.replicas[0]
-        replica.child.ready = replace_struct(replica.child.ready, staged=True)
+        replica.child.loaded[0].staged = True
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
         stopping = asyncio.create_task(serving.handovers.stop())
@@ -280,3 +164,103 @@ async def test_once_stopped_no_hand_over_and_no_compilation_begins(made):
         assert not serving.handovers._relieved
         with pytest.raises(ServiceError):
             await serving.handovers.run(serving.handovers.to(("new",), "load"))
+
+
+class Place:
+    """A replica of a fleet, its workers, and what it has told."""
+
+    def __init__(self, made):
+        self.made, self.told, self.fleet = made, [], fleet_of()
+        self.moved = counting(self.fleet._metrics)
+        self.fleet.residents.give_up = lambda reason: self.told.append(("broken", "null:0"))
+        told = owner(
+            worker_ready=lambda worker: self.told.append(("ready", worker.name)),
+            worker_retires=lambda worker: self.told.append(("retiring", worker.name)),
+            worker_gone=lambda worker, reason: self.told.append(("gone", worker.name)),
+            worker_lost=self.fleet.worker_lost,
+        )
+        self.replica = Replica("null:0", plan_of(MODEL), None, told)
+
+    async def begun(self):
+        """Wait for the next worker and make it ready; return it, and after how many seconds it was started."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await until(lambda: self.made and self.made[-1].status is ChildStatus.STARTING, blocks=False)
+        worker = self.made[-1]
+        worker.succeed()
+        await turns()
+        assert self.replica.child is worker
+        assert worker.is_ready
+        return worker, round(loop.time() - began_s, 2)
+
+
+@pytest.fixture
+async def place(virtual_time, made):
+    found = Place(made)
+    yield found
+    await found.replica.stop()
+    found.fleet.arena.close()
+
+
+@pytest.mark.parametrize("kind", RESTARTS)
+async def test_a_death_is_counted_once_by_its_kind_and_the_worker_is_gone_once(place, kind):
+    worker, _ = await place.begun()
+    if kind == "start":
+        worker.kill("it died")
+        await turns()
+        place.made[-1].fail()
+    else:
+        worker.has_served = True
+        worker.kill("it is so", Cause(kind))
+    await turns()
+    expected = {f"worker_restarts null:0 {kind}": 1}
+    assert place.moved() == ({**expected, "worker_restarts null:0 died": 1} if kind == "start" else expected)
+    assert place.replica.restarts == sum(place.moved().values())
+    assert place.told == [("ready", worker.name), ("gone", worker.name)]
+    assert place.replica.status is PlaceStatus.RESTARTING
+    _, after_s = await place.begun()
+    assert (place.replica.status, place.replica.reason) == (PlaceStatus.READY, "")
+    assert after_s < 3
+
+
+async def test_a_worker_that_ends_to_give_memory_back_is_followed_at_once_however_often(place):
+    for number in range(30):
+        worker, after_s = await place.begun()
+        assert after_s < 0.01
+        worker.has_served = True
+        worker.kill("it leaks", Cause.LEAKED)
+        await turns()
+        assert place.moved() == {"worker_restarts null:0 leaked": number + 1}
+    assert not [each for each in place.told if each[0] == "broken"]
+
+
+async def test_the_first_worker_that_cannot_start_is_an_error_of_the_service_and_no_restart(place):
+    await turns()
+    place.made[0].fail()
+    with pytest.raises(ChildStartError, match=r"^it could not start$"):
+        await place.replica.wait_ready()
+    await turns()
+    assert place.moved() == {}
+    assert (place.replica.status, len(place.made)) == (PlaceStatus.STOPPED, 1)
+
+
+async def test_a_start_that_is_cancelled_while_it_packs_leaves_no_memory():
+    before = os.listdir("/proc/self/fd")
+    starting = asyncio.ensure_future(pack([bytes(1 << 24)], "a-load"))
+    await turns(2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.get_running_loop().shutdown_default_executor()  # It writes on, whoever waits for it.
+    assert os.listdir("/proc/self/fd") == before
+
+
+async def test_a_worker_is_believed_that_it_has_loaded_its_own_models_on_its_own_device_alone():
+    worker = Worker(models=(MODEL, None), starts=True)
+    for index in (-1, 1, 2):
+        with pytest.raises(ChannelError, match="none of its own"):
+            worker._heard(loaded_as("null", {1: 0.1}, model=index))
+    report = loaded_as("null", {1: 0.1})
+    report.device = "another:0"
+    worker._heard(report)
+    assert {index: on.device for index, on in worker.loaded.items()} == {0: "null:0"}

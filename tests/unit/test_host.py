@@ -1,16 +1,15 @@
-"""What the machine gives this process, read from file systems made up by the tests."""
+"""What the machine gives this process and which software it has, read from file systems made up by the tests."""
 
 from __future__ import annotations
 
 import os
-import platform
-from math import isnan
 from pathlib import Path
 
-import psutil
 import pytest
 
 from backends import host
+from backends.vendors import table as vendors
+from backends.vendors.drivers import driver_version, toolkit_version
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -86,24 +85,27 @@ def test_memory_is_the_limit_and_use_of_the_control_group_without_file_cache(
     assert host.memory_bytes(write(tmp_path, files)) == (400, 2**30)
 
 
-def test_memory_without_a_limit_is_the_machine_s(tmp_path: Path) -> None:
-    used, total = host.memory_bytes(
-        write(tmp_path, {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"})
-    )
-    assert 0 < used < total == psutil.virtual_memory().total
-
-
-def test_processor_names_itself_and_its_extensions(tmp_path: Path) -> None:
-    cpuinfo = "processor\t: 0\nmodel name\t: Quick 9000\nflags\t\t: fpu avx512_bf16 amx_tile\n\nprocessor\t: 1\n"
+@pytest.mark.parametrize(
+    ("cpuinfo", "name", "flags"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Quick 9000\nflags\t\t: fpu avx512_bf16 amx_tile\n\nprocessor\t: 1\n",
+            "Quick 9000",
+            {"fpu", "avx512_bf16", "amx_tile"},
+        ),
+        (
+            "processor\t: 0\nBogoMIPS\t: 200.00\nFeatures\t: fp asimd i8mm bf16\nCPU implementer\t: 0x48\n"
+            "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd01\nCPU revision\t: 0\n",
+            "HiSilicon TaiShan-v110",
+            {"fp", "asimd", "i8mm", "bf16"},
+        ),
+    ],
+    ids=["x86", "ARM, which has a number for a name"],
+)
+def test_processor_names_itself_and_its_extensions(tmp_path: Path, cpuinfo: str, name: str, flags: set[str]) -> None:
     root = write(tmp_path, {"proc/cpuinfo": cpuinfo})
-    assert host.cpu_name(root) == "Quick 9000"
-    assert host.cpu_flags(root) == {"fpu", "avx512_bf16", "amx_tile"}
-
-
-def test_processor_that_says_nothing_still_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "processor", lambda: "")  # It asks `uname -p`, a process.
-    assert host.cpu_name(tmp_path)
-    assert host.cpu_flags(tmp_path) == frozenset()
+    assert host.cpu_name(root) == name
+    assert host.cpu_flags(root) == flags
 
 
 def package(index: int, energy_uj: int) -> dict[str, str]:
@@ -125,36 +127,65 @@ def test_energy_adds_packages_and_survives_the_wrap(tmp_path: Path) -> None:
     assert counter.joules() == pytest.approx(3.0)
 
 
-def test_energy_that_cannot_be_read_is_not_a_number(tmp_path: Path) -> None:
-    assert isnan(host.EnergyCounter(tmp_path).joules())
-    root = write(tmp_path, package(0, 1))
-    counter = host.EnergyCounter(root)
-    (root / "sys/class/powercap/intel-rapl:0/energy_uj").unlink()
-    assert isnan(counter.joules())
+# --- Versions of drivers and toolkits, of trees as the vendors' installations leave them on disk. CANN's files are as
+# people print them: version.cfg of 8.0.RC3, 8.0.0 and 8.0.T63 on public pages (`# version: 1.0` first),
+# ascend_toolkit_install.info of 8.2.RC1, 8.5.0 and 9.0.0 as Huawei's quick start says to read it.
+
+VERSION_CFG = """# version: 1.0
+runtime_running_version=[7.6.0.1.220:8.0.0]
+compiler_running_version=[7.6.0.1.220:8.0.0]
+toolkit_running_version=[7.6.0.1.220:8.0.0]
+"""
+INSTALL_INFO = """package_name=Ascend-cann-toolkit
+version=9.0.0
+innerversion=V100R001C25SPC001B216
+compatible_version=[V100R001C15],[V100R001C18]
+arch=aarch64
+os=linux
+path=/usr/local/Ascend/cann-9.0.0/aarch64-linux
+"""
+CANN, TOOLKIT = "usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept"),
+    ("files", "version"),
     [
-        ("AVX2", {"fpu"}),
-        ("avx512_core_bf16", {"fpu", "avx512_bf16"}),
-        ("AVX512_CORE_AMX", {"fpu", "avx512_bf16", "amx_tile"}),
+        (
+            {f"{CANN}/version.cfg": VERSION_CFG, f"{CANN}/aarch64-linux/ascend_toolkit_install.info": INSTALL_INFO},
+            "9.0.0",
+        ),
+        ({f"{TOOLKIT}/version.cfg": VERSION_CFG}, "8.0.0"),
+        ({f"{TOOLKIT}/x86_64-linux/ascend_toolkit_install.info": INSTALL_INFO.replace("9.0.0", "8.2.RC1")}, "8.2.RC1"),
+        ({}, ""),
+    ],
+    ids=["cann 9", "without the toolkit", "cann 8", "nothing there"],
+)
+def test_cann_is_known_by_the_version_that_huawei_gives_it(files: dict[str, str], version: str, tmp_path: Path) -> None:
+    assert toolkit_version("cann", write(tmp_path, files)) == version
+
+
+@pytest.mark.parametrize(
+    ("row", "file", "text", "version"),
+    [
+        (
+            "cuda",
+            "proc/driver/nvidia/version",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08",
+            "575.57.08",
+        ),
+        ("npu", "usr/local/Ascend/driver/version.info", "Version=25.2.0\nascendhal_version=7.35.23\n", "25.2.0"),
+        ("dcu", "sys/module/hydcu/version", "6.3.30-V1.4", "6.3.30"),
+        ("rocm", "sys/module/amdgpu/version", "6.12.12\n", "6.12.12"),
+        ("cpu", "proc/version", "Linux 6.1", ""),
     ],
 )
-def test_what_onednn_may_not_use_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, kept: set[str]
+def test_a_driver_is_known_by_the_files_of_its_vendors_row(
+    row: str, file: str, text: str, version: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text("flags\t: fpu avx512_bf16 amx_tile\n")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert host.cpu_flags(tmp_path) == kept
-
-
-def test_an_arm_processor_says_its_features_and_has_a_number_for_a_name(tmp_path: Path) -> None:
-    cpuinfo = (
-        "processor\t: 0\nBogoMIPS\t: 200.00\nFeatures\t: fp asimd i8mm bf16\nCPU implementer\t: 0x48\n"
-        "CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd01\nCPU revision\t: 0\n"
-    )
-    root = write(tmp_path, {"proc/cpuinfo": cpuinfo})
-    assert host.cpu_flags(root) == {"fp", "asimd", "i8mm", "bf16"}
-    assert host.cpu_name(root) == "HiSilicon TaiShan-v110"
+    facts = {each.name: each for each in (*vendors.ACCELERATORS, vendors.CPU)}[row]
+    assert driver_version(facts.machine.driver, write(tmp_path, {file: text})) == version

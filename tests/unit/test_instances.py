@@ -1,8 +1,10 @@
-"""models.tasks.instances: suppression, turned boxes and masks against plain definitions."""
+"""Suppression, turned boxes and masks against plain definitions; the forms of masks, and the bounds of their cost."""
 
 from __future__ import annotations
 
+import base64
 import math
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,22 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from models import Options
+from models import Options, open_model, parse_spec
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile, made
-from models.tasks import instances
+from models.tasks import detect, instances
 from models.tasks.instances import (
     MAX_TURNED_CANDIDATES,
     MaskGrid,
     _sampled,
     _Scratch,
     combined,
-    corners_of,
+    compressed,
     polygons_of,
     probabilistic_iou,
-    regular,
+    run_lengths,
     suppress,
     suppress_turned,
+    written,
 )
 from models.vision import torchvision
 
@@ -43,33 +46,17 @@ def candidates(seed, count, spread=300):
     return boxes, scores, generator.integers(0, 3, count).astype(np.int32)
 
 
+def by_torchvision(boxes, scores, classes, threshold):
+    given = (torch.from_numpy(each) for each in (boxes.astype(np.float64), scores.astype(np.float64), classes))
+    return torchvision.ops.batched_nms(*given, threshold).tolist()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 5, 900, 3000]), st.sampled_from([1, 7, 300, 5000]))
 def test_a_bounded_suppression_keeps_what_the_whole_one_keeps_first(seed, count, most):
     boxes, scores, classes = candidates(seed, count)
-    found = suppress(boxes, scores, classes, 0.5, most)
-    if not count:
-        assert len(found) == 0
-        return
-    whole = torchvision.ops.batched_nms(
-        torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), torch.from_numpy(classes), 0.5
-    )
-    assert found.tolist() == whole[:most].tolist()
-
-
-def kept_one_by_one(boxes, classes, threshold):
-    """Greedy suppression as it is defined: each candidate, if no kept one of its class overlaps it by more."""
-    kept = []
-    for number, (x1, y1, x2, y2) in enumerate(boxes.astype(np.float64).tolist()):
-        for other in kept:
-            left, top, right, bottom = boxes[other].astype(np.float64).tolist()
-            shared = max(0.0, min(x2, right) - max(x1, left)) * max(0.0, min(y2, bottom) - max(y1, top))
-            whole = (x2 - x1) * (y2 - y1) + (right - left) * (bottom - top) - shared
-            if classes[number] == classes[other] and shared > threshold * whole:
-                break
-        else:
-            kept.append(number)
-    return kept
+    found = suppress(boxes, scores, classes, 0.5, most).tolist()
+    assert found == (by_torchvision(boxes, scores, classes, 0.5)[:most] if count else [])
 
 
 @pytest.mark.parametrize("count", [511, 512, 513, 1500])
@@ -81,7 +68,7 @@ def test_however_many_candidates_each_is_compared_with_all_that_are_kept(name, c
     boxes[-half:], classes[-half:] = boxes[:half] + 1, classes[:half]
     task = made(name, AdaptedFile(Whole((640, 640)), ("a", "b", "c"), (), '{"keypoints": [17, 3]}'))
     kept = task.keep((boxes, scores, classes), Options(iou_threshold=0.5, max_detections=30_000))
-    assert kept.tolist() == kept_one_by_one(boxes, classes, 0.5)
+    assert kept.tolist() == by_torchvision(boxes, scores, classes, 0.5)
     assert len(kept) < count - half + 50
 
 
@@ -101,8 +88,9 @@ def test_boxes_that_touch_coincide_or_are_inside_out_go_as_torchvision_says(seed
     boxes = generator.integers(0, 12, (count, 4)).astype(np.float32)
     boxes[: count // 2, 2:] += boxes[: count // 2, :2]
     scores = np.linspace(0.999, 0.001, count, dtype=np.float32)
-    whole = torchvision.ops.nms(torch.from_numpy(boxes).double(), torch.from_numpy(scores).double(), threshold)
-    assert suppress(boxes, scores, np.zeros(count, np.int32), threshold, count).tolist() == whole.tolist()
+    classes = np.zeros(count, np.int32)
+    found = suppress(boxes, scores, classes, threshold, count).tolist()
+    assert found == by_torchvision(boxes, scores, classes, threshold)
 
 
 @settings(max_examples=40, deadline=None)
@@ -140,16 +128,6 @@ def test_the_work_for_turned_boxes_is_bounded(monkeypatch):
     kept = suppress_turned(boxes, angles, classes, 0.99, 30_000)
     assert len(kept) <= MAX_TURNED_CANDIDATES
     assert sum(compared) <= MAX_TURNED_CANDIDATES**2
-
-
-def test_the_regular_form_is_the_same_box():
-    boxes = np.array([[10.0, 20, 4, 30], [10, 20, 30, 4]])
-    angles = np.array([-0.4, 2.9])
-    again, turned = regular(boxes, angles)
-    assert (again[:, 2] >= again[:, 3]).all()
-    assert ((turned >= 0) & (turned < math.pi)).all()
-    for one, other in zip(corners_of(boxes, angles), corners_of(again, turned), strict=True):
-        assert sorted(map(tuple, one.round(6).tolist())) == sorted(map(tuple, other.round(6).tolist()))
 
 
 @pytest.mark.parametrize("share", [(0.1, 0.2, 0.8, 0.9), (0, 0, 1, 1), (0, 0.6, 0.2, 1)])
@@ -212,3 +190,144 @@ def test_the_quick_way_of_sampling_is_the_slow_one_to_the_bit(factor: int, seed:
     expected = cv2.warpAffine(values, matrix, size, flags=flags, borderMode=cv2.BORDER_REPLICATE)
     found, left, top = _sampled(values, (step, step), offsets, size, _SCRATCH)
     np.testing.assert_array_equal(found[top : top + size[1], left : left + size[0]], expected)
+
+
+def mask_of(runs: list[int], width: int, height: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    values = np.repeat(np.arange(len(runs)) % 2, runs)
+    assert len(values) == width * height
+    mask: np.ndarray[tuple[int, ...], np.dtype[np.int64]] = values.reshape(width, height).T
+    return mask
+
+
+def lengths_of(text: str) -> list[int]:
+    """As COCO's own `rleFrString`, from its description."""
+    runs: list[int] = []
+    place = 0
+    while place < len(text):
+        value = shift = 0
+        while True:
+            bits = ord(text[place]) - 48
+            value |= (bits & 31) << shift
+            place, shift = place + 1, shift + 5
+            if not bits & 32:
+                if bits & 16:
+                    value |= -1 << shift
+                break
+        runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    return runs
+
+
+@given(st.data())
+def test_a_mask_is_read_back_as_it_was(data: st.DataObject) -> None:
+    width, height = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    x, y = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))
+    # A box may reach a pixel beyond the image.
+    shape = data.draw(st.integers(1, height - y + 1)), data.draw(st.integers(1, width - x + 1))
+    density = data.draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]))
+    part = (np.random.default_rng(data.draw(st.integers(0, 99))).random(shape) < density).astype(np.uint8)
+    runs = run_lengths(part, x, y, width, height)
+    whole = np.zeros((height, width), np.uint8)
+    whole[y : y + shape[0], x : x + shape[1]] = part[: height - y, : width - x]
+    assert (mask_of(runs.tolist(), width, height) == whole).all()
+    assert all(length > 0 for length in runs[1:])
+    [text] = compressed([runs])
+    assert lengths_of(text) == runs.tolist()
+
+
+def test_the_text_is_the_one_that_coco_writes() -> None:
+    # Lengths and text of the published annotation format: differences from the fourth on, five bits a character.
+    assert compressed([np.array([6, 1, 40, 4, 5, 4, 5, 4, 21])]) == ["61X13mN000`0"]
+
+
+@pytest.mark.parametrize("together", [0, 30, 100_000])
+def test_masks_are_written_one_by_one_or_together_alike(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr("models.tasks.instances._RUNS_TOGETHER", together)
+    random = np.random.default_rng(0)
+    parts = [((random.random((9, 7)) < share).astype(np.uint8), 2, 3) for share in (0.5, 0, 1, 0.2, 0.9, 0)]
+    parts.append((np.zeros((0, 0), np.uint8), 5, 5))
+    found = list(written("rle", iter(parts), 20, 30))
+    assert [each is None for each in found] == [not mask.any() for mask, _, _ in parts]
+    for each, (mask, x, y) in zip(found, parts, strict=True):
+        if each is not None:
+            whole = mask_of(lengths_of(each["counts"]), 20, 30)
+            assert each["size"] == [30, 20]
+            assert (whole[y : y + 9, x : x + 7] == mask).all()
+            assert whole.sum() == mask.sum()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return open_model(parse_spec("yolov8n-seg:random"), tmp_path_factory.mktemp("cache"))
+
+
+def outputs(count: int = 6, side: float = 120.0) -> tuple[Any, ...]:
+    """As `reduce` returns them: boxes within the image's part of the input, smooth prototypes."""
+    random = np.random.default_rng(0)
+    noise = random.normal(size=(32, 160, 160)).astype(np.float32)
+    prototypes = np.stack([cv2.GaussianBlur(each, (0, 0), 6) for each in noise])
+    centres = random.uniform((side / 2, 80 + side / 2), (640 - side / 2, 560 - side / 2), (count, 2))
+    boxes = np.concatenate((centres - side / 2, centres + side / 2), axis=1).astype(np.float32)
+    scores = np.linspace(0.9, 0.5, count).astype(np.float32)
+    return (
+        boxes,
+        scores,
+        np.arange(count, dtype=np.int32),
+        random.normal(size=(count, 32)).astype(np.float32),
+        prototypes,
+    )
+
+
+def detections(model: Any, form: str, **more: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = model.postprocess(
+        outputs(),
+        model.placement(640, 480),
+        Options(masks=form, **more),  # type: ignore[arg-type]
+    )["detections"]
+    return found
+
+
+def whole(mask: dict[str, Any]) -> Any:
+    """Expand a PNG of a part to a mask of the whole image."""
+    part = cv2.imdecode(np.frombuffer(base64.b64decode(mask["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
+    assert part is not None
+    image = np.zeros(mask["size"], np.uint8)
+    image[mask["y"] : mask["y"] + part.shape[0], mask["x"] : mask["x"] + part.shape[1]] = part > 0
+    return image
+
+
+def test_every_form_is_the_same_mask(model: Any) -> None:
+    polygons, runs, images = (detections(model, form) for form in ("polygon", "rle", "png"))
+    assert len(polygons) == len(runs) == len(images) == 6
+    for polygon, run, image in zip(polygons, runs, images, strict=True):
+        expected = whole(image["mask"])
+        [counts] = compressed([run_lengths(expected, 0, 0, 640, 480)])
+        assert run["mask"] == {"size": [480, 640], "counts": counts}
+        filled = np.zeros((480, 640), np.uint8)
+        rings = [np.array(ring, np.int32) for ring in polygon["segments"]]
+        cv2.drawContours(filled, rings, -1, 1, cv2.FILLED)
+        # Outlines lose holes, and the smallest parts.
+        assert (filled & expected).sum() >= 0.97 * expected.sum()
+        assert polygon["box"] == run["box"] == image["box"]
+
+
+def test_boxes_under_the_least_area_are_left_out_with_what_belongs_to_them(model: Any) -> None:
+    boxes, *others = outputs()
+    boxes[::2, 2:] = boxes[::2, :2] + 30  # The image is not scaled: 900 pixels.
+    placement = model.placement(640, 480)
+
+    def found(**more: Any) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = model.postprocess((boxes, *others), placement, Options(**more))["detections"]
+        return entries
+
+    assert found(min_area=899.0) == found()
+    assert [each["class_id"] for each in found(min_area=901.0)] == [1, 3, 5]
+    assert found(min_area=901.0) == [each for each in found() if each["class_id"] % 2]
+    tensors = model.tensors((boxes, *others), placement, Options(min_area=901.0))
+    assert (tensors["num_detections"], len(tensors["masks"]), tensors["classes"].tolist()) == (3, 3, [1, 3, 5])
+    assert found(min_area=1e9) == []
+
+
+def test_only_so_many_pixels_of_masks_are_looked_at(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "_MASK_PIXELS", 3 * 125 * 125)
+    found = detections(model, "rle")
+    assert [each["mask"] is None for each in found] == [False] * 3 + [True] * 3

@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 import sysconfig
-import zipfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -40,12 +39,6 @@ def test_the_users_folders_come_after_what_is_installed(project: Path, monkeypat
     monkeypatch.setattr(sys, "argv", [os.path.join(script, "serve.py")])
     monkeypatch.setattr(sys, "path", [script, "", vendor, linked, INSTALLED, vendor])
     assert interpreter.module_path() == [linked, INSTALLED, script, str(project), vendor]
-
-
-def test_what_is_no_folder_is_handed_on_as_it_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else namespaces of editable installs are not found in children."""
-    monkeypatch.setattr(sys, "path", ["__editable__.net-1.0.finder.__path_hook__", INSTALLED])
-    assert interpreter.module_path() == sys.path
 
 
 def test_a_child_starts_by_an_absolute_path_with_this_path(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,45 +116,6 @@ def package(folder: Path) -> Path:
     (folder / "__init__.py").touch()
     (folder / "part.py").touch()
     return folder / "part.py"
-
-
-def test_packages_that_a_finder_finds_are_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of editable installs: no folder of the path has them."""
-    library = project / "src" / "aside_library"
-    entry, unnamed = project / "src" / "aside_task", project / "src" / "aside_unnamed"
-    files = [package(each) for each in (library, entry, unnamed)]
-
-    class Finder:
-        @staticmethod
-        def find_spec(name, path=None, target=None):
-            return PathFinder.find_spec(name, [str(project / "src")]) if name.startswith("aside_") else None
-
-    installed = project.parent / "installed"
-    editable = '{"url": "file:///src", "dir_info": {"editable": true}}'
-    distribution(installed, "library", direct_url_json=editable, top_level_txt="aside_library\n")
-    distribution(installed, "aside-unnamed", direct_url_json=editable)
-    distribution(installed, "task", entry_points_txt="[anychip.tasks]\nx = aside_task.part:Task\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
-    assert not any(map(readable, files))
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    assert all(map(readable, files))
-    assert not readable(project / "src" / "secret.txt")
-    assert readable(Path(confinement.__file__).parent / "contract" / "networks.py")
-    assert not readable(Path(confinement.__file__).parents[1] / "pyproject.toml")
-
-
-def test_what_is_installed_in_a_folder_of_the_path_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that a .pth file names, or of `pip install --target`; and an archive."""
-    target = project / "target"
-    distribution(target, "other")
-    file = package(target / "other")
-    archive = project / "packed.zip"
-    zipfile.ZipFile(archive, "w").close()
-    monkeypatch.setattr(sys, "path", [*sys.path, str(target), str(archive)])
-    assert readable(file)
-    assert readable(archive)
-    assert not readable(target / "secret.txt")
-    assert not readable(project / "secret.txt")
 
 
 def test_of_a_project_on_the_path_only_what_was_imported_is_read(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from models.contract.errors import WeightsError
-from models.exports import kept as kept_module
+from models.exports import exported as kept_module
 from models.exports.answers import Tried, TriedTensors
-from models.exports.kept import kept
+from models.exports.exported import kept
 from models.weights.opened import copied, looked_at
 
 FOUND = Tried(tensors=TriedTensors((), (), True, (1, 4)), hint="a hint")
-ASKED: dict[str, Any] = {"images": None, "own": ["/somewhere/a.onnx"], "probes": None}
+ASKED: dict[str, Any] = {"images": None, "own": ["/somewhere/a.onnx"]}
 
 
 def times_tried(files: Any, *asked: tuple[dict[str, Any], str]) -> int:
@@ -70,11 +70,3 @@ def test_a_refusal_is_not_kept_nor_anything_where_there_is_no_copy(tmp_path: Pat
         kept(files, ASKED, "", refuses)
     assert times_tried(files, (ASKED, "")) == 1
     assert times_tried(replace(files, is_copy=False), (ASKED, ""), (ASKED, "")) == 2
-
-
-def test_what_is_kept_and_damaged_is_tried_again(tmp_path: Path) -> None:
-    files = opened(tmp_path / "models")
-    assert times_tried(files, (ASKED, "")) == 1
-    [place] = Path(files.folder).glob(".tried-*")
-    place.write_bytes(b'{"images": 1}')
-    assert times_tried(files, (ASKED, ""), (ASKED, "")) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -13,16 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import Counter
 
 from app.link import Frame, Regions, TensorRow
-from app.link_messages import Ask, At, Closed, EncodedAt, Here, ItemFailed, SaidError, ToOwner, found, placed
+from app.link_messages import At, EncodedAt, ItemFailed, SaidError, ToOwner, found, placed
 from app.observability.gained import add, gained
-from app.observability.metrics import TABLE, Metrics, ModelMetrics
+from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
-from app.processes.blocks import ROOM, Blocks, opened
-from app.processes.channel import Channel, socket_pair
-from app.processes.talk import Talk
+from app.processes.arena import ROOM, Blocks, open_blocks
+from app.processes.channel import Channel, Talk, socket_pair
 from models.contract.cascade import Region
 
 
@@ -30,7 +27,7 @@ def there_and_back(content):
     blocks = Blocks(ROOM << 16)
     at = placed(content, blocks.write)
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(at), type=At)
-    return found(sent, opened(os.dup(blocks.descriptor)))
+    return found(sent, open_blocks(os.dup(blocks.descriptor)))
 
 
 def test_what_fills_a_slot_arrives_as_it_was():
@@ -74,49 +71,13 @@ def test_blocks_in_use_never_overlap(steps):
             used.append((blocks.write(data), size, data))
         elif used:
             blocks.give(*used.pop(number % len(used))[:2])
-        memory = opened(os.dup(blocks.descriptor))
+        memory = open_blocks(os.dup(blocks.descriptor))
         assert all(memory[start : start + len(data)] == data for start, _, data in used)
-
-
-def test_memory_that_is_used_up_is_said_to_be():
-    blocks = Blocks(1 << 16)
-    for _ in range(4):
-        blocks.write(bytes(1 << 14))
-    with pytest.raises(MemoryError):
-        blocks.write(b"x")
 
 
 def talks(handle):
     ours, theirs = socket_pair()
     return Talk(Channel(ours), ToOwner, handle), Channel(theirs), theirs
-
-
-async def test_what_one_turn_says_goes_in_one_packet_and_a_descriptor_with_what_it_belongs_to():
-    heard, both = [], asyncio.Event()
-
-    def handle(message):
-        heard.append(message)
-        if len(heard) == 2:
-            both.set()
-
-    talk, other, _ = talks(handle)
-    talk.say(Here())
-    talk.say(Closed(3))
-    read, write = os.pipe()
-    talk.say(Closed(4), descriptor=read)
-    await asyncio.sleep(0)
-    [packet] = other.receive()
-    assert msgspec.msgpack.decode(packet, type=list[ToOwner]) == [Here(), Closed(3), Closed(4)]
-    os.close(other.take_descriptor())
-    os.close(write)
-    other.send(msgspec.msgpack.encode([Ask(1, 2, 3.0, np.int64(1).item(), "c"), Here()]))
-    await both.wait()
-    assert heard == [Ask(1, 2, 3.0, 1, "c"), Here()]
-    talk.end("enough")
-    talk.end("twice")
-    assert talk.ended.result() == "enough"
-    talk.say(Here())
-    other.close()
 
 
 @pytest.mark.parametrize(
@@ -127,19 +88,6 @@ async def test_what_cannot_be_read_ends_the_talk(sent):
     with contextlib.closing(other):
         other.send(sent)
         assert "cannot be read" in await talk.ended
-
-
-async def test_a_handler_that_raises_and_an_end_that_is_gone_end_the_talk():
-    def handle(message):
-        raise KeyError(message)
-
-    talk, other, _ = talks(handle)
-    with contextlib.closing(other):
-        other.send(msgspec.msgpack.encode([Here()]))
-        assert "cannot be read" in await talk.ended
-    talk, other, _ = talks(handle)
-    other.close()
-    assert await talk.ended == "it ended"
 
 
 async def test_who_does_not_read_costs_memory_up_to_a_limit_and_then_the_talk():
@@ -186,12 +134,3 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
     assert mine.success.count == whole.success.count
     assert mine.images == whole.images
     assert theirs == ModelStatistics()
-
-
-def test_labels_that_nothing_has_are_not_added():
-    """An ingress that takes strangers' requests may not fill the owner's metrics with names."""
-    for name, row in TABLE.items():
-        if row.kind is Counter and row.labels:
-            content = msgspec.msgpack.encode([[[name, ["made up"] * len(row.labels), 1.0]], [], {}, {}])
-            with pytest.raises((ValueError, KeyError)):
-                add(content, Metrics(), {}, {"model": ("m",)})

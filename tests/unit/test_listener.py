@@ -7,7 +7,6 @@ import contextlib
 import errno
 import socket
 
-import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,13 +15,10 @@ from app.http.connection import too_many
 from app.ingress import listener
 from app.ingress.budget import Budget
 from app.ingress.listener import Listener
-from app.processes import descriptors
 from tests.support.load import WAIT_S, until
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what comes."""
-
     def __init__(self):
         self.on_lost = lambda _: None
 
@@ -46,7 +42,7 @@ async def listening(connections, protocol=Echo):
     finally:
         served.close()
         await served.wait_closed()
-        await until(lambda: not connections.held)
+        await until(lambda: not connections.held, blocks=False)
 
 
 async def asked(port, source="127.0.0.1"):
@@ -66,7 +62,7 @@ async def test_an_address_has_its_share_and_hears_why_it_has_no_more():
         assert await asked(port, "127.0.0.2") == b"hello"
         for _, writer in held:
             writer.close()
-        await until(lambda: not connections.held)
+        await until(lambda: not connections.held, blocks=False)
         assert await asked(port) == b"hello"
 
 
@@ -126,19 +122,3 @@ async def test_without_a_descriptor_it_waits_and_goes_on(monkeypatch, caplog):
     assert [record.message for record in caplog.records].count(
         "nothing can be accepted for now: [Errno 24] too many open files"
     ) == 1
-
-
-@pytest.mark.parametrize(("hard", "room"), [(300, 150), (1000, 744), (4352, 2048), (10_000, 2048)])
-def test_clients_leave_descriptors_for_everything_else(monkeypatch, hard, room):
-    allowed = []
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (100, hard))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, limits: allowed.append(limits[0]))
-    assert descriptors.make_room(2048) == room
-    assert allowed == [min(hard, 2 * 2048 + 256)]
-
-
-@pytest.mark.parametrize(("hard", "room"), [(1024, 384), (4352, 2048), (6400, 2048)])
-def test_a_connection_that_may_be_carried_has_room_for_both_of_its_descriptors(monkeypatch, hard, room):
-    monkeypatch.setattr(descriptors.resource, "getrlimit", lambda _: (100, hard))
-    monkeypatch.setattr(descriptors.resource, "setrlimit", lambda _, limits: None)
-    assert descriptors.make_room(2048, 2) == room

@@ -1,16 +1,19 @@
-"""A client writes no log line of its own, and moves no terminal's cursor."""
+"""Log lines are readable by machines and people. A client writes none of its own, and moves no terminal's cursor."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anychip_tools import predict, top
+from anychip_tools import predict
+from app import logs
 from app.access import audit
 from app.logs import AUDIT, JsonFormatter, TextFormatter
 
@@ -38,7 +41,7 @@ def refuse(times: int, model: str = "m", key: str = "", outcome: str = "FORBIDDE
 
 @pytest.fixture
 def audited(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(audit, "_refused", audit._Refused())
+    monkeypatch.setattr(audit, "record", audit.Audit().record)
     monkeypatch.setattr("app.clock.monotonic", lambda: 100.0)  # Else a slow machine lets more lines in meanwhile.
     monkeypatch.setattr(logging.getLogger(AUDIT), "propagate", True)
     caplog.set_level(logging.INFO, AUDIT)
@@ -74,11 +77,43 @@ def test_labels_move_no_terminals_cursor(label: str) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-@given(st.text())
-def test_names_of_a_watched_service_move_no_terminals_cursor(name: str) -> None:
-    answer = {"models": [{"model": name, name: 1}]}
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=json.dumps(answer)))
-    with httpx.Client(transport=transport, base_url="http://service") as client:
-        [model] = top.fetch_stats(client)["models"]
-    assert model["model"].isprintable()
-    assert all(each.isprintable() for each in model)
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Capture what goes to stderr; restore the logging afterwards."""
+    root, stream = logging.getLogger(), io.StringIO()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(logs, "sys", SimpleNamespace(stderr=stream))
+    yield stream
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+
+
+def lines(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_a_line_for_machines_is_one_json_object(written: io.StringIO) -> None:
+    logs.configure("info", "json")
+    token = logs.request_id.set("abc")
+    try:
+        logging.getLogger("anychip.test").warning("umlaut \u00e4,\n%s", 'quote "', extra={"worker": "npu:0#1"})
+    finally:
+        logs.request_id.reset(token)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("anychip.test").exception("it failed", extra={"fields": {"ms": 3}})
+    logging.getLogger("anychip.test").debug("too fine")
+    assert len(written.getvalue().splitlines()) == 2
+    first, second = lines(written.getvalue())
+    assert str(first.pop("time")).endswith("Z")
+    assert first == {
+        "level": "warning",
+        "logger": "anychip.test",
+        "message": 'umlaut \u00e4,\nquote "',
+        "request_id": "abc",
+        "worker": "npu:0#1",
+    }
+    assert second["ms"] == 3
+    assert "request_id" not in second
+    assert "ValueError: broken" in str(second["exception"])

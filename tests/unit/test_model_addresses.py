@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from app import telling
-from app.config.models import absent
-from models import ModelError, ModelSpec, UnknownModelError, WeightsNotFoundError, parse_spec
-from models.addresses import is_elsewhere, parse, without_secrets
-from models.hub import needed
+from app.config import absent
+from app.pace import Pace
+from models import ModelError, ModelSpec, parse_spec
+from models.addresses import parse, without_secrets
+from models.fetch import needed
 
 DIGEST = "0123456789abcdef" * 4
 IN_BUCKET = f"s3://b/k/d.pth#sha256={DIGEST}"
@@ -61,16 +60,6 @@ def test_another_address_is_refused_in_a_sentence(text: str, said: str) -> None:
     assert "SECRET" not in str(raised.value)
 
 
-def test_an_architecture_before_an_address_is_one_that_is_known() -> None:
-    with pytest.raises(UnknownModelError, match="did you mean resnet50"):
-        parse_spec("x=resnt50:hf://o/n")
-
-
-@pytest.mark.parametrize("text", ["resnet50", "x=./a/b.onnx", "x=/a://b", "C:/a", "a=b.onnx?x=hf", "resnet50:sample"])
-def test_what_is_no_address_causes_no_download(text: str) -> None:
-    assert not is_elsewhere(text)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -110,35 +99,9 @@ def test_only_what_a_model_needs_is_taken_and_no_code(names: set[str], file: str
     assert found == {name: name for name in chosen}
 
 
-def test_a_network_in_a_folder_has_the_configuration_above_it() -> None:
-    found = needed({"onnx/model.onnx", "onnx/config.json", *BESIDE}, parse("hf://o/n/onnx/model.onnx"))
-    assert found == {
-        "model.onnx": "onnx/model.onnx",
-        "config.json": "onnx/config.json",
-        "preprocessor_config.json": "preprocessor_config.json",
-    }
-
-
-@pytest.mark.parametrize(
-    ("names", "file", "said"),
-    [
-        ({"a.safetensors", "b.safetensors"}, "", r"2 files of weights \(a.safetensors, b.*: name one, hf://o/n/a.safe"),
-        ({"README.md", "model.py"}, "", r"has no weights that are served"),
-        ({"onnx/model.onnx"}, "", r"name one in its folders, hf://o/n/onnx/model.onnx"),
-        ({"best.pt"}, "bets.pt", r"no such file in the repository; did you mean best.pt\?"),
-    ],
-)
-def test_a_choice_that_is_not_clear_is_a_sentence(names: set[str], file: str, said: str) -> None:
-    with pytest.raises(WeightsNotFoundError, match=said):
-        needed(names, parse(f"hf://o/n/{file}" if file else "hf://o/n"))
-
-
-def test_a_long_step_says_no_secret_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took more than four seconds to open a model on a busy machine: the line had the signature of its address."""
-    reader, writer = os.pipe()
-    monkeypatch.setattr(telling, "_pipes", [writer])
-    with telling.telling("opening dogs=https://user:PASSWORD@host/dogs.onnx?signature=SECRET#sha256=12, 1 of 2"):
-        said = os.read(reader, 1000)
-    assert said == b"opening dogs=https://host/dogs.onnx 1 of 2\n"
-    for end in (reader, writer):
-        os.close(end)
+def test_a_step_says_no_secret_of_an_address(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telling, "_PACE", Pace(15, 1))
+    telling.say("opening dogs=https://user:PASSWORD@host/dogs.onnx?signature=SECRET#sha256=12, 1 of 2")
+    assert capfd.readouterr().err == "opening dogs=https://host/dogs.onnx 1 of 2\n"

@@ -74,7 +74,6 @@ def measures(marks: ast.AST) -> bool:
 
 
 def asserted(tree: ast.Module) -> Iterator[int]:
-    """Yield the lines of assertions that compare what a clock says."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and "pytestmark" in map(ast.unparse, node.targets) and measures(node.value):
             return

@@ -1,19 +1,21 @@
-"""Files as training and other exporters leave them: served, or refused with the line that makes them right."""
+"""Files as training leaves them: served, or refused with the line that makes them right."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torchvision import models as torchvision_models
 
-from models import ModelError, open_model, parse_spec
-from models.contract.errors import UnknownModelError, WeightsError
-from models.exports.layouts import decoded, interpret, resize_of
-from models.exports.metadata import Description
-from models.weights.checkpoint import read, read_header
+from models import open_model, parse_spec
+from models.contract.errors import WeightsError
+from models.weights.checkpoint import SavedModule, read
+from models.weights.state import check_modules
+from models.yolo.model import YOLO
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,8 @@ WRAPPED: dict[str, Any] = {
     "ddp_compiled.pth": lambda s: under("_orig_mod.module.", s),
     "lightning.pth": lambda s: {"state_dict": under("model.", s), "epoch": 3},
     "last.ckpt": lambda s: {"state_dict": {**under("model._orig_mod.", s), "loss.weight": torch.ones(3)}},
+    "compiled_part.pth": lambda s: {key.replace("features.", "features._orig_mod."): s[key] for key in s},
+    "fsdp.pth": lambda s: {key.replace(".squeeze.", "._fsdp_wrapped_module.squeeze."): s[key] for key in s},
     "averaged.pth": lambda s: {"n_averaged": torch.tensor(3), **under("module.", s)},
     "model_best.pth.tar": lambda s: {"epoch": 1, "state_dict": under("module.", s)},
     "pytorch_model.bin": lambda s: s,
@@ -49,7 +53,7 @@ def test_what_wraps_a_network_in_training_is_taken_off(
 ) -> None:
     file = tmp_path / name
     torch.save(WRAPPED[name](state), file)
-    assert read_header(file).state.keys() == state.keys()
+    assert read(file, with_data=False).state.keys() == state.keys()
     found = read(file).state
     assert all(torch.equal(found[key], state[key]) for key in state)
     assert len(open_model(parse_spec(f"m=squeezenet1_1:{file}"), tmp_path).labels) == 3
@@ -79,73 +83,95 @@ def test_a_network_under_any_one_prefix_is_found(name: str, state: dict[str, tor
     assert all(torch.equal(loaded[key], state[key].float()) for key in state)
 
 
-def test_a_head_of_ones_own_is_told_to_be_exported(state: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    other = {name.replace("classifier.1.", "classifier.1.0."): tensor for name, tensor in state.items()}
-    torch.save(other, tmp_path / "head.pth")
-    with pytest.raises(WeightsError, match=r'classifier\.1\.weight is missing.*torch\.onnx\.export\(.*"head\.onnx"'):
-        open_model(parse_spec(f"m=squeezenet1_1:{tmp_path}/head.pth"), tmp_path)
+CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "no pool": (lambda network: setattr(network, "maxpool", nn.Identity()), "maxpool is Identity and not MaxPool2d"),
+    "pool": (lambda network: setattr(network.maxpool, "kernel_size", 5), "maxpool has kernel_size 5"),
+    "activation": (lambda network: setattr(network.conv5, "2", nn.LeakyReLU()), "2 is LeakyReLU and not ReLU"),
+    "stride": (lambda network: setattr(network.conv1[0], "stride", (1, 1)), r"conv1.0 has stride \(1, 1\)"),
+    "eps": (lambda network: setattr(network.conv1[1], "eps", 0.5), "conv1.1 has eps 0.5"),
+    "edges": (lambda network: setattr(network.conv1[0], "padding_mode", "reflect"), "has padding_mode reflect"),
+}
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["TorchScript", "torch.export"])
-def test_a_program_under_another_name_is_told_its_own(kind: str, tmp_path: Path) -> None:
-    if kind == "TorchScript":
-        torch.jit.save(torch.jit.trace(torch.nn.ReLU(), torch.rand(1)), str(tmp_path / "mine.pt"))
-    else:
-        torch.export.save(torch.export.export(torch.nn.ReLU(), (torch.rand(1),)), tmp_path / "mine.pt")
-    suffix = "ts" if kind == "TorchScript" else "pt2"
-    said = rf"mine\.pt is a program of {kind}, not weights: name it mine\.{suffix}"
-    with pytest.raises(WeightsError, match=said.replace("program of TorchScript", "TorchScript program")):
-        open_model(parse_spec(f"{tmp_path}/mine.pt"), tmp_path)
+@pytest.mark.parametrize("under", ["", "module", "net"])
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_a_network_that_was_changed_is_refused(change: str | None, under: str, tmp_path: Path) -> None:
+    network = torchvision_models.shufflenet_v2_x0_5(weights=None, num_classes=3)
+    if change is not None:
+        CHANGES[change][0](network)
+    path = tmp_path / "whole.pth"
+    torch.save({"model": nn.ModuleDict({under: network}) if under else network, "epoch": 3}, path)
+    spec = parse_spec(f"x=shufflenet_v2_x0_5:{path}")
+    if change is None:
+        assert len(open_model(spec, tmp_path / "cache").labels) == 3
+        return
+    with pytest.raises(WeightsError, match=f"is not shufflenet_v2_x0_5: its .*{CHANGES[change][1]}.*served from an"):
+        open_model(spec, tmp_path / "cache")
 
 
-def test_of_several_states_the_log_says_which_is_served(
-    state: dict[str, torch.Tensor], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_network_beside_the_one_that_is_served_is_warned_of(
+    state: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    averaged = {"n_averaged": torch.tensor(1), **under("module.", state)}
-    torch.save({"model": state, "model_ema": averaged, "best": averaged, "epoch": 3}, tmp_path / "a.pth")
-    with caplog.at_level("INFO"):
-        open_model(parse_spec(f"m=squeezenet1_1:{tmp_path}/a.pth"), tmp_path)
-    assert [line for line in caplog.messages if "(model_ema, model, best): model_ema is served" in line]
+    torch.save({"state_dict": state, "ema_weights": state}, tmp_path / "a.pth")
+    open_model(parse_spec(f"x=squeezenet1_1:{tmp_path / 'a.pth'}"), tmp_path / "cache")
+    [said] = [each.getMessage() for each in caplog.records if "several state dicts" in each.getMessage()]
+    assert "(state_dict, ema_weights): state_dict is served; for another one, torch.save" in said
 
 
-@pytest.mark.parametrize("name", ["fasterrcnn_mobilenet_v3_large_320_fpn", "ssd300_vgg16", "deeplabv3_resnet50"])
-def test_a_network_of_torchvision_that_is_exported_first_is_told_how(name: str) -> None:
-    with pytest.raises(UnknownModelError, match=r"of torchvision, .*torch\.onnx\.export\(.*dynamo=False"):
-        parse_spec(f"cars={name}:a.pth")
-    with pytest.raises(ModelError, match="did you mean"):
-        parse_spec("resnet5")
+@pytest.mark.parametrize("under", ["", "module", "net"])
+@pytest.mark.parametrize("transforms", [True, False])
+def test_a_network_that_was_saved_whole_normalises_as_it_did(transforms: bool, under: str, tmp_path: Path) -> None:
+    network = torchvision_models.googlenet(
+        weights=None, num_classes=3, aux_logits=False, transform_input=transforms, init_weights=False
+    )
+    torch.save({"model": nn.ModuleDict({under: network}) if under else network}, tmp_path / "whole.pth")
+    served: Any = open_model(parse_spec(f"x=googlenet:{tmp_path / 'whole.pth'}"), tmp_path / "cache")
+    assert served.network().core.transform_input is transforms
 
 
-# Suppression inside
-
-BOXES = torch.tensor([[[10.0, 20, 30, 40], [50, 60, 70, 80], [1, 2, 3, 4]]])
-SCORES = torch.tensor([[0.9, 0.5, 0.4]])
-CLASSES = torch.tensor([[2, 0, 1]])
-LABELS = ("a", "b", "c")
-
-
-def found(layout: Any, *outputs: torch.Tensor) -> list[Any]:
-    about = Description(task="detect", takes="boxes", labels=LABELS, layout=layout)
-    how = interpret(about, [list(each.shape) for each in outputs], (96, 96))
-    assert how.suppressed
-    boxes, scores, classes = decoded(how, outputs, (96, 96))
-    return [boxes.tolist(), scores.tolist(), classes.tolist(), how.layout, resize_of(about, how)]
-
-
-@pytest.mark.parametrize("stated", [None, "mmdeploy"])
-def test_boxes_of_mmdeploy_are_read(stated: Any) -> None:
-    outputs = torch.cat((BOXES, SCORES[..., None]), 2), CLASSES
-    assert found(stated, *outputs) == [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+@pytest.mark.parametrize("name", ["0", "model", "module", "net"])
+def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Path) -> None:
+    network = torchvision_models.shufflenet_v2_x0_5(weights=None, num_classes=3)
+    parts = nn.Sequential() if name == "0" else nn.ModuleDict()
+    parts.add_module(name, network)
+    for beside, said in ((nn.Dropout(), ""), (nn.Sigmoid(), "is more than shufflenet_v2_x0_5: its last is Sigmoid")):
+        parts.add_module("last", beside)
+        torch.save(parts, tmp_path / "whole.pth")
+        spec = parse_spec(f"x=shufflenet_v2_x0_5:{tmp_path}/whole.pth")
+        if not said:
+            assert len(open_model(spec, tmp_path / "cache").labels) == 3
+            continue
+        with pytest.raises(WeightsError, match=said):
+            open_model(spec, tmp_path / "cache")
 
 
-@pytest.mark.parametrize("stated", [None, "end2end"])
-def test_boxes_behind_the_stated_number_are_none(stated: Any) -> None:
-    outputs = torch.tensor([[2]], dtype=torch.int32), BOXES, SCORES, CLASSES.int()
-    right = [[SCORES[0, 0].item(), SCORES[0, 1].item(), 0.0]]
-    assert found(stated, *outputs) == [BOXES.tolist(), right, CLASSES.tolist(), "end2end", "letterbox"]
-
-
-def test_outputs_of_another_form_are_refused_with_the_one_that_fits() -> None:
-    with pytest.raises(ValueError, match=r"\[n, k, 5\] and \[n, k\] \(mmdeploy\)"):
-        found("end2end", torch.cat((BOXES, SCORES[..., None]), 2), CLASSES)
+@pytest.mark.parametrize(
+    ("path", "name", "facts", "said"),
+    [
+        ("model.2.m.0", "ultralytics.nn.modules.block.Bottleneck", {"add": True}, ""),
+        ("model.2.m.0", "ultralytics.nn.modules.block.Bottleneck", {"add": False}, "does not add its input"),
+        ("model.21.m.0", "ultralytics.nn.modules.block.Bottleneck", {"add": True}, "adds its input"),
+        ("model.0.act", "torch.nn.modules.activation.SiLU", {}, ""),
+        ("model.0.act", "torch.nn.modules.activation.ReLU", {}, "is ReLU and not SiLU"),
+        ("model.9.m", "torch.nn.modules.pooling.MaxPool2d", {"kernel_size": (5, 5), "padding": 2, "dilation": 1}, ""),
+        (
+            "model.9.m",
+            "torch.nn.modules.pooling.MaxPool2d",
+            {"kernel_size": 3, "padding": 1},
+            "has kernel_size 3 and has",
+        ),
+        ("model.10", "torch.nn.modules.upsampling.Upsample", {"scale_factor": 2.0, "mode": "nearest"}, ""),
+        ("model.10", "torch.nn.modules.upsampling.Upsample", {"mode": "bilinear"}, "has mode bilinear"),
+        ("model.10", "ultralytics.nn.modules.conv.Concat", {}, ""),
+        ("criterion.bce", "torch.nn.modules.loss.BCEWithLogitsLoss", {}, ""),
+        ("model.22.more", "torch.nn.modules.activation.Hardswish", {}, "is Hardswish"),
+        ("model.23.flow_model.s.5", "torch.nn.modules.activation.Tanh", {}, ""),
+    ],
+)
+def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, facts: dict[str, Any], said: str) -> None:
+    network = YOLO.of("x", "yolov8n", ("one",), "random", None, size=(64, 64)).network().core
+    if not said:
+        check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
+        return
+    with pytest.raises(WeightsError, match=f"its {path} {said}"):
+        check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})

@@ -1,4 +1,4 @@
-"""models.onnx.file, onnx_operators, onnx_layers and onnx_graph: ONNX files against ONNX Runtime, and broken ones."""
+"""ONNX files against ONNX Runtime, operators from opset to opset, torchvision's detectors, and broken files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from models.contract.errors import WeightsError
 from models.onnx.file import Node, OnnxFile, Value, read_onnx
+from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxGraph, load_onnx
 
 onnx = pytest.importorskip("onnx")
@@ -25,42 +26,19 @@ IMAGE = (1, 4, 6, 8)
 CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "conv": ("Conv", {"strides": [2, 1], "pads": [1, 0, 1, 0]}, [np.ones((5, 4, 3, 3)), np.arange(5.0)]),
     "conv with the same size": ("Conv", {"auto_pad": "SAME_UPPER", "strides": [2, 2]}, [np.ones((2, 4, 3, 3))]),
-    "transposed conv": ("ConvTranspose", {"strides": [2, 2]}, [np.ones((4, 2, 2, 2))]),
-    "max pool": ("MaxPool", {"kernel_shape": [5, 5], "pads": [2, 2, 2, 2]}, []),
     "max pool, uneven": ("MaxPool", {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}, []),
-    "max pool that rounds up, uneven": (
-        "MaxPool",
-        {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [3, 4], "ceil_mode": 1},
-        [],
-    ),
-    "average pool that rounds up, uneven": (
-        "AveragePool",
-        {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [3, 4], "ceil_mode": 1, "count_include_pad": 1},
-        [],
-    ),
     "twice as large": (
         "Resize",
         {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
         [None, np.array([1, 1, 2, 2])],
     ),
     "halfway between two": ("Resize", {"nearest_mode": "round_prefer_floor"}, [None, np.array([1, 1, 0.55, 0.55])]),
-    "linear": ("Resize", {"mode": "linear"}, [None, np.array([1, 1, 1.5, 2])]),
-    "slice": ("Slice", {}, [np.array([1], np.int64), np.array([3], np.int64), np.array([2], np.int64)]),
     "slice backwards": ("Slice", {}, [np.array(each, np.int64) for each in ([-1], [-100], [3], [-2])]),
     "gather": ("Gather", {"axis": 1}, [np.array([[0, -1], [2, 1]], np.int64)]),
     "reshape": ("Reshape", {}, [np.array([0, -1, 4], np.int64)]),
-    "softmax": ("Softmax", {"axis": 1}, []),
-    "mean": ("ReduceMean", {"keepdims": 0}, [np.array([2, 3], np.int64)]),
-    "place of the largest": ("ArgMax", {"axis": 1, "keepdims": 0}, []),
-    "clip": ("Clip", {}, [np.array(-0.5), np.array(0.5)]),
-    "pad": ("Pad", {}, [np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64), np.array(7.0)]),
     "reflecting pad": ("Pad", {"mode": "reflect"}, [np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64)]),
     "wrapping pad": ("Pad", {"mode": "wrap"}, [np.array([0, 0, 1, 2, 0, 0, 3, 0], np.int64)]),
-    "layer norm": ("LayerNormalization", {"axis": -1}, [np.arange(8.0), np.ones(8)]),
     "layer norm by one number": ("LayerNormalization", {"axis": -2}, [np.array([3.0]), np.array([1.0])]),
-    "batch norm": ("BatchNormalization", {}, [np.arange(4.0), np.ones(4), np.ones(4), np.full(4, 2.0)]),
-    "instance norm": ("InstanceNormalization", {}, [np.arange(4.0), np.ones(4)]),
-    "hard swish": ("HardSwish", {}, []),
     "space": ("DepthToSpace", {"blocksize": 2}, []),
 }
 
@@ -135,23 +113,6 @@ def test_a_file_of_batch_one_takes_batches_when_its_shapes_are_freed(small: Path
         torch.testing.assert_close(together[row : row + 1], alone)
 
 
-def test_the_tail_stays_float32(small: Path) -> None:
-    graph, _ = load_onnx(small)
-    assert {call.operator for call in graph.core._calls} >= {"Conv"}
-    assert "Conv" not in {call.operator for call in graph.tail._calls}
-    graph.core.to(torch.bfloat16)
-    [found] = graph(torch.rand(1, 3, 32, 32).bfloat16())
-    assert found.dtype == torch.float32
-
-
-def test_operators_that_are_not_known_are_all_named_in_one_line(tmp_path: Path) -> None:
-    nodes = [onnx.helper.make_node("Lo\n\x1b[2Jop", ["x"], ["z"]), onnx.helper.make_node("Det", ["z"], ["y"])]
-    path = written(tmp_path / "strange.onnx", nodes)
-    with pytest.raises(WeightsError, match=r"strange\.onnx uses operators that are not known here: Det, ") as raised:
-        load_onnx(path)
-    assert str(raised.value).isprintable()
-
-
 def test_weights_whose_file_is_cut_short_are_said_to_be(tmp_path: Path) -> None:
     tensor = onnx.TensorProto(name="w", dims=[4], data_type=F, data_location=onnx.TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="w.bin")
@@ -192,21 +153,135 @@ def test_a_changed_file_is_read_or_refused(
     assert "\n" not in sentence
 
 
-def test_a_constant_that_is_used_before_and_after_layers_can_be_traced() -> None:
-    """OpenVINO's engine traces, and tracing refuses a tensor that two parts, or two names, have in common."""
+def computed(
+    operator: str, given: Any, *more: Any, opset: int = 18, outputs: tuple[str, ...] = ("y",), **attributes: Any
+) -> Any:
+    """Compute one node of a tensor and of constants; None stands for a constant that is left out."""
+    constants = {f"c{number}": np.array(each) for number, each in enumerate(more) if each is not None}
+    names = ["x", *("" if each is None else f"c{number}" for number, each in enumerate(more))]
+    node = Node(operator, tuple(names), outputs, attributes)
+    inputs, results = (Value("x", None, None),), tuple(Value(name, None, None) for name in outputs)
+    graph = OnnxGraph(OnnxFile(opset, {}, [node], constants, inputs, results), "a.onnx")
+    return graph(torch.tensor(given))[0]
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("opset", [9, 11, 12])
+def test_softmax_before_opset_13_is_over_all_numbers_from_its_axis_on(operator: str, opset: int) -> None:
+    """As SqueezeNet ends: [n, classes, 1, 1] without an axis, which is 1; over the last one all are 1."""
+    logits = torch.tensor([1.0, 2.0, -1.0]).reshape(1, 3, 1, 1)
+    right = logits.flatten(1).softmax(1) if operator == "Softmax" else logits.flatten(1).log_softmax(1)
+    found = computed(operator, logits.tolist(), opset=opset)
+    assert found.shape == (1, 3, 1, 1)
+    torch.testing.assert_close(found.flatten(1), right)
+    torch.testing.assert_close(computed(operator, logits.tolist(), opset=13, axis=1).flatten(1), right)
+
+
+# The right numbers are those of onnx.reference and of ONNX Runtime.
+GRID = [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize(("operator", "opset"), [("Upsample", 9), ("Resize", 10)])
+def test_before_opset_11_places_are_asymmetric(mode: str, operator: str, opset: int) -> None:
+    found = computed(operator, [[[[0.0, 1.0, 2.0, 3.0]]]], np.array([1, 1, 1, 2], np.float32), opset=opset, mode=mode)
+    right = [0, 0, 1, 1, 2, 2, 3, 3] if mode == "nearest" else [0, 0.5, 1, 1.5, 2, 2.5, 3, 3]
+    assert found[0, 0, 0].tolist() == pytest.approx(right)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "attributes", "said"),
+    [
+        ("Resize", (None, None, [1, 1, 1, 1]), {"mode": "linear", "antialias": 1}, "Resize with antialias"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"coordinate_transformation_mode": "tf_crop_and_resize"}, "tf_crop"),
+        ("Relu", (), {"threshold": 0.5}, "Relu with threshold 0.5"),
+        ("DequantizeLinear", (np.float32(1),), {"block_size": 2}, "DequantizeLinear with block_size 2"),
+        ("GroupNormalization", (np.ones(1), np.ones(1)), {"num_groups": 1}, "a scale for each group"),
+        ("ArgMax", (), {"select_last_index": 1}, "ArgMax with select_last_index"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"mode": "cubic", "exclude_outside": 1}, "exclude_outside"),
+        ("Resize", (None, None, [1, 1, 4, 4]), {"mode": "cubic", "cubic_coeff_a": -0.5}, "cubic_coeff_a"),
+        ("MaxPool", (), {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "ceil_mode": 1}, "uneven padding"),
+    ],
+)
+def test_what_is_not_computed_is_named(operator: str, inputs: Any, attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(WeightsError, match=rf"^a\.onnx uses .*{said}.*, which is not computed here\.$"):
+        computed(operator, [[GRID]], *inputs, **attributes)
+
+
+def test_opset_10_takes_the_next_number_where_it_leaves_some_out() -> None:
+    """As ONNX's own test of opset 10, resize_downsample_nearest."""
+    values = [[[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]]]
+    scales = np.array([1, 1, 0.6, 0.6], np.float32)
+    assert computed("Resize", values, scales, opset=10, mode="nearest")[0, 0].tolist() == [[1, 3]]
+
+
+def value(name: str, shape: tuple[Any, ...], kind: str = "<f4") -> Value:
+    return Value(name, np.dtype(kind), shape)
+
+
+OF_DETECTORS = (value("image", (3, 240, 320)),)
+OUTPUTS = (value("b", ("k", 4)), value("l", ("k",), "<i8"), value("s", ("k",)))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "told"),
+    [
+        (OF_DETECTORS, OUTPUTS, True),
+        (OF_DETECTORS, (*OUTPUTS, value("masks", ("k", 1, 240, 320))), True),
+        (OF_DETECTORS, (*OUTPUTS, value("points", ("k", 17, 3)), value("point scores", ("k", 17))), True),
+        ((value("image", (1, 3, 240, 320)),), OUTPUTS, False),
+        ((*OF_DETECTORS, value("more", (1,))), OUTPUTS, False),
+        (OF_DETECTORS, OUTPUTS[:2], False),
+        (OF_DETECTORS, (value("b", (5, 4)), value("l", (5,), "<i8"), value("s", (5,))), False),
+        (OF_DETECTORS, (value("b", ("k", 4)), value("l", ("k",)), value("s", ("k",))), False),
+    ],
+)
+def test_it_is_told_by_its_input_and_outputs(inputs: tuple[Value, ...], outputs: tuple[Value, ...], told: bool) -> None:
+    found = as_detector(OnnxFile(opset=17, inputs=inputs, outputs=outputs))
+    assert (found is not None) == told
+    if found is not None:
+        assert [each.name for each in found.outputs] == ["b", "s", "l"]
+
+
+def guarded(**changes: Any) -> OnnxFile:
+    """Build a file that checks for boxes before it suppresses, as torchvision's are exported."""
+    nothing = OnnxFile(
+        nodes=[Node("Constant", (), ("none",), {"value": np.zeros(0, np.int64)})], outputs=(value("none", ("k",)),)
+    )
+    something = OnnxFile(
+        nodes=[Node("NonMaxSuppression", ("b", "s"), ("kept",), {})],
+        constants={"inner": np.ones(1, np.float32)},
+        outputs=(value("kept", ("k",)),),
+    )
+    branches = {"then_branch": nothing, "else_branch": something, **changes}
     nodes = [
-        Node("Identity", ("c",), ("d",), {}),
-        Node("Mul", ("x", "c"), ("a",), {}),
-        Node("Add", ("a", "d"), ("b",), {}),
-        Node("Conv", ("b", "w"), ("e",), {}),
-        Node("Mul", ("e", "c"), ("y",), {}),
+        Node("Shape", ("b",), ("shape",), {}),
+        Node("ReduceProd", ("shape",), ("count",), {}),
+        Node("Equal", ("count", "zero"), ("equal",), {}),
+        Node("Cast", ("equal",), ("asked",), {"to": 9}),
+        Node("If", ("asked",), ("l",), branches),
+        Node("Loop", ("x",), ("masks",), {}),
     ]
-    constants = {"c": np.full((1, 3, 1, 1), 2, np.float32), "w": np.ones((3, 3, 1, 1), np.float32)}
-    values = Value("x", np.dtype("<f4"), (1, 3, 4, 4)), Value("y", None, None)
-    graph = OnnxGraph(OnnxFile(17, {}, nodes, constants, values[:1], values[1:]), "shared.onnx").eval()
-    x = torch.randn(1, 3, 4, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # That tracing is deprecated.
-        trace: Any = torch.jit.trace
-        traced = trace(graph, x)
-    torch.testing.assert_close(traced(x)[0], 2 * (2 * x + 2).sum(1, keepdim=True).expand(1, 3, 4, 4))
+    return OnnxFile(opset=17, nodes=nodes, inputs=OF_DETECTORS, outputs=(*OUTPUTS, value("masks", ("k", 1, 9, 9))))
+
+
+def test_a_question_whether_there_are_boxes_is_left_out_and_so_are_masks() -> None:
+    found = as_detector(guarded())
+    assert found is not None
+    assert [(node.operator, node.outputs) for node in found.nodes] == [("NonMaxSuppression", ("l",))]
+    assert "inner" in found.constants
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"then_branch": OnnxFile(nodes=[Node("Constant", (), ("none",), {"value": np.ones(1, np.int64)})])},
+        {"else_branch": OnnxFile(nodes=[Node("Add", ("b", "s"), ("kept",), {})], outputs=(value("kept", ("k",)),))},
+        {"then_branch": None},
+        {"else_branch": "text"},
+    ],
+)
+def test_another_question_stays(changes: dict[str, Any]) -> None:
+    found = as_detector(guarded(**changes))
+    assert found is not None
+    assert "If" in [node.operator for node in found.nodes]

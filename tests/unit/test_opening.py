@@ -15,13 +15,14 @@ import pytest
 from app.config import Settings
 from app.errors import ServiceError
 from app.fleet.handover import Handovers
-from app.fleet.spawn import Spawned
 from app.observability.metrics import Metrics
 from app.precision.described import described
 from app.processes.channel import Channel, socket_pair, to_packet
+from app.processes.place import Child
 from app.serving import opening
 from app.serving.administration import ServiceAdministration
 from app.serving.opening import Opened, Opening, OpeningError, Refused
+from app.worker.main import Begin
 from models import ModelError, open_model, parse_spec
 
 Dies = Callable[[Channel], None]
@@ -63,7 +64,7 @@ class Processes:
         self.dies = dies
         self.killed = 0
 
-    async def spawn(self, name: str, *, forks: bool) -> Spawned:
+    async def spawn(self, begin: Begin, *, forks: bool) -> tuple[Child, Channel]:
         if self.dies is None:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         ours, theirs = socket_pair()
@@ -78,7 +79,7 @@ class Processes:
 
         self.dies(Channel(theirs))
         child: Any = SimpleNamespace(pid=1, exited=exited, kill=kill, ends_within=ends_within)
-        return Spawned(child, ours, {})
+        return child, Channel(ours)
 
 
 def administration() -> ServiceAdministration:
@@ -135,21 +136,3 @@ def test_a_model_is_read_again_though_the_folder_of_another_one_has_gone(tmp_pat
     for only in ("other", ""):
         with pytest.raises(ModelError, match=r"There is no folder '.*gone'"):
             Opening().models(Settings(**given), only)
-
-
-def test_every_model_that_cannot_be_read_is_named_in_one_message(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.onnx").write_bytes(b"no network")
-    good = "good=resnet50:sample"
-    given: dict[str, Any] = {
-        "models": f"a={tmp_path}/one.onnx,{good},b={tmp_path}/two.onnx",
-        "cache_dir": tmp_path / "cache",
-    }
-    with pytest.raises(ModelError) as failed:
-        Opening().models(Settings(**given))
-    head, *lines = str(failed.value).splitlines()
-    assert head == "2 of 3 models cannot be read."
-    assert [line[: len("a: one.onnx")] for line in lines] == ["a: one.onnx", "b: two.onnx"]
-    with pytest.raises(ModelError) as failed:
-        Opening().models(Settings(**{**given, "models": f"{good},a={tmp_path}/one.onnx"}))
-    assert str(failed.value) == lines[0].removeprefix("a: "), "one alone is said as before"

@@ -9,11 +9,12 @@ import logging
 import signal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.processes import place
-from app.processes.breaker import BACKOFF_S
+from app import clock
+from app.processes.breaker import BACKOFF_S, BROKEN_S, IN_A_ROW, IN_WINDOW, WINDOW_S, Breaker
 from app.processes.place import (
-    AttendedClock,
     Cause,
     ChildStartError,
     ChildStatus,
@@ -38,7 +39,7 @@ class Sleeper(SupervisedChild):
     def __init__(self, name="sleeper", *, fails=None, loads=False, mortal=True, begins_s=0.0):
         super().__init__(name)
         self.fails, self.loads, self.mortal, self.begins_s = fails, loads, mortal, begins_s
-        self.disconnected = self.looks = 0
+        self.looks = 0
         self.works = False
         self.told = []
 
@@ -51,7 +52,7 @@ class Sleeper(SupervisedChild):
             self.move(ChildStatus.PREPARED)
 
     def disconnect(self):
-        self.disconnected += 1
+        pass
 
     def answer_s(self):
         return ANSWER_S
@@ -99,49 +100,16 @@ async def test_a_child_that_dies_is_replaced_at_once_and_one_that_is_stopped_is_
     assert supervisor.is_closed
 
 
-async def test_an_end_that_nobody_has_said_is_found_when_it_is_looked_at(virtual_time):
-    """Another process may hold its socket open. What it said last is read first."""
-    async with supervised() as (supervisor, gone):
-        first = await supervisor.ready
-        first.process.exit(1)
-        await asyncio.sleep(0.5)
-        first.hear()
-        await asyncio.sleep(1.0)
-        assert not first.over.done()
-        await asyncio.sleep(1.0)
-        assert first.over.result() == "it ended"
-        assert (await supervisor.ready).name == "2"
-        assert gone == [("1", "died")]
-
-
-async def test_a_disconnected_process_is_given_time_to_end_and_then_killed(virtual_time):
-    async with supervised() as (supervisor, gone):
-        first = await supervisor.ready
-        first.end("its socket is closed")
-        await asyncio.sleep(END_S - 0.1)
-        assert (first.process.killed, gone) == (0, [])
-        await asyncio.sleep(0.2)
-        assert (first.process.killed, gone) == (1, [("1", "died")])
-
-
 async def test_a_child_that_hangs_is_killed_and_one_that_says_anything_is_not(virtual_time):
     async with supervised() as (supervisor, gone):
         first = await supervisor.ready
         for _ in range(20):
             await asyncio.sleep(1.0)
-            first.hear()
+            first.heard_s = clock.monotonic()
         assert first.looks > 10
         await asyncio.sleep(ANSWER_S + 2.0)
         assert "it hung: no answer for" in first.over.result()
         assert gone == [("1", "hung")]
-
-
-async def test_one_that_was_stopped_from_outside_has_not_hung(virtual_time, monkeypatch):
-    monkeypatch.setattr(place, "is_stopped", lambda pid: True)
-    for loads in (False, True):
-        async with supervised(lambda name, loads=loads: Sleeper(name, loads=loads)) as (_, gone):
-            await asyncio.sleep(ANSWER_S + 2.0)
-            assert gone == [("1", "start" if loads else "frozen")]
 
 
 async def test_a_child_that_hangs_in_its_start_is_replaced(virtual_time):
@@ -165,32 +133,11 @@ async def test_children_that_cannot_start_are_tried_again_with_pauses_and_report
     async with supervised(make) as (supervisor, gone):
         with pytest.raises(ChildStartError, match="1 did not start: it could not be started: no memory"):
             await supervisor.ready
-        await until(lambda: supervisor.child.is_ready)
+        await until(lambda: supervisor.child.is_ready, blocks=False)
         pauses = [round(after - before, 1) for before, after in itertools.pairwise(began_s)]
         assert pauses == [*BACKOFF_S, BACKOFF_S[-1]]
         assert gone == [(str(number), "start") for number in range(1, 6)]
     assert [each.levelname for each in caplog.records if "did not start" in each.message] == ["ERROR"]
-
-
-async def test_an_error_of_ours_in_a_start_leaves_no_place_empty(virtual_time, caplog):
-    async with supervised(lambda name: Sleeper(name, fails=KeyError("oops") if name == "1" else None)) as (
-        supervisor,
-        _,
-    ):
-        await until(lambda: supervisor.child.is_ready)
-        assert "KeyError" in caplog.text
-
-
-async def test_one_that_has_served_is_followed_at_once_and_one_that_was_replaced_is_no_failure(virtual_time):
-    async with supervised() as (supervisor, gone):
-        for cause in (Cause.DIED, Cause.HUNG, Cause.REPLACED, Cause.DIED):
-            child = await supervisor.ready
-            child.has_served = True
-            child.kill("the test ends it", cause)
-            await turns()
-        assert supervisor.breaker.in_a_row == 1
-        assert (await supervisor.ready).name == "5"
-        assert [each for _, each in gone] == ["died", "hung", "replaced", "died"]
 
 
 async def test_a_process_that_cannot_be_killed_is_quarantined_and_another_one_starts(virtual_time, caplog):
@@ -219,7 +166,7 @@ async def test_the_one_that_takes_over_serves_at_once_and_the_old_one_has_time_t
         assert (old.status, new.status, supervisor.child) == (ChildStatus.RETIRING, ChildStatus.READY, new)
         assert await supervisor.ready is new
         for _ in range(59):
-            old.hear()
+            old.heard_s = clock.monotonic()
             await asyncio.sleep(1.0)
         new.kill("it died")
         await turns()
@@ -228,15 +175,6 @@ async def test_the_one_that_takes_over_serves_at_once_and_the_old_one_has_time_t
         assert (old.cause, old.process.killed, old.name in dict(gone)) == (Cause.REPLACED, 1, True)
         assert (await supervisor.ready).name == "2"
         assert supervisor.restarts == 1
-
-
-async def test_an_old_one_without_work_ends_at_once_and_has_not_failed(virtual_time):
-    async with supervised() as (supervisor, _):
-        old, new = await supervisor.ready, Sleeper("new")
-        await supervisor.prepare(new)
-        await supervisor.take_over(new, 60.0)
-        assert (old.cause, new.is_ready, supervisor.restarts) == (Cause.REPLACED, True, 0)
-        assert supervisor.breaker.in_a_row == 0
 
 
 @pytest.mark.parametrize("end", ["it cannot start", "it dies before it takes over", "it is not wanted any more"])
@@ -268,28 +206,6 @@ async def test_while_a_process_that_cannot_be_killed_is_there_an_exclusive_place
         assert (supervisor.status, supervisor.reason) == (PlaceStatus.READY, "")
 
 
-async def test_a_place_is_filled_again_where_what_a_child_had_cannot_be_given_back(virtual_time, caplog):
-    class Keeper(Sleeper):
-        def gone(self):
-            raise RuntimeError("a fault of ours")
-
-    async with supervised(Keeper) as (supervisor, _):
-        (await supervisor.ready).kill("it hung", Cause.HUNG)
-        await asyncio.sleep(0)
-        assert (await supervisor.ready).name == "2"
-    assert "could not be given back" in caplog.text
-
-
-@pytest.mark.parametrize("begins_s", [0.0, 1000.0])
-async def test_a_stop_waits_for_no_start_and_no_pause(virtual_time, begins_s):
-    async with supervised(lambda name: Sleeper(name, fails=OSError("no"), begins_s=begins_s)) as (supervisor, _):
-        await asyncio.sleep(3.0)
-        await asyncio.wait_for(supervisor.stop(), 0.01)  # Of virtual time.
-        assert supervisor.child.status is ChildStatus.ENDED
-        with pytest.raises(ChildStartError):
-            await supervisor.ready
-
-
 async def test_a_stop_gives_time_to_end(virtual_time):
     async with supervised() as (supervisor, gone):
         first, loop = await supervisor.ready, asyncio.get_running_loop()
@@ -301,34 +217,6 @@ async def test_a_stop_gives_time_to_end(virtual_time):
         assert gone == [("1", "stopped")]
 
 
-async def test_one_that_connects_in_the_moment_of_its_end_is_disconnected(virtual_time):
-    class Late(Sleeper):
-        async def begin(self):
-            self.end("it ended", Cause.DIED)
-            self.process, self.disconnected = Process(), 0
-            self.move(ChildStatus.READY)
-
-    async with supervised(lambda name: (Late if name == "1" else Sleeper)(name)) as (supervisor, _):
-        first = supervisor.child
-        await until(lambda: supervisor.child.is_ready)
-        assert (first.disconnected, first.process.killed, first.status) == (1, 1, ChildStatus.ENDED)
-
-
-def test_time_in_which_nobody_looked_counts_as_two_looks(monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(place.clock, "monotonic", lambda: now[0])
-    clock = AttendedClock(0.25)
-    for _ in range(8):
-        now[0] += 0.25
-        clock.look()
-    assert clock.now_s() == pytest.approx(2.0)
-    now[0] += 3600
-    assert clock.now_s() == pytest.approx(2.5)
-    assert clock.look() == pytest.approx(2.5)
-    now[0] += 0.25
-    assert clock.now_s() == pytest.approx(2.75)
-
-
 async def test_nobody_is_blamed_for_time_in_which_this_process_stood_still(virtual_time):
     async with supervised() as (supervisor, gone):
         first = await supervisor.ready
@@ -337,5 +225,43 @@ async def test_nobody_is_blamed_for_time_in_which_this_process_stood_still(virtu
             await turns()
             first.check()
         assert not first.over.done()
-        first.hear()
+        first.heard_s = clock.monotonic()
         assert gone == []
+
+
+def pauses(deaths, between_s=1.0, **each):
+    """Return the pauses after so many deaths, each so long after the end of the pause before, and the breaker."""
+    breaker, now_s, found = Breaker(), 1000.0, []
+    for _ in range(deaths):
+        found.append(breaker.died(now_s, **each))
+        now_s += found[-1] + between_s
+    return found, breaker
+
+
+def test_workers_that_answer_nothing_are_started_after_growing_pauses_and_then_once_a_minute():
+    found, breaker = pauses(7)
+    assert found == [0.0, 0.5, 2.0, 5.0, BROKEN_S, BROKEN_S, BROKEN_S]
+    assert breaker.reason == "7 workers died in a row"
+
+
+def test_a_broken_replica_is_tried_once_a_minute_until_a_worker_has_served_for_one():
+    _, breaker = pauses(IN_WINDOW, answered=True)
+    now_s = 1000.0 + 10 * WINDOW_S
+    assert breaker.died(now_s, answered=True, served_s=WINDOW_S - 1) == BROKEN_S
+    now_s += 10 * WINDOW_S
+    assert breaker.died(now_s, answered=True, served_s=WINDOW_S) == 0.0
+    assert not breaker.reason
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 30.0)), min_size=1, max_size=200))
+def test_however_workers_die_a_window_has_no_more_starts_than_it_may(lives):
+    """`lives`: whether each worker answered, and how long it served."""
+    breaker, now_s, started = Breaker(), 0.0, []
+    for answered, served_s in lives:
+        started.append(now_s)
+        now_s += served_s
+        now_s += breaker.died(now_s, answered=answered, served_s=served_s)
+    for index, first_s in enumerate(started):
+        assert sum(each_s - first_s <= WINDOW_S for each_s in started[index:]) <= IN_WINDOW + 1
+    silent = [answered for answered, _ in lives[-IN_A_ROW:]]
+    assert breaker.reason or any(silent) or len(lives) < IN_A_ROW

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import enum
-import threading
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -73,20 +70,3 @@ def test_any_bytes_are_an_object_or_refused(data: bytes) -> None:
         unpacked(data, memoryview(b""))
     except (ValueError, TypeError, ImportError, IndexError, AttributeError, KeyError, RecursionError):
         return
-
-
-@dataclass(frozen=True)
-class Computing:
-    """Keeps what it has computed, which may be no class of ours."""
-
-    number: int
-
-    @cached_property
-    def computed(self) -> Any:
-        return threading.Lock()
-
-
-def test_what_a_cached_property_holds_is_left_behind():
-    value = Computing(3)
-    assert value.computed
-    assert vars(again(value)) == {"number": 3}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from app.config import Settings
+from app.fleet.fleet import Readiness
 from app.fleet.plans import CONFINED, memories, sharing_workers, worker_plans
-from app.fleet.readiness import Readiness
 from app.link import ModelState
 from app.processes.place import PlaceStatus
 from app.worker import load
@@ -30,7 +30,7 @@ INPUT = TensorSpec("x", "FP32", (4,))
 
 def model(name: str, file: str) -> Model:
     weights = f"/models/{file}"
-    made = ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8), None)
+    made = ExportedModel(name, file.split(".")[1], (), file, weights, (16,), (INPUT,), (INPUT,), True, (1, 8))
     return replace(made, weights_sha256=f"digest of {file}")
 
 
@@ -105,21 +105,6 @@ def test_what_libraries_of_others_read_is_confined_with_all_that_shares_its_work
         assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" in plan.environment
 
 
-def test_models_on_demand_have_one_worker_whoever_reads_them() -> None:
-    """A worker that had some of them could serve none."""
-    [plan] = plans_of([MODELS[0], model("graph", "c.onnx")], models_on_demand="ours,graph")
-    assert plan.confined
-    assert [each.on_demand for each in plan.plans] == [True, True]
-
-
-def test_who_names_a_compiler_goes_without_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    graph, program = model("graph", "c.onnx"), MODELS[1]
-    plans = plans_of([graph, program], engine="inductor")
-    assert [plan.confined for plan in plans] == [False, True]
-    [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "the worker of graph is not confined" in said
-
-
 def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() -> None:
     served: Any = {
         name: SimpleNamespace(names=(name,), index=index, unloaded=False, model=SimpleNamespace(name=name))
@@ -132,26 +117,10 @@ def test_a_model_whose_own_worker_is_broken_is_not_there_and_the_others_are() ->
         SimpleNamespace(device="cpu:0", status=PlaceStatus.STARTING, reason="it is loading", plan=plans[0]),
         SimpleNamespace(device="cpu:0", status=PlaceStatus.BROKEN, reason="it died", plan=plans[1]),
     ]
-    readiness = Readiness(served, SimpleNamespace(serves=lambda name: False), replicas)  # type: ignore[arg-type]
+    readiness = Readiness(served, SimpleNamespace(serving={"ours": set(), "evil": set()}), replicas)  # type: ignore[arg-type]
     assert (readiness.state("ours"), readiness.state("evil")) == (ModelState.STARTING, ModelState.UNAVAILABLE)
     assert "it died" in readiness.reason("evil")
     assert "it died" not in readiness.reason("ours")
-
-
-def test_a_library_is_imported_only_if_its_network_was_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    imported: list[str] = []
-    monkeypatch.setattr(load, "builder", lambda: SimpleNamespace(library=imported.append))
-    theirs = replace(model("theirs", "f.safetensors"), architecture="timm/resnet18", weights_file=None)
-    [plan] = plans_of([theirs])
-    load._import_libraries(plan, tmp_path)
-    assert imported == ["timm"]
-    load._kept_mark(tmp_path, theirs).touch()  # As after a load.
-    load._import_libraries(plan, tmp_path)
-    assert imported == ["timm"]
-    load._import_libraries(plan, tmp_path)  # That load failed.
-    assert imported == ["timm", "timm"]
 
 
 def test_what_programs_keep_is_bounded_and_stops_nobody(tmp_path: Path) -> None:

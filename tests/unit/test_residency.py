@@ -1,6 +1,5 @@
 """Which models are resident: the budget, who goes, and how often, whatever is asked for."""
 
-import math
 from collections import Counter
 
 import pytest
@@ -57,71 +56,6 @@ def test_the_least_recently_used_goes_but_not_within_so_many_load_times_and_neve
         "m2",
         "m1",
     ]  # m1 was used longest ago, and is busy.
-
-
-def test_what_is_always_asked_for_stays_while_one_that_was_asked_for_once_may_not_go():
-    policy = rig(500, 200, 200, 200)
-    asked(policy, "m0", 0.0)
-    asked(policy, "m1", 90.0)
-    policy.ask("m0", 94.0, nobody, "one")
-    expected_s, loaded = asked(policy, "m2", 95.0)
-    assert loaded == []  # m1 was loaded five load times ago; m0, which is asked for all the time, does not go for that.
-    assert expected_s == pytest.approx(90.0 + KEPT - 95.0 + 1.0)
-    policy.ask("m0", 100.0, nobody, "one")
-    assert settle(policy, 100.0, lambda name: name == "m2") == ["m2"]
-    assert [each.name for each in policy.placed(Place.RESIDENT)] == ["m0", "m2"]
-
-
-def test_one_that_was_not_used_for_its_load_time_goes_before_one_that_may_not():
-    policy = rig(500, 200, 200, 200)
-    policy.tenants["m1"].load_s = 100.0
-    asked(policy, "m0", 0.0)
-    asked(policy, "m1", 0.0)
-    policy.ask("m0", 1.0, nobody, "one")
-    assert asked(policy, "m2", 1.0 + KEPT - 0.5)[1] == []
-    assert asked(policy, "m2", 1.0 + KEPT)[1] == ["m2"]
-
-
-def test_one_that_failed_is_not_tried_again_at_once():
-    policy = rig(500, 200)
-    policy.ask("m0", 0.0, lambda _: True)
-    assert policy.next(0.0, lambda _: True) == ((), "m0")
-    policy.failed("m0", 1.0)
-    assert asked(policy, "m0", 2.0) == (10.0, [])
-    assert asked(policy, "m0", 11.0) == (1.0, ["m0"])
-
-
-def test_one_that_is_told_to_take_more_than_there_is_comes_again():
-    policy = rig(500, 200, 400)
-    asked(policy, "m1", 0.0)
-    policy.loaded("m1", 1.0, 550 * MB, 1.0)  # A process had more just then.
-    assert asked(policy, "m0", 100.0)[1] == ["m0"]
-    expected_s, loaded = asked(policy, "m1", 200.0)
-    assert expected_s < math.inf
-    assert loaded == ["m1"]
-
-
-@pytest.mark.parametrize(
-    ("loads_s", "known_s"),
-    [((1.0, 30.0), 3.0), ((1.0, 30.0, 1.2), 1.2), ((1.0, 30.0, 30.0, 30.0, 30.0), 30.0), ((0.0, 2.0), 2.0)],
-)
-def test_one_load_that_stood_still_says_little_of_the_next(loads_s, known_s):
-    policy = rig(500, 200, load_s=math.inf)
-    for load_s in loads_s:
-        policy.loaded("m0", 0.0, 200 * MB, load_s)
-    assert policy.tenants["m0"].load_s == known_s
-
-
-def test_an_adversary_that_asks_for_all_in_turn_is_refused_and_causes_no_storm():
-    policy, loads, refused, now = rig(1000, *[200] * 20, load_s=2.0), 0, 0, 0.0
-    while now < 3600:
-        for number in range(20):
-            expected_s, loaded = asked(policy, f"m{number}", now)
-            loads += len(loaded)
-            refused += expected_s > 5
-            now += 0.1
-    assert (MOST_S + SHARE * 3600) / 2 * 0.5 < loads <= 5 + (MOST_S + SHARE * 3600) / 2 + 1
-    assert refused > 10_000
 
 
 histories = st.lists(
@@ -231,34 +165,6 @@ def test_a_client_that_keeps_models_busy_keeps_nobody_else_out():
     there = competed(policy, {"greedy": ["m0", "m1"], "modest": ["m2"]}, 1200.0)
     assert there["m2"] > 1100  # It comes once, and stays: each of the two has one.
     assert policy.tenants["m2"].place is Place.RESIDENT
-
-
-def test_clients_that_want_more_than_there_is_take_turns_at_the_price_that_loads_may_have():
-    policy = rig(200, 200, 200, 200)
-    there = competed(policy, {"a": ["m0"], "b": ["m1"], "c": ["m2"]}, 1200.0)
-    assert min(there.values()) > 0.8 * max(there.values())
-    assert sum(there.values()) > 0.85 * 1200
-
-
-def test_a_client_that_wants_more_than_it_can_have_changes_nothing_for_itself():
-    policy = rig(400, 200, 200, 200)
-    there = competed(policy, {"greedy": ["m0", "m1", "m2"]}, 600.0)
-    assert "m2" not in there
-    assert policy.ask("m2", 600.0, lambda _: True, "greedy") == math.inf
-
-
-def test_one_in_use_stays_for_its_load_times_and_is_loaded_again_for_those_who_wait():
-    policy = rig(200, 200, 200)
-    policy.ask("m0", 0.0, nobody, "a")
-    assert policy.next(0.0, nobody) == ((), "m0")
-    policy.loaded("m0", 1.0, 200 * MB, 1.0)
-    both = {"m0", "m1"}.__contains__
-    policy.ask("m0", 5.0, both, "a")
-    assert policy.ask("m1", 5.0, both, "b") == pytest.approx(1.0 + KEPT - 5.0 + 1.0)
-    assert policy.next(1.0 + KEPT - 0.1, both) == ((), None)
-    assert policy.next(1.0 + KEPT, both) == (["m0"], None)
-    policy.left("m0", 12.0)
-    assert [each.name for each in policy.waiting(12.0, both)] == ["m1", "m0"]
 
 
 def test_only_so_many_clients_are_remembered_of_a_model():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import math
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -14,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.processes.channel import reader, to_packet
-from app.worker.messages import Done, FromWorker, Ready
+from app.worker.messages import Done, FromWorker
 from app.worker.results import SMALL_BYTES, ResultError, map_large, read_results, write_results
-from tests.support.doubles import loaded_as
 
 DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 
@@ -130,32 +127,3 @@ def test_memory_that_could_shrink_or_is_too_small_is_refused():
 def test_any_bytes_are_a_message_or_a_value_error(data):
     with contextlib.suppress(ValueError):
         reader(FromWorker)(data)
-
-
-def test_a_pickle_from_a_worker_runs_nothing():
-    class Evil:
-        def __reduce__(self):
-            return os.abort, ()
-
-    with pytest.raises(ValueError, match=r"\S"):
-        reader(FromWorker)(pickle.dumps(Evil()))
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf, -0.1])
-def test_a_time_is_a_number_that_sums_and_estimates_bear(number):
-    for message in (
-        Done(7, (), number),
-        Done(7, (), 0.5, prepare_s=number),
-        Ready("cpu:0", "a CPU", (loaded_as("eager", {1: number}),)),
-    ):
-        with pytest.raises(ValueError, match="float"):
-            across(message)
-
-
-def test_a_report_on_a_model_is_bounded():
-    loaded = loaded_as("eager", {1: 0.1})
-    loaded.errors = dict.fromkeys(map(str, range(65)), 0.0)
-    with pytest.raises(ValueError, match="64"):
-        across(Ready("cpu:0", "a CPU", (loaded,)))
-    with pytest.raises(ValueError, match="200"):
-        across(Ready("cpu:0", "a CPU", (loaded_as("e" * 201, {1: 0.1}),)))

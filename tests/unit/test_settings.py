@@ -74,36 +74,12 @@ def test_a_misspelt_setting_in_the_environment_is_named():
     assert unknown_variables([*others, "ANYCHIP_PER_CARD", "Anychip_Prot"]) == ["ANYCHIP_PER_CARD", "Anychip_Prot"]
 
 
-def test_no_variable_that_the_repository_names_is_unknown_to_it():
-    """What its pages, set-up and manifests tell to set."""
-    root = DOCS.parents[1]
-    files = [root / "Makefile", *(root / "docs").glob("*.md"), *(root / "deploy").rglob("*.yaml"), *root.glob("*.md")]
-    files += [*root.glob("Dockerfile*"), *(root / "deploy").rglob("*.py")]
-    named = {name for file in files for name in re.findall(r"\bANYCHIP_[A-Z_]*[A-Z]\b", file.read_text())}
-    assert "ANYCHIP_MODELS" in named
-    assert unknown_variables(named) == []
-
-
-def test_caches_lie_where_the_user_has_them(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert Settings().cache_dir == tmp_path / "anychip"
-    assert Settings(cache_dir="/here").cache_dir == Path("/here")
-    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
-    assert Settings().cache_dir == Path("~/.cache/anychip")
-
-
 @pytest.mark.parametrize(
     ("written", "size"),
     [("0.5", 500), ("1", 1000), ("12GB", 12 * 10**9), ("1.5MiB", 3 << 19), ("2000", 2000), ("auto", None)],
 )
 def test_memory_is_a_share_or_a_size(written, size):
     assert memory_of(Settings(device_memory=written).device_memory, 1000) == size
-
-
-@pytest.mark.parametrize(("written", "policy"), [("off", "off"), ("0.4", 0.4), (0.4, 0.4), ("1000", 1000), (1, 1)])
-def test_the_guard_is_told_a_word_a_share_or_a_number_of_batches(written, policy):
-    found = Settings(guard_policy=written).guard_policy
-    assert (found, type(found)) == (policy, type(policy))
 
 
 def test_models_on_demand_are_named_or_all_but_some():

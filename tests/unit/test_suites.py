@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.environments.make import ENVIRONMENTS
 from tests.suites import __main__ as commands
 from tests.suites import choice
 from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES
@@ -29,7 +30,6 @@ def files() -> Iterator[str]:
 
 
 def functions_of(path: str) -> set[str]:
-    """Return the tests of a file, as pytest names them without parameters."""
     found = set()
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         inside = [(f"{node.name}::", node.body)] if isinstance(node, ast.ClassDef) else [("", [node])]
@@ -61,8 +61,8 @@ def test_what_suites_name_is_there() -> None:
 def test_rows_and_suites_name_each_other_and_what_is_known() -> None:
     assert {suite for _, suites in PATHS for suite in suites} == set(BY_PATH)
     assert {package for suite in SUITES.values() for package in suite.programs} == set(PACKAGES)
-    made = {path.name.removesuffix("_environment.py") for path in (ROOT / "tests" / "environments").glob("*_*.py")}
-    assert {target.removesuffix("-environment") for target in commands.environments(SUITES)} == {*made, "audit"}
+    wanted = {target.removesuffix("-environment") for target in commands.environments(SUITES)}
+    assert wanted == {*ENVIRONMENTS, "audit"}
 
 
 def test_every_file_of_the_repository_is_known() -> None:
@@ -78,15 +78,15 @@ def test_every_file_of_the_repository_is_known() -> None:
         (["app/http/playground/static/page.js"], {"browser"}),
         (["Dockerfile.cpu"], {"images"}),
         (["plugins/ocr/anychip_ocr/reader.py"], {"ocr"}),
-        (["models/onnx/file.py"], {"networks", "models", "engines", "ocr"}),
+        (["models/onnx/file.py"], {"networks", "models", "engines"}),
         (
             ["constraints.txt", "docs/api.md"],
-            {"install", "images", "arm", "networks", "engines", "models", "libraries", "simulated"},
+            {"install", "networks", "engines", "models", "libraries", "simulated"},
         ),
         (["tests/cpu/test_om.py"], {"simulated"}),
         (["tests/service/test_http.py", "tests/unit/test_docs.py", "plugins/grpc/tests/test_relay.py"], set()),
-        (["tests/environments/npu_environment.py"], {"vendors"}),
-        (["tests/support/openvino_files.py"], {"models"}),
+        (["tests/environments/make.py"], {"vendors", "clients", "browser", "deployment", "images", "ocr"}),
+        (["tests/support/export_comparison.py"], {"models"}),
         (["tests/service/test_chaos.py"], set()),
     ],
     ids=lambda value: ", ".join(sorted(value)) or "none",
@@ -100,7 +100,7 @@ def test_paths_choose_what_they_may_break(paths: list[str], suites: set[str]) ->
 )
 def test_a_path_that_nobody_knows_chooses_everything(path: str) -> None:
     assert choice.choose(["README.md", path], SOURCES) == {name: [path] for name in choice.ALL}
-    assert set(BY_PATH) - set(choice.ALL) == {"images", "ocr", "arm"}
+    assert set(BY_PATH) - set(choice.ALL) == {"clients", "browser", "deployment", "proxy", "images", "ocr"}
 
 
 def test_what_tests_share_chooses_who_uses_it_also_by_others() -> None:

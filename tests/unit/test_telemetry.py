@@ -1,4 +1,4 @@
-"""Telemetry: parsers over quoted outputs and any text; the sampler over tools that misbehave, as real processes."""
+"""Telemetry: parsers over quoted outputs and any text, NVML's calls, the sampler, and the metrics."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isnan, nan
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from anychip_ascend import smi
+from app.fleet.device_metrics import DeviceMetrics
+from app.observability.metrics import Metrics
+from app.worker.messages import Stats
 from backends.contract.backend import Telemetry
-from backends.telemetry import Sampler, Tool, nvidia
-from backends.telemetry.parsing import csv_telemetry
-from backends.telemetry.sampler import Energy
+from backends.telemetry import Sampler, Tool, ToolError, nvidia
+from backends.telemetry.sampling import Energy
 from backends.telemetry.tools import TOOLS
-from tests.support.nvml import FakeNvml
-from tests.support.telemetry import CNMON, GPUSTACK, MAP, OUTPUTS, approx, parsed, parsed_otherwise, quoted, values
+from tests.support.telemetry import (
+    CNMON,
+    GPUSTACK,
+    MAP,
+    FakeNvml,
+    approx,
+    parsed,
+    parsed_otherwise,
+    quoted,
+    values,
+)
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     "ascend": smi.parse,
-    "nvidia care": nvidia.parse_care,
     **{f"{name} {number}": query.parse for name, queries in TOOLS.items() for number, query in enumerate(queries)},
     "rocm-smi": partial(parsed_otherwise, "amd"),
 }
-
-
-def test_every_quoted_output_is_tested_and_has_a_source() -> None:
-    text = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    sources = quoted("README.md")
-    for path in OUTPUTS.iterdir():
-        assert path.name == "README.md" or (f'quoted("{path.name}")' in text and f"`{path.name}`" in sources)
 
 
 FIGURES: list[tuple[Callable[[str], Mapping[int, Telemetry]], str, list[tuple[float, float, float]]]] = [
@@ -67,6 +69,14 @@ FIGURES: list[tuple[Callable[[str], Mapping[int, Telemetry]], str, list[tuple[fl
     ),
     (partial(parsed, "kunlun"), quoted("xpu_smi-m.txt"), [(0.0, 86.0, 36), (0.0, 86.0, 39)]),
     (partial(parsed, "kunlun"), quoted("xpu_smi-m.txt").replace(" 86 ", " 86500 "), [(0.0, 86.5, 36)]),
+    *(
+        (
+            parse,
+            "0, 35, 71.20, 44\n1, [N/A], ERR!, 250 %\n2, 200, -5, 44\ngarbage, 1, 2, 3\n4, 1\n",
+            [(0.35, 71.2, 44.0), (nan, nan, 250.0), (nan, nan, 44.0)],
+        )
+        for parse in (nvidia._SMI[0].parse, TOOLS["biren"][0].parse)
+    ),
 ]
 """Utilization, watts and degrees of the first cards, as each vendor's tool writes them."""
 
@@ -78,21 +88,6 @@ def test_what_each_vendors_tool_writes_is_read(
     found = [values(sample) for sample in parse(text).values()]
     assert found[: len(expected)] == [approx(*figures) for figures in expected]
     assert expected or not found
-
-
-def test_ascend_reads_the_map_without_the_mcu() -> None:
-    assert smi.parse_map(MAP) == [(0, 0, 0), (3, 0, 1)]
-
-
-@pytest.mark.parametrize("parse", [nvidia._SMI[0].parse, TOOLS["biren"][0].parse, csv_telemetry])
-def test_lines_with_commas(parse: Callable[[str], Mapping[int, Telemetry]]) -> None:
-    devices = parse("0, 35, 71.20, 44\n1, [N/A], ERR!, 250 %\n2, 200, -5, 44\ngarbage, 1, 2, 3\n4, 1\n")
-    assert [values(devices[index]) for index in range(3)] == [
-        approx(0.35, 71.2, 44),
-        approx(nan, nan, 250),
-        approx(nan, nan, 44),
-    ]
-    assert set(devices) == {0, 1, 2}
 
 
 _JSON = st.recursive(
@@ -133,6 +128,11 @@ def test_nvml_units_and_what_a_board_cannot_say() -> None:
     devices = nvidia.read_nvml(nvml)
     assert values(devices[0]) == approx(0.5, nan, 61)
     assert devices[0].energy_joules == 12.5
+    sample = devices[0]
+    assert (sample.memory_temperature_celsius, sample.clock_hertz) == (88, 1.41e9)
+    assert (sample.heat_throttled, sample.power_throttled) == (1, 0)
+    assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (7, 6)
+    assert sample.healthy == 0  # A row waits for a reset to be replaced.
     assert values(devices[1]) == approx(nan, nan, nan)
     assert len(nvml) == 0
 
@@ -210,3 +210,85 @@ def test_the_thread_samples_away_from_the_caller_and_ends() -> None:
     assert threads[0] is not threading.current_thread()
     assert not threads[0].is_alive()
     assert telemetry.latest(0).utilization_ratio == 0.5
+
+
+# --- Health, clocks and errors
+
+
+class Recorded(Tool):
+    """Answers with recorded outputs, by what the arguments hold; fails for others."""
+
+    def __init__(self, answers: dict[str, str]) -> None:
+        self.now_s = 0.0
+        super().__init__(clock=lambda: self.now_s)
+        self.answers, self.runs = answers, [""]
+
+    def run(self, *command: str, output_file: str | None = None) -> str:
+        line = " ".join(command)
+        self.runs.append(line)
+        for part, text in self.answers.items():
+            if part in line:
+                return text
+        raise ToolError(f"{command[0]} ended with code 1.")
+
+
+def test_ascend_says_health_memory_temperature_and_errors_of_the_chip_asked_for_once_a_minute() -> None:
+    tool = Recorded(
+        {
+            "-m": MAP,
+            "common": quoted("npu-smi-common.txt") + "Aicore curFreq(MHZ) : 800\n",
+            "health": quoted("npu-smi-health.txt"),
+            "memory": quoted("npu-smi-memory.txt"),
+            "ecc": quoted("npu-smi-ecc.txt").replace(
+                "Double Bit Error Count               : 0", "Double Bit Error Count : 2"
+            ),
+        }
+    )
+    [sample] = smi.read(tool, wanted=(1,)).values()
+    assert (sample.healthy, sample.memory_temperature_celsius, sample.clock_hertz) == (1, 63, 8e8)
+    assert (sample.corrected_memory_errors, sample.uncorrected_memory_errors) == (0, 2)
+    assert isnan(sample.heat_throttled)
+    assert "npu-smi info -t health -i 3 -c 0" in tool.runs
+    smi.read(tool, wanted=(1,))
+    assert sum("health" in run for run in tool.runs) == 1
+    tool.now_s = 60.0
+    tool.answers["health"] = quoted("npu-smi-health.txt").replace(": OK", ": Alarm")
+    assert smi.read(tool, wanted=(1,))[1].healthy == 0
+
+
+def test_xids_are_counted_and_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    nvml = FakeNvml()
+    watched = nvidia._watched(nvml)
+    assert watched
+    assert watched.counted((0,)) == {0: 0}
+    nvml(79, 94)
+    with caplog.at_level(logging.WARNING):
+        assert watched.counted((0, 1)) == {0: 2}  # The second board cannot be watched.
+        assert watched.counted((0, 1)) == {0: 2}
+    assert [record.message for record in caplog.records] == ["GPU 0 reports XID 79", "GPU 0 reports XID 94"]
+    nvidia.read_nvml(nvml)
+    assert len(nvml) == 1  # Closed, it would forget what it watches.
+
+
+def test_errors_are_counted_from_the_first_report_and_never_fall() -> None:
+    metrics = Metrics()
+    device = DeviceMetrics(metrics, "cuda:0", "nvidia")
+
+    def errors(kind: str) -> float | None:
+        labels = {"device": "cuda:0", "vendor": "nvidia", "kind": kind}
+        return metrics.registry.get_sample_value("anychip_device_memory_errors_total", labels)
+
+    def said(worker: str, count: float) -> None:
+        device.report(worker, Stats(0, 0, 0, 0, 0, {"uncorrected_memory_errors": count, "healthy": 1.0}))
+
+    assert errors("uncorrected") is None
+    said("first", 40)
+    assert errors("uncorrected") == 0
+    said("first", 42)
+    said("second", 42)  # Takes over.
+    said("second", 42)
+    device.gone("first", last=False)
+    said("second", 43)
+    said("second", 0)  # The driver was loaded again.
+    assert errors("uncorrected") == 3
+    assert errors("corrected") is None

@@ -19,17 +19,6 @@ async def pool():
     await pool.close()
 
 
-async def test_no_thread_is_begun_for_work(pool):
-    """Who hands work in would wait until a new thread runs."""
-    threads, release = threading.active_count(), threading.Event()
-    busy = [asyncio.ensure_future(pool.run(release.wait)) for _ in range(2)]
-    await asyncio.sleep(0)
-    more = threading.active_count() - threads
-    release.set()
-    await asyncio.gather(*busy)
-    assert more == 0
-
-
 def test_where_there_may_be_no_more_threads_none_is_left_that_waits(monkeypatch):
     """The process would not end: it waited for those that had begun, and they for the others."""
     begin, begun_here = threading.Thread.start, []

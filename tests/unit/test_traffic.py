@@ -37,10 +37,3 @@ def test_what_can_answer_or_will_soon_is_given_what_is_said(state: ModelState) -
     owner = administration(m1=ModelState.READY, m2=state)
     owner.set_traffic("m", {"2": 1})
     assert owner.traffic == {"m": {"2": 1}}
-
-
-def test_before_there_are_workers_all_are_given_what_the_settings_say() -> None:
-    owner = administration(m1=ModelState.UNAVAILABLE)
-    owner._fleet.replicas.clear()
-    owner.set_traffic("m", {"1": 1})
-    assert owner.traffic == {"m": {"1": 1}}

@@ -5,8 +5,6 @@ No accelerator: nothing here proves that a card works.
 
 from __future__ import annotations
 
-import ast
-import ctypes
 import math
 import re
 import sys
@@ -21,8 +19,6 @@ import torch
 from anychip_ascend.backend import AscendBackend
 from backends import (
     BACKENDS,
-    Backend,
-    BackendError,
     BackendUnavailableError,
     Device,
     DeviceLostError,
@@ -31,19 +27,15 @@ from backends import (
     detect,
     open_backend,
 )
-from backends.contract.errors import translated_errors
 from backends.detect import Found, SystemEvidence, vendor_of_cuda
-from backends.detect_child import pci_address
 from backends.vendors import table as vendors
 from backends.vendors import torch_device
-from backends.vendors.general import complete
-from backends.vendors.hooks import DeviceHooks
+from backends.vendors.cuda import CudaTypeBackend
 from backends.vendors.table import Facts
-from backends.vendors.torch_device import CudaTypeBackend, TorchBackend
+from backends.vendors.torch_device import TorchBackend
+from tests.support.rows import engines_by_name
 
 ROOT = Path(__file__).parents[2]
-MEMBERS = {"name", "facts", "probe", "devices", "load", "memory", "release_cache", "telemetry"}
-DEFAULTS = {"beside", "image_decoder", "take"}
 VENDORS = [backend for backend in BACKENDS if isinstance(backend, TorchBackend)]
 CHIP = {"name": "Chip", "memory_bytes": 2**36, "arch": "gfx942"}
 
@@ -73,57 +65,6 @@ class TestEveryVendor:
         probe = backend.probe()
         assert not probe.available
         assert "could not be probed" in probe.reason
-
-
-def test_a_backend_has_eight_members_and_three_with_a_default() -> None:
-    assert {*Backend.__abstractmethods__, *Backend.__annotations__} == MEMBERS
-    assert {name for name in dir(Backend) if not name.startswith("_")} == (MEMBERS | DEFAULTS) - {"name", "facts"}
-
-
-def test_nothing_that_a_backend_keeps_to_itself_is_used_by_others() -> None:
-    kept = {
-        name for kind in (TorchBackend, CudaTypeBackend, DeviceHooks) for name in dir(kind) if re.match("_[a-z]", name)
-    }
-    kept -= {"_found", "_module"}  # Names that other classes have, too.
-    found = [
-        f"{file.relative_to(ROOT)}:{node.lineno} {node.attr}"
-        for folder in ("app", "backends", "models", "plugins", "benchmarks")
-        for file in (ROOT / folder).rglob("*.py")
-        if "vendors" not in file.parts and "tests" not in file.parts
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and node.attr in kept and ast.unparse(node.value) not in ("self", "cls")
-    ]
-    assert found == []
-
-
-def test_a_package_without_its_driver_says_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, Found(error="ImportError: libhccl.so: cannot open shared object file"))
-    monkeypatch.setattr("backends.vendors.torch_device.glob.glob", lambda pattern: [])
-    reason = AscendBackend().probe().reason
-    assert "torch_npu is installed and cannot be used: ImportError: libhccl.so" in reason
-    assert "/dev/davinci[0-9]0" not in reason
-    assert "/dev/davinci0 is missing" in reason
-
-
-def test_a_package_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detect, "installed", lambda package: False)
-    assert "ANYCHIP_TORCH=ascend make install" in AscendBackend().probe().reason
-
-
-def test_the_surroundings_win_over_what_a_backend_wants(tmp_path: Path) -> None:
-    facts = AscendBackend().facts
-    alone = facts.variables({"PATH": "/bin"}, tmp_path)
-    assert alone["PYTORCH_NPU_ALLOC_CONF"] == "expandable_segments:True"
-    assert alone["ACL_OP_COMPILER_CACHE_DIR"] == f"{tmp_path}/ascend"
-    chosen = facts.variables({"ACLNN_CACHE_LIMIT": "10"}, tmp_path)
-    assert chosen == {name: text for name, text in alone.items() if name != "ACLNN_CACHE_LIMIT"}
-
-
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"])
-def test_torch_npu_never_gets_two_allocator_settings(name: str, tmp_path: Path) -> None:
-    variables = AscendBackend().facts.variables({name: "max_split_size_mb:64"}, tmp_path)
-    assert not any(each.endswith("_ALLOC_CONF") for each in variables)
-    assert "ACLNN_CACHE_LIMIT" in variables
 
 
 def test_an_amd_gpu_is_rocm_and_no_dcu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,31 +127,6 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
     assert emptied == ([has] if row.device_type in known else [])
 
 
-def test_a_module_gets_what_torch_has_for_every_accelerator_and_keeps_its_own() -> None:
-    def empty_cache() -> None:
-        pass
-
-    module: Any = ModuleType("torch.acme")
-    module.empty_cache = empty_cache
-    assert complete(module, "acme") is module
-    assert module.empty_cache is empty_cache
-    assert module.mem_get_info is torch.accelerator.get_memory_info
-    assert module.Event.func is torch.Event
-    with module.stream(None):
-        pass
-    substitute = SimpleNamespace()
-    assert complete(substitute, "acme") is substitute
-    assert not vars(substitute)
-
-
-def test_a_vendor_that_names_no_device_files_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, Found())
-    row = Facts(vendor="acme", device_type="acme", engines=("eager",), precisions=("fp32",), title="Acme")
-    assert TorchBackend(row).probe().reason == (
-        "Acme has no device that this process may use; check the driver with the vendor's tool."
-    )
-
-
 def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
@@ -222,46 +138,6 @@ def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     variables = vendors.NVIDIA.variables({}, tmp_path)
     assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVIDIA's tools count"
     assert "CUDA_DEVICE_ORDER" not in vendors.NVIDIA.variables({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("row", "has"),
-    # A torch_mlu that has `cnnl` no more: those after 2.4 are not public. A torch_npu without `conv`.
-    [(vendors.CAMBRICON, ()), (vendors.ASCEND, ("config", "matmul"))],
-    ids=lambda each: getattr(each, "name", ""),
-)
-def test_a_switch_that_a_newer_package_lacks_is_named_and_the_others_are_set(
-    row: Facts, has: tuple[str, ...], caplog: pytest.LogCaptureFixture
-) -> None:
-    module = SimpleNamespace(**{name: SimpleNamespace() for name in has})
-    torch_device._set_switches(module, row.switches)
-    missing = [path for path in row.switches if path.removeprefix("torch.").split(".")[0] not in has]
-    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == missing
-    assert all(vars(getattr(module, name)) for name in has)
-
-
-def test_cudas_errors_that_end_a_process_mean_that_the_device_is_lost() -> None:
-    """Which those are says the header that comes with torch; what they are called says the runtime beside it."""
-    folder = Path(torch.__file__).parent.parent / "nvidia" / "cu13"
-    header, library = folder / "include" / "driver_types.h", folder / "lib" / "libcudart.so.13"
-    if not header.exists():
-        pytest.skip("this torch is not a CUDA 13 build")
-    text_of = ctypes.CDLL(str(library)).cudaGetErrorString
-    text_of.restype = ctypes.c_char_p
-    entries = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*(cudaError\w+)\s*=\s*(\d+)", header.read_text(), re.DOTALL)
-    fatal = {int(number) for said, _, number in entries if "must be terminated" in " ".join(said.split())}
-    assert {700, 710, 719} < fatal
-    assert 2 not in fatal
-    for number in sorted(fatal):
-        with pytest.raises(DeviceLostError), translated_errors("cuda:0"):
-            raise torch.AcceleratorError(f"CUDA error: {text_of(number).decode()}")
-
-
-def test_a_torch_of_another_vendor_is_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "12.0")
-    monkeypatch.setattr(torch, "__version__", "2.8.0+metax3.7.2.0")
-    cuda = next(backend for backend in VENDORS if backend.name == "cuda")
-    assert "is of metax: choose --device metax" in cuda.probe().reason
 
 
 @pytest.mark.parametrize(
@@ -296,12 +172,6 @@ def test_a_device_found_by_another_process_is_opened_without_asking_the_driver(m
         open_backend(Device("warp:0", "Chip", 1, "fp32"))
 
 
-def test_no_two_rows_answer_to_one_name() -> None:
-    names = [name for row in vendors.known() for name in (row.name, *row.aliases)]
-    assert len(names) == len(set(names))
-    assert all(row.title and row.install and row.device_files for row in vendors.ACCELERATORS)
-
-
 def test_a_device_that_does_not_say_what_is_free_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Intel's client GPUs (pytorch#159728)."""
 
@@ -330,25 +200,6 @@ def test_one_sick_card_does_not_disable_the_others(monkeypatch: pytest.MonkeyPat
         choose("npu:1")
     answers(monkeypatch, Found(devices=({"error": "drvErr=87"},)))
     assert "No device of Huawei Ascend answers: drvErr=87." in AscendBackend().probe().reason
-
-
-@pytest.mark.parametrize(
-    ("device", "said", "remedy"),
-    [
-        ("npu:0", "AclSetCompileopt, error code is 500001", "pip install 'numpy<2'"),
-        ("cuda:0", "CUDA error: CUDA-capable device(s) is/are busy or unavailable", "another process has the card"),
-        ("npu:0", "Cannot run aclop operators during NPU graph capture.", "--engine eager or torchair"),
-    ],
-)
-def test_a_known_fault_brings_its_remedy(device: str, said: str, remedy: str) -> None:
-    with pytest.raises(BackendError, match=re.escape(remedy)), translated_errors(device):
-        raise RuntimeError(said)
-
-
-@pytest.mark.parametrize("said", ["CUDA error: unknown error", "CUDA error: driver shutting down"])
-def test_a_driver_that_was_reset_ends_the_worker_that_had_it(said: str) -> None:
-    with pytest.raises(DeviceLostError, match="is lost"), translated_errors("cuda:0"):
-        raise RuntimeError(said)
 
 
 def test_nvml_is_asked_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +245,48 @@ def test_vendors_behind_torch_cuda_are_told_apart(said: Found, here: SystemEvide
     assert vendor_of_cuda(said, here) == vendor
 
 
-def test_the_address_on_the_pci_bus_is_as_lspci_writes_it() -> None:
-    card = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x17, pci_device_id=0)
-    assert pci_address(card) == "0000:17:00.0"
-    assert pci_address(SimpleNamespace()) == ""
+# --- The pages: names, engines, and what has run on hardware
+
+OURS = {row.name for row in (*vendors.ACCELERATORS, vendors.CPU)}
+ROWS = {each.name: each.facts for each in BACKENDS if each.name in OURS}
+
+
+def table_of(page: str, heading: str) -> dict[str, list[str]]:
+    """Read the first table of a page that begins with a row of `--device` and `heading`: its other cells by device."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [start, *_] = [each.start() for each in re.finditer(r"^\| `--device` \|.*$", text, re.M) if heading in each[0]]
+    lines = text[start:].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {name: rest for first, *rest in cells for name in re.findall(r"`(\w+)`", first)}
+
+
+def engines_in(cell: str) -> tuple[str, ...]:
+    return tuple(name for name in re.findall(r"`(\w+)`", cell) if name in engines_by_name())
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "by_name", "simulated"),
+    [("README.md", "engines", "; by name ", "simulated"), ("README.zh-CN.md", "引擎", "\uff1b按名称指定 ", "模拟设备")],
+)
+def test_the_readme_has_every_vendors_engines(page: str, heading: str, by_name: str, simulated: str) -> None:
+    found = table_of(page, heading)
+    assert set(found) == {*ROWS, "null"}
+    for name, row in ROWS.items():
+        _, engines, verified = found[name]
+        preferred, _, named = re.split("[;\uff1b] ?int8", engines)[0].partition(by_name)
+        assert (engines_in(preferred), engines_in(named)) == (row.engines, row.by_name), name
+        assert (simulated in verified) == (row.sample is not None), name
+
+
+@pytest.mark.parametrize(("page", "nowhere"), [("README.md", "not on hardware"), ("README.zh-CN.md", "未经真机验证")])
+def test_what_has_run_on_hardware_is_the_same_in_the_table_of_proofs_and_in_the_readme(page: str, nowhere: str) -> None:
+    lines = re.findall(
+        r"^\| `(\w+)`.*? \| (.*?) \|", (ROOT / "docs/hardware.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    real = {name for name, proof in lines if re.search(r"\d{4}-\d\d-\d\d", proof)}
+    assert real >= {"cpu", "cuda"}
+    readme = table_of(page, "`--device`")
+    for name in ROWS:
+        assert readme[name][2].startswith(nowhere) == (name not in real), name
+    [measured] = re.findall(r"^Measured on (.*?)[;.]", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert ("H100" in measured, "x86-64" in measured) == ("cuda" in real, "cpu" in real)

@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.precision import verdicts
-from app.precision.gate import Gate, compile_options
-from app.precision.verdicts import Verdict, Verdicts, what_computes
+from app.precision import gate as gates
+from app.precision.gate import Verdict, Verdicts, compile_options, what_computes
 from app.worker import load as loading
 from app.worker.messages import ModelPlan, WorkerPlan
 from backends import (
@@ -26,7 +25,6 @@ from backends import (
     NotConvertedError,
     WrongAnswersError,
 )
-from backends.contract.errors import not_converted
 from backends.engines import Engine, compile_first
 from tests.support.sums import SHAPE, SIZES, Answering, Sums, more_by
 
@@ -54,13 +52,6 @@ class Compiler(Engine):
         return Answering(more_by(dict.fromkeys(batch_sizes, self.errors[precision])))
 
 
-class Slow(Compiler):
-    takes = "minutes"
-
-    def is_quick(self, network: Any, precision: str, options: Any) -> bool:
-        return False
-
-
 def options(folder: Path, model: Any = None, probes: Any = PROBES, device: Sequence[object] = ("one",)) -> Any:
     return compile_options(model or Sums(), probes, None, folder, device=device)
 
@@ -72,10 +63,10 @@ def judged(folder: Path, errors: dict[int, float], precision: str = "bf16", mode
     return measures, executable.images
 
 
-def started(folder: Path, *engines: Engine, quick: bool = False) -> Any:
+def started(folder: Path, *engines: Engine) -> Any:
     network: Any = type("Network", (), {"input_shape": SHAPE})()
     given = options(folder)
-    asked = CompileOptions(gate=given.gate, refused=given.refused, unfit=given.unfit, quick=quick)
+    asked = CompileOptions(gate=given.gate, refused=given.refused, unfit=given.unfit)
     return compile_first(engines, network, "cpu:0", ("bf16", "fp32"), SIZES, options=asked).report
 
 
@@ -90,29 +81,12 @@ def test_what_was_refused_is_not_compiled_again_and_is_named_with_its_reason_and
     assert second.refusals == {"wrong": f"{first.refusals['wrong']} (found on {DATE})"}
 
 
-def test_a_precision_in_which_all_were_refused_is_passed_over(tmp_path: Path) -> None:
-    engine = Compiler("one", {"bf16": 3.0, "fp32": 0.0})
-    first, second = started(tmp_path, engine), started(tmp_path, engine)
-    assert engine.compiled == 3
-    assert first.precision == second.precision == "fp32"
-
-
-def test_what_takes_minutes_and_was_refused_is_not_left_for_later(tmp_path: Path) -> None:
-    slow, right = Slow("slow", {"bf16": 3.0}), Compiler("right", {"bf16": 0.0})
-    assert started(tmp_path, slow, right, quick=True).staged
-    assert not started(tmp_path, slow, right).staged
-    assert not started(tmp_path, slow, right, quick=True).staged
-    assert slow.compiled == 1
-
-
 class Unfit(Compiler):
-    """Cannot convert the network, for the reason that `raised` says."""
-
-    raised: Exception = NotConvertedError("it has loops")
+    """Cannot convert the network."""
 
     def compile(self, network: Any, device: str, precision: str, batch_sizes: Any, options: Any) -> Executable:
         self.compiled += 1
-        raise self.raised
+        raise NotConvertedError("it has loops")
 
 
 def test_what_could_not_be_converted_is_not_tried_again_and_answers_nothing_wrong(tmp_path: Path) -> None:
@@ -121,29 +95,6 @@ def test_what_could_not_be_converted_is_not_tried_again_and_answers_nothing_wron
     assert unfit.compiled == 1
     assert first.rejected == second.rejected == ()
     assert second.refusals == {"unfit": f"it has loops (found on {DATE})"}
-
-
-LOST: dict[str, Exception] = {
-    "no disk": not_converted("no export", ValueError("step 1"), OSError(28, "No space left on device")),
-    "no memory": not_converted("no export", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
-    "a package is missing": EngineRefusedError("pip install openvino"),
-}
-
-
-@pytest.mark.parametrize("why", LOST)
-def test_what_another_start_may_mend_is_tried_again(why: str, tmp_path: Path) -> None:
-    unfit, right = Unfit("unfit", {"bf16": 0.0}), Compiler("right", {"bf16": 0.0})
-    unfit.raised = LOST[why]
-    assert started(tmp_path, unfit, right).refusals == started(tmp_path, unfit, right).refusals
-    assert unfit.compiled == 2
-
-
-def test_a_converters_error_names_every_reason_and_sees_what_lies_behind_one() -> None:
-    assert str(not_converted("no export", ValueError("one"), KeyError("two"))) == "no export: one; 'two'"
-    assert isinstance(not_converted("no export", ValueError("one")), NotConvertedError)
-    behind = ValueError("step 1 of 3 failed")
-    behind.__cause__ = RuntimeError("std::bad_alloc")
-    assert not isinstance(not_converted("no export", behind), NotConvertedError)
 
 
 def test_no_earlier_verdict_alone_keeps_a_network_from_being_served(tmp_path: Path) -> None:
@@ -164,45 +115,9 @@ def test_what_was_accepted_is_compared_again_with_one_batch_of_each_size(tmp_pat
     assert f"is allowed in bf16 (found on {DATE})" in options(tmp_path).refused("one", "bf16", SIZES).reason
 
 
-@pytest.mark.parametrize(("slow", "images"), [({}, 7), ({2: 0.2}, 5), ({1: 0.2, 2: 0.2, 4: 0.2}, 5), ({4: 0.2}, 7)])
-def test_sizes_between_that_take_long_are_left_out_and_their_times_follow_from_the_others(
-    tmp_path: Path, slow: dict[int, float], images: int
-) -> None:
-    class Timed(Answering):
-        """Says that a batch takes these seconds, times its pace."""
-
-        def __init__(self, pace: float) -> None:
-            super().__init__()
-            self.pace = pace
-
-        def run(self, pixels: Any) -> tuple[Any, ...]:
-            outputs = super().run(pixels)
-            self.fastest_s[len(pixels)] = self.pace * slow.get(len(pixels), 0.01)
-            return outputs
-
-    first, second = Timed(1.0), Timed(3.0)
-    for executable in (first, second):
-        options(tmp_path).gate(executable, LoadReport("one", "bf16"))
-    assert (first.images, second.images) == (6 + 6 + 8, images)
-    assert second.fastest_s == pytest.approx({size: 3 * slow.get(size, 0.01) for size in SIZES})
-
-
 def test_a_finished_file_is_compared_with_itself_as_at_its_first_start(tmp_path: Path) -> None:
     model = Sums(reference=False)
     assert judged(tmp_path, {}, model=model)[1] == judged(tmp_path, {}, model=model)[1] == 6 + 6 + 8
-
-
-def test_what_serves_though_it_is_over_a_limit_is_said_at_every_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = []
-    for errors in ({4: 0.75}, {}):  # What went wrong may lie in the probes that are left out.
-        caplog.clear()
-        executable = Answering(more_by(errors))
-        options(tmp_path, Sums("best.onnx")).gate(executable, LoadReport("eager", "fp32"))
-        said.append([each.getMessage() for each in caplog.records if each.levelname == "WARNING"])
-    assert said[0] == said[1]
-    assert "best.onnx is served by eager in float32 though its answers to batches of 4" in said[0][0]
 
 
 OTHERS: dict[str, dict[str, Any]] = {
@@ -227,7 +142,7 @@ def test_a_verdict_is_that_of_the_same_network_device_and_software(
         (tmp_path / "lib" / "openvino-9999.dist-info").mkdir(parents=True)
         monkeypatch.syspath_prepend(tmp_path / "lib")
     elif changed == "our code":
-        monkeypatch.setattr(verdicts, "digest_of_sources", lambda package: "other")
+        monkeypatch.setattr(gates, "digest_of_sources", lambda package: "other")
     what_computes.cache_clear()
     folder = tmp_path / ("two" if changed == "the folder" else "one")
     found = options(folder, **OTHERS.get(changed, {})).refused(*asked.values())
@@ -257,14 +172,6 @@ def test_a_verdict_that_cannot_be_read_is_found_again_and_written_anew(how: str,
     for compiled in (2, 2):
         assert started(tmp_path, engine, right).rejected == (("wrong", "bf16"),)
         assert engine.compiled == compiled
-
-
-def test_a_gate_without_a_folder_keeps_nothing() -> None:
-    gate = Gate(Sums(), PROBES)
-    with pytest.raises(WrongAnswersError):
-        gate.check(Answering(more_by({1: 3.0})), LoadReport("one", "bf16"))
-    gate.unfit("one", "bf16", SIZES, "it has loops")
-    assert gate.refused("one", "bf16", SIZES) is None
 
 
 def test_a_confined_process_has_looked_at_all_packages_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:

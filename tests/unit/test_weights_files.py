@@ -96,23 +96,6 @@ def test_weights_in_another_file_are_part_of_it(tmp_path: Path, place: str) -> N
         names_within(file)
 
 
-def within(tag: int, message: bytes) -> bytes:
-    """Encode a message as a field of another one."""
-    size, length = len(message), b""
-    while size > 127:
-        length, size = length + bytes([size & 127 | 128]), size >> 7
-    return bytes([tag]) + length + bytes([size]) + message
-
-
-def test_subgraphs_are_followed_deeper_than_functions_may_call_each_other(tmp_path: Path) -> None:
-    graph = onnx.GraphProto(initializer=[outside("w.data")]).SerializeToString()
-    for _ in range(2000):  # A graph of a node with an attribute that is a graph.
-        graph = within(0x0A, within(0x2A, within(0x32, graph)))
-    file = tmp_path / "deep.onnx"
-    file.write_bytes(within(0x3A, graph))
-    assert names_within(file) == ["w.data"]
-
-
 def test_a_network_of_openvino_has_its_weights_beside_it(tmp_path: Path) -> None:
     file = written_openvino(tmp_path, NETWORK)
     before = key(file)

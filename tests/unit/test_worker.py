@@ -14,20 +14,18 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import resnet18
 
+from app.core import Loaded
 from app.processes.arena import Arena
 from app.processes.channel import Channel, reader, socket_pair, to_packet
-from app.worker.load import load_model
+from app.worker.load import WorkerModel
 from app.worker.loop import Worker
 from app.worker.main import run
 from app.worker.messages import (
     Beat,
     Done,
-    Ended,
     Failed,
     FromWorker,
-    ModelLoaded,
     ModelPlan,
-    Ready,
     Run,
     Stats,
     Stop,
@@ -82,9 +80,14 @@ class Talk:
         assert self.said, "the worker says nothing"
         return self.said.pop(0)
 
+    def ready(self):
+        """Wait until it serves."""
+        while not isinstance(self.hear_any(), Stats):
+            pass
+
     def hear(self):
-        """Return the next message that is not ModelLoaded, Stats or Beat."""
-        while isinstance(message := self.hear_any(), ModelLoaded | Stats | Beat):
+        """Return the next message that is not Loaded, Stats or Beat."""
+        while isinstance(message := self.hear_any(), Loaded | Stats | Beat):
             pass
         return message
 
@@ -102,9 +105,9 @@ def test_what_a_model_takes_is_without_what_the_gate_compared_it_with(monkeypatc
     monkeypatch.setattr(CpuBackend, "memory", networks)
     plan = ModelPlan(open_model(parse_spec("resnet18:random"), Path("nowhere")), "eager", "fp32", (1,), is_gated=True)
     load = WorkerPlan((plan,), Device("cpu:0", "a device", 1 << 30, "fp32"))
-    loaded = load_model(load, plan, plan.model, CpuBackend(), None)
-    assert loaded.served_on.errors
-    assert loaded.served_on.memory_bytes == 1
+    loaded = WorkerModel(load, 0, CpuBackend(), None)
+    assert loaded.report.errors
+    assert loaded.report.memory_bytes == 1
     loaded.executable.close()
 
 
@@ -118,7 +121,7 @@ def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
 
     monkeypatch.setattr(Worker, "_results", watched)
     with Talk("resnet18:random") as talk:
-        talk.hear()
+        talk.ready()
         talk.fill(0, 200)
         talk.fill(1, 100)
         talk.send(Run(1, 0, (0, 1), (OPTIONS, OPTIONS), 2))
@@ -130,7 +133,7 @@ def test_padding_holds_no_image_of_an_earlier_batch(monkeypatch):
 
 def test_a_batch_that_fails_does_not_end_the_worker():
     with Talk("resnet18:random") as talk:
-        talk.hear()
+        talk.ready()
         talk.send(Run(1, 0, (99,), (OPTIONS,), 1))
         failed = talk.hear()
         assert isinstance(failed, Failed)
@@ -151,36 +154,16 @@ def test_nan_and_infinity_are_never_answered(tmp_path, architecture):
         state["model.22.cv2.0.2.bias"][3] = float("inf")  # Its softmax is NaN.
     save_file(state, tmp_path / "broken.safetensors")
     with Talk(f"{architecture}:{tmp_path / 'broken.safetensors'}", batch_sizes=(1,), weights=tmp_path) as talk:
-        assert isinstance(talk.hear(), Ready)
+        talk.ready()
         talk.send(Run(1, 0, (0,), (OPTIONS,), 1))
         assert talk.hear().results == (None,)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"device": "tpu:0"}, "tpu"), ({"engine": "magic"}, "magic"), ({"precision": "fp3"}, "fp3")],
-)
-def test_what_it_cannot_start_with_is_said_in_one_sentence(options, reason):
-    with Talk("resnet18:random", **options) as talk:
-        failed = talk.hear()
-        assert isinstance(failed, Ended)
-        assert reason in failed.reason
-        talk.thread.join(WAIT_S)
-        assert not talk.thread.is_alive()
-
-
-def test_it_ends_when_told_to():
+@pytest.mark.parametrize("end", [lambda talk: talk.send(Stop()), lambda talk: talk.channel.close()])
+def test_it_ends_when_told_to_and_when_the_server_is_gone(end):
     with Talk("resnet18:random") as talk:
-        talk.hear()
-        talk.send(Stop())
-        talk.thread.join(WAIT_S)
-        assert not talk.thread.is_alive()
-
-
-def test_it_ends_when_the_server_is_gone():
-    with Talk("resnet18:random") as talk:
-        talk.hear()
-        talk.channel.close()
+        talk.ready()
+        end(talk)
         talk.thread.join(WAIT_S)
         assert not talk.thread.is_alive()
 
@@ -213,7 +196,7 @@ def test_what_the_device_has_decoded_goes_to_its_network_and_not_by_way_of_the_h
         model=SimpleNamespace(input_shape=(2, 2, 3)),
         executable=SimpleNamespace(depth=2, takes_rows=True, start_rows=start_rows),
         decoding=SimpleNamespace(on_device=lambda slots: ({row: decoded for row, _ in slots}, ())),
-        served_on=SimpleNamespace(latency_s={4: 1.0}),
+        report=SimpleNamespace(latency_s={4: 1.0}),
     )
     with contextlib.closing(Arena([(12, 4)])) as arena:
         arena.slot(0, 1)[:] = 7

@@ -25,5 +25,4 @@ async def _clock() -> AsyncIterator[None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Where the services of all tests keep what they keep."""
     return tmp_path_factory.mktemp("virtual")

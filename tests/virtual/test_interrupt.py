@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 
 import pytest
 
 from app import clock
 from app.errors import ClientLeftError, ServiceError
 from app.http.call import AsgiRequest
-from app.ingress import interrupt
-from app.ingress.interrupt import interrupted_at
+from app.ingress import context
+from app.ingress.context import interrupted_at
 
 
 class Client:
@@ -25,12 +26,11 @@ class Client:
         return {"type": "http.disconnect"}
 
 
-def watched(client, running, on_leave):
-    return AsgiRequest({"headers": []}, client.receive).watched(running, on_leave)
+def watched(client, run, on_leave):
+    return AsgiRequest({"headers": []}, client.receive).watched(run, on_leave)
 
 
 async def settled():
-    """Every callback and task that could run has run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -39,29 +39,39 @@ def others():
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def test_what_lasts_longer_is_interrupted():
-    with pytest.raises(ServiceError) as raised, interrupted_at(clock.monotonic() + 0.01):
-        await asyncio.Event().wait()
-    assert raised.value.code == "DEADLINE_EXCEEDED"
-    await asyncio.sleep(0)  # The task itself is not cancelled any more.
+LIMITS = {
+    "it lasts longer": (0.01, 0, [], "DEADLINE_EXCEEDED"),
+    "a body that stops, long before its deadline": (1000, 1_000_000, [1000], "REQUEST_TIMEOUT"),
+    "a body that comes on and on too slowly": (1000, 1000, range(1, 1000), "REQUEST_TIMEOUT"),
+    "a body that is there has its deadline": (0.05, 1_000_000, [1000, None], "DEADLINE_EXCEEDED"),
+}
+"""When the deadline is, the least rate, how much of a body has come every 5 ms, and with what the request ends."""
 
 
-async def test_a_body_that_stops_is_interrupted_long_before_its_deadline(monkeypatch):
-    monkeypatch.setattr(interrupt, "_FREE_S", 0.01)
+@pytest.mark.parametrize(("lasts_s", "least", "arrives", "code"), LIMITS.values(), ids=LIMITS)
+async def test_what_ends_a_request(monkeypatch, lasts_s, least, arrives, code):
+    monkeypatch.setattr(context, "_FREE_S", 0.01)
+    monkeypatch.setattr(context, "_STOOD_STILL_S", 0.01)
 
     async def work():
-        with interrupted_at(clock.monotonic() + 1000) as limit:
-            limit.least_bytes_per_s = 1_000_000
-            limit.arrived(1000)
+        with interrupted_at(clock.monotonic() + lasts_s) as limit:
+            limit.least_bytes_per_s = least
+            for size in arrives:
+                if size is None:
+                    limit.arrived_wholly()
+                else:
+                    limit.arrived(size)
+                    await asyncio.sleep(0.005)
             await asyncio.Event().wait()
 
     with pytest.raises(ServiceError) as raised:
         await work()
-    assert raised.value.code == "REQUEST_TIMEOUT"
+    assert raised.value.code == code
+    await asyncio.sleep(0)  # The task itself is not cancelled any more.
 
 
 async def test_a_body_that_could_not_be_read_while_the_server_was_stopped_is_not_too_slow(monkeypatch):
-    monkeypatch.setattr(interrupt, "_FREE_S", 0.05)
+    monkeypatch.setattr(context, "_FREE_S", 0.05)
     with interrupted_at(clock.monotonic() + 1000) as limit:
         limit.least_bytes_per_s = 1_000_000
         limit.arrived(1000)
@@ -70,41 +80,10 @@ async def test_a_body_that_could_not_be_read_while_the_server_was_stopped_is_not
         limit.arrived_wholly()
 
 
-async def test_a_body_that_comes_on_and_on_too_slowly_is_interrupted(monkeypatch):
-    monkeypatch.setattr(interrupt, "_FREE_S", 0.01)
-    monkeypatch.setattr(interrupt, "_STOOD_STILL_S", 0.01)
-
-    async def trickle():
-        with interrupted_at(clock.monotonic() + 1000) as limit:
-            limit.least_bytes_per_s = 1000
-            for size in range(1, 1000):
-                limit.arrived(size)
-                await asyncio.sleep(0.005)
-
-    with pytest.raises(ServiceError) as raised:
-        await trickle()
-    assert raised.value.code == "REQUEST_TIMEOUT"
-
-
-async def test_a_body_that_is_there_has_its_deadline(monkeypatch):
-    monkeypatch.setattr(interrupt, "_FREE_S", 0.0)
-
-    async def work():
-        with interrupted_at(clock.monotonic() + 0.05) as limit:
-            limit.least_bytes_per_s = 1_000_000
-            limit.arrived(1000)
-            limit.arrived_wholly()
-            await asyncio.Event().wait()
-
-    with pytest.raises(ServiceError) as raised:
-        await work()
-    assert raised.value.code == "DEADLINE_EXCEEDED"
-
-
 async def test_the_result_comes_and_nobody_watches_any_more():
     client = Client()
     left = []
-    assert await watched(client, asyncio.sleep(0, "done"), lambda: left.append(1)) == "done"
+    assert await watched(client, partial(asyncio.sleep, 0, "done"), lambda: left.append(1)) == "done"
     await settled()
     assert not others()
     client.left.set()
@@ -124,7 +103,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
             raise
 
     async def request():
-        await watched(client, work(), lambda: events.append("left"))
+        await watched(client, work, lambda: events.append("left"))
 
     task = asyncio.ensure_future(request())
     await began.wait()
@@ -138,7 +117,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
 
 async def test_a_cancelled_request_is_not_taken_for_a_client_that_left():
     client = Client()
-    task = asyncio.ensure_future(watched(client, asyncio.Event().wait(), lambda: None))
+    task = asyncio.ensure_future(watched(client, asyncio.Event().wait, lambda: None))
     await settled()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -151,7 +130,7 @@ async def test_a_task_that_was_interrupted_can_wait_again():
     client = Client()
     client.left.set()
     with pytest.raises(ClientLeftError):
-        await watched(client, asyncio.Event().wait(), lambda: None)
+        await watched(client, asyncio.Event().wait, lambda: None)
     assert await asyncio.wait_for(asyncio.sleep(0, "still here"), 10) == "still here"
     if sys.version_info >= (3, 11):  # Since then a task counts its cancellations.
         task = asyncio.current_task()

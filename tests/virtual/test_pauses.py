@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-import pytest
-
 from tests.support.virtual_service import serving
 
-MODELS = ("resnet18", "resnet50", "mobilenet_v3_small")
+MODELS = ("resnet18", "resnet50")
 DECODE_S = 0.001
 RETRY_S = 0.05
-PARTS = ("worker", "decoders", "service")
 
 
 class Clients:
@@ -31,7 +28,6 @@ class Clients:
                 await asyncio.sleep(RETRY_S)
 
     async def answered(self, seconds):
-        """Return what each model answers from now on for so long."""
         before = {model: codes.copy() for model, codes in self.codes.items()}
         await asyncio.sleep(seconds)
         return {model: codes - before[model] for model, codes in self.codes.items()}
@@ -42,40 +38,22 @@ class Clients:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-async def after_each_pause(folder, models, batch_s, clients, timeout_s, pause_s, settle_s, measured_s):
-    async with serving(folder, decode_s=DECODE_S, batch_s={1: batch_s, 2: batch_s}, models=models) as service:
-        load = Clients(service, models, clients, timeout_s)
-        await asyncio.sleep(2.0)
-        found = []
-        for part in PARTS:
-            before = await load.answered(measured_s)
-            await service.pause(part, pause_s)
-            await asyncio.sleep(settle_s)
-            found.append((part, before, await load.answered(measured_s)))
-        await load.end()
-        assert (
-            service.counted("anychip_worker_restarts_total") == service.counted("anychip_decoder_restarts_total") == 0
-        )
-        return found
-
-
 async def test_after_each_pause_two_models_are_answered_as_before(folder):
     """Pauses of four seconds, deadlines of one. A model against which they were held had nothing for as long: where the
     others' clients are enough to fill every batch (with four of each it is not seen).
     """
-    answers = {model: {"OK": 100} for model in MODELS[:2]}  # Half of what batches of two in 25 ms come to in 2.5 s.
-    for part, before, after in await after_each_pause(folder, MODELS[:2], 0.025, 12, 1.0, 4.0, 0.5, 2.5):
-        assert before == answers, part
-        assert after == answers, part
-
-
-@pytest.mark.parametrize("pause_s", [2.0, 8.0])
-@pytest.mark.parametrize(("models", "batch_s"), [(2, 0.02), (3, 0.02), (2, 0.08), (1, 0.08)])
-async def test_after_long_pauses_each_model_is_answered_as_before(folder, models, batch_s, pause_s):
-    for part, before, after in await after_each_pause(folder, MODELS[:models], batch_s, 6, 2.0, pause_s, 3.0, 7.0):
-        for model in MODELS[:models]:
-            assert after[model]["OK"] >= 0.95 * before[model]["OK"] > 0, (part, model, before, after)
-            assert after[model]["DEADLINE_UNREACHABLE"] <= 0.05 * after[model]["OK"], (part, model, after)
+    answers = {model: {"OK": 100} for model in MODELS}  # Half of what batches of two in 25 ms come to in 2.5 s.
+    async with serving(folder, decode_s=DECODE_S, batch_s={1: 0.025, 2: 0.025}, models=MODELS) as service:
+        load = Clients(service, MODELS, 12, 1.0)
+        await asyncio.sleep(2.0)
+        for part in ("worker", "decoders", "service"):
+            assert await load.answered(2.5) == answers, part
+            await service.pause(part, 4.0)
+            await asyncio.sleep(0.5)
+            assert await load.answered(2.5) == answers, part
+        await load.end()
+        for kind in ("worker", "decoder"):
+            assert service.counted(f"anychip_{kind}_restarts_total") == 0
 
 
 async def test_a_worker_that_falls_silent_is_replaced_and_what_it_had_is_answered_by_the_next(folder):

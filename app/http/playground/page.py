@@ -1,8 +1,4 @@
-"""The page at `/` and the files it loads, all of them read once and answered from memory.
-
-Owns: the files, their types, their compression and the headers that keep the page to this host. Must not read a path
-that a client names: only names that were found at the start are answered.
-"""
+"""The page at `/` and its files, read once and answered from memory: no path that a client names is read."""
 
 from __future__ import annotations
 

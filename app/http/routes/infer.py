@@ -1,9 +1,6 @@
-"""`POST /v2/models/{model}[/versions/{version}]/infer`: the Open Inference Protocol over REST.
+"""`/v2`: the Open Inference Protocol over REST, and the requests of Triton's tools; health is in status.
 
-    body ─► JSON, then the binary tensors ─► open_inference ─► JSON ─► binary tensors ─► (deflate)
-
-Owns: the layout of requests and answers in bodies: JSON, the binary tensor extension, raw binary requests, compression.
-Must not know what inputs and outputs mean.
+body ─► JSON, then the binary tensors ─► open_inference ─► JSON ─► binary tensors ─► (deflate)
 """
 
 from __future__ import annotations
@@ -11,32 +8,26 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict
 
 from app.errors import invalid_request
-from app.http.answer import Content, as_response
-from app.http.call import WINDOW, AsgiRequest, Body, Fields, HttpCall, HttpRequest
+from app.http.call import WINDOW, AsgiRequest, Body, Content, Fields, HttpCall, HttpRequest, as_response
 from app.ingress.budget import Lease
+from app.ingress.context import UNCOUNTED_BYTES
 from app.ingress.inference import run
 from app.ingress.ingress import Ingress, Run
-from app.link import INLINE_BYTES, ServedModel, Terms
+from app.link import INLINE_BYTES, Link, ServedModel, Terms
 from app.observability.triton_statistics import FIRST_VERSION
-from app.protocols import documents, open_inference, wire
+from app.protocols import documents, open_inference, signatures, wire
 from app.protocols.documents import name_of, parameters_of
 from app.protocols.options import CLASSIFICATION, OPTIONS, PRIORITY, TIMEOUT_US
 from app.protocols.parameters import read, switch
-from app.protocols.tensors import (
-    InferenceRequest,
-    InferenceResponse,
-    InputTensor,
-    OutputTensor,
-    RequestedOutput,
-    checked_id,
-)
 from models import Model
 
 router = APIRouter(tags=["inference"])
@@ -50,17 +41,29 @@ _NUMBERS_INLINE_BYTES = 512 * 1024
 _COMPRESS_FROM_BYTES = 16 * 1024
 _WORTH = 1  # zlib's level: others hardly shrink tensors further, and take longer.
 
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "datatype": {"type": "string"},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
-    },
-}
+
+def _object(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", **({"required": [*required]} if required else {}), "properties": properties}
+
+
+def _list(items: dict[str, Any], **limits: int) -> dict[str, Any]:
+    return {"type": "array", "items": items, **limits}
+
+
+_TEXT = {"type": "string"}
+_TENSOR = _object(
+    *("name", "shape", "datatype"),
+    name=_TEXT,
+    shape=_list({"type": "integer"}),
+    datatype=_TEXT,
+    parameters={"type": "object"},
+    data=_list({}),
+)
+_OUTPUT = _object("name", name=_TEXT, parameters=_object(classification=CLASSIFICATION.schema))
+_PARAMETERS = _object(**{row.name: {"description": row.text, **row.schema} for row in (PRIORITY, TIMEOUT_US, *OPTIONS)})
+_REQUEST = _object(
+    "inputs", id=_TEXT, parameters=_PARAMETERS, inputs=_list(_TENSOR, minItems=1), outputs=_list(_OUTPUT)
+)
 _DOCUMENTATION: dict[str, Any] = {
     "parameters": [
         {
@@ -73,41 +76,53 @@ _DOCUMENTATION: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["inputs"],
-                    "properties": {
-                        "id": {"type": "string"},
-                        "parameters": {
-                            "type": "object",
-                            "properties": {
-                                row.name: {"description": row.text, **row.schema}
-                                for row in (PRIORITY, TIMEOUT_US, *OPTIONS)
-                            },
-                        },
-                        "inputs": {"type": "array", "minItems": 1, "items": _TENSOR},
-                        "outputs": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["name"],
-                                "properties": {
-                                    "name": {"type": "string"},
-                                    "parameters": {
-                                        "type": "object",
-                                        "properties": {CLASSIFICATION.name: CLASSIFICATION.schema},
-                                    },
-                                },
-                            },
-                        },
-                    },
-                }
-            },
+            "application/json": {"schema": _REQUEST},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     },
 }
+
+
+class ModelReady(BaseModel):
+    """Answer of a model that is ready."""
+
+    name: str
+    ready: bool
+
+
+class ServerMetadata(BaseModel):
+    """Name, version and extensions of the server."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(BaseModel):
+    """A tensor; -1: a dimension that may vary."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """Inputs of a model (of images, one of them a request) and outputs; `parameters`: how it is served."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, Any]
+
+
+class Statistics(BaseModel):
+    """Triton's statistics."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_stats: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +132,59 @@ class _Parsed:
     `version`: of the model that answers it.
     """
 
-    request: InferenceRequest
+    request: wire.InferenceRequest
     id: str | None
     binary: Mapping[str, bool]
     binary_default: bool
     version: str = FIRST_VERSION
+
+
+@router.get("/v2/", include_in_schema=False)
+@router.get("/v2")
+async def get_server() -> ServerMetadata:
+    """Return the server's name, version and extensions."""
+    return ServerMetadata(**signatures.server_metadata())
+
+
+# Before the routes of models, as in Triton: its clients ask here for all of them.
+@router.get("/v2/models/stats", include_in_schema=False)
+@router.get("/v2/stats", include_in_schema=False)
+async def all_statistics(request: Request) -> Statistics:
+    """Return the statistics of every model."""
+    return Statistics(model_stats=signatures.statistics(request.app.state.link))
+
+
+@router.get("/v2/models/{model}")
+@router.get("/v2/models/{model}/versions/{version}")
+async def get_metadata(request: Request, model: str, version: str = "") -> ModelMetadata:
+    """Return a model's inputs and outputs."""
+    link: Link = request.app.state.link
+    return ModelMetadata.model_validate(signatures.metadata(link, model, version))
+
+
+@router.get("/v2/models/{model}/ready", responses={503: {"description": "Not ready, with the reason"}})
+@router.get("/v2/models/{model}/versions/{version}/ready", responses={503: {"description": "Not ready"}})
+async def is_model_ready(request: Request, model: str, version: str = "") -> ModelReady:
+    """Answer 200 while the model has a worker and the service is not shutting down."""
+    link: Link = request.app.state.link
+    link.find(model, version)
+    link.administration.check(*link.parts(model))
+    return ModelReady(name=model, ready=True)
+
+
+@router.get("/v2/models/{model}/config")
+@router.get("/v2/models/{model}/versions/{version}/config")
+async def get_configuration(request: Request, model: str, version: str = "") -> dict[str, Any]:
+    """Return a model's configuration in Triton's terms."""
+    link: Link = request.app.state.link
+    return signatures.configuration(link, model, version)
+
+
+@router.get("/v2/models/{model}/stats")
+@router.get("/v2/models/{model}/versions/{version}/stats")
+async def get_statistics(request: Request, model: str, version: str = "") -> Statistics:
+    """Return requests, images, batches and time by stage since the start, as Triton counts them."""
+    return Statistics(model_stats=signatures.statistics(request.app.state.link, model, version))
 
 
 @router.post(ROUTE, openapi_extra=_DOCUMENTATION, response_class=Response)
@@ -135,7 +198,8 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     """Return the content of a good answer. Raises ServiceError, ClientLeftError."""
     call = RestInferCall(request, model, version)
     response = await ingress.answer(call)
-    call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
+    if response.data_bytes > UNCOUNTED_BYTES:
+        call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
     parsed = replace(call.parsed, version=call.version or FIRST_VERSION)
     content, headers = await _encoded(ingress, model, parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
@@ -145,14 +209,14 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     return content, [*headers, (b"content-length", b"%d" % len(content))]
 
 
-class RestInferCall(HttpCall[InferenceResponse]):
+class RestInferCall(HttpCall[wire.InferenceResponse]):
     """Call with tensors in JSON, in binary, or raw. `parsed` is there once `asked` has ended."""
 
     parsed: _Parsed
 
     async def asked(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
-    ) -> Run[InferenceResponse]:
+    ) -> Run[wire.InferenceResponse]:
         header_bytes = _header_bytes(self.headers, len(self.body))
         self.parsed = await _parsed(ingress, served.model, self.body, header_bytes, lease)
         work = open_inference.prepare(
@@ -178,7 +242,7 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
 async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, lease: Lease) -> _Parsed:
     """Read the request of a body. Raises INVALID_REQUEST."""
     if header_bytes == 0:
-        return _Parsed(InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
+        return _Parsed(wire.InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
     if (len(body) if header_bytes is None else header_bytes) <= _JSON_INLINE_BYTES:
         document, contents = documents.read_tensors(body, header_bytes)
     else:
@@ -193,50 +257,51 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
         name = name_of(output, f"output {number}")
         asked = parameters_of(output, name)
         binary[name] = switch(asked, "binary_data", binary_default)
-        outputs.append(RequestedOutput(name, read(CLASSIFICATION, asked)))
+        outputs.append(wire.RequestedOutput(name, read(CLASSIFICATION, asked)))
     inputs = [
-        InputTensor(
+        wire.InputTensor(
             tensor["name"], tensor["datatype"], tuple(tensor["shape"]), content, None, parameters_of(tensor, "an input")
         )
         for tensor, content in zip(document["inputs"], contents, strict=True)
     ]
     id_ = document.get("id")
-    checked = None if id_ is None else checked_id(id_)
-    return _Parsed(InferenceRequest(inputs, outputs, parameters), checked, binary, binary_default)
+    checked = None if id_ is None else wire.checked_id(id_)
+    return _Parsed(wire.InferenceRequest(inputs, outputs, parameters), checked, binary, binary_default)
 
 
-async def _encoded(ingress: Ingress, model: str, parsed: _Parsed, response: InferenceResponse) -> Content:
-    """Write the answer; another thread or process copies and writes a large one: 64 images may have megabytes each."""
+async def _encoded(ingress: Ingress, model: str, parsed: _Parsed, response: wire.InferenceResponse) -> Content:
+    """Write the answer: JSON, and behind it the outputs that the client wants as bytes.
+
+    64 images may have megabytes each: a thread copies a large answer, and another process writes its numbers as JSON.
+    """
     size = response.data_bytes
     head: bytes | memoryview
     if size <= INLINE_BYTES:
-        document, contents, numbers = _drafted(model, parsed, response)
+        document, binary_outputs, json_outputs = _parts(model, parsed, response)
     else:
-        document, contents, numbers = await ingress.offload(_drafted, model, parsed, response)
-    if numbers:
-        packed = await ingress.offload(_packed, document, numbers)
+        document, binary_outputs, json_outputs = await ingress.offload(_parts, model, parsed, response)
+    if json_outputs:
+        packed = await ingress.offload(partial(documents.pack, limited=False), document, json_outputs)
         head = await ingress.converter.convert(documents.write_outputs, 0, packed)
     else:
         head = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    if not contents:
+    if not binary_outputs:
         return head, [(b"content-type", b"application/json")]
     length = b"%d" % len(head)
     headers = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, length)]
-    parts = [head, *contents]
+    parts = [head, *binary_outputs]
     return (b"".join(parts) if size <= INLINE_BYTES else await ingress.offload(wire.joined, parts)), headers
 
 
-def _packed(document: dict[str, Any], numbers: list[bytes | memoryview]) -> memoryview:
-    return documents.pack(document, numbers, limited=False)
-
-
-def _drafted(
-    model: str, parsed: _Parsed, response: InferenceResponse
+def _parts(
+    model: str, parsed: _Parsed, response: wire.InferenceResponse
 ) -> tuple[dict[str, Any], list[bytes | memoryview], list[bytes | memoryview]]:
-    """Draft an answer: its JSON, the bytes that follow it, and the numbers that are still to be written into it."""
+    """Return the parts of an answer: the JSON document, the outputs whose bytes follow it, and the large outputs that
+    another process writes into the document, where their "data" is null.
+    """
     outputs: list[dict[str, Any]] = []
-    contents: list[bytes | memoryview] = []
-    numbers: list[bytes | memoryview] = []  # Data of outputs in JSON, if there are many.
+    binary_outputs: list[bytes | memoryview] = []
+    json_outputs: list[bytes | memoryview] = []
     in_json = [output for output in response.outputs if not parsed.binary.get(output.name, parsed.binary_default)]
     many = sum(each.data.nbytes for each in in_json if isinstance(each.data, np.ndarray)) > _NUMBERS_INLINE_BYTES
     for result in response.outputs:
@@ -244,10 +309,10 @@ def _drafted(
         if parsed.binary.get(result.name, parsed.binary_default):
             content = wire.content_of(result.data)
             output["parameters"] = {"binary_data_size": len(content)}
-            contents.append(content)
+            binary_outputs.append(content)
         elif many and isinstance(data := _as_json(result), np.ndarray):
             output["data"] = None
-            numbers.append(wire.content_of(data))
+            json_outputs.append(wire.content_of(data))
         else:
             output["data"] = _as_json(result)
         outputs.append(output)
@@ -258,10 +323,10 @@ def _drafted(
         "parameters": response.made_by,
         "outputs": outputs,
     }
-    return document, contents, numbers
+    return document, binary_outputs, json_outputs
 
 
-def _as_json(result: OutputTensor) -> Any:
+def _as_json(result: wire.OutputTensor) -> Any:
     if isinstance(result.data, list):
         return [element.decode() for element in result.data]
     if result.datatype == "FP16":

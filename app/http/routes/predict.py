@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -10,14 +11,23 @@ from fastapi import APIRouter, Request, Response
 
 from app.config import Settings
 from app.errors import invalid_request
-from app.http.answer import Content, as_json, as_large_json, as_response
-from app.http.call import AsgiRequest, HttpCall, HttpRequest, read_images, read_query
+from app.http.call import (
+    AsgiRequest,
+    Content,
+    HttpCall,
+    HttpRequest,
+    as_json,
+    as_large_json,
+    as_response,
+    read_images,
+    read_query,
+)
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Run
 from app.ingress.prediction import Answer
 from app.ingress.prediction import predict as predict_images
-from app.ingress.tiles import TILED_MASKS, predict_tiled
+from app.ingress.tiles import predict_tiled
 from app.link import ServedModel, Terms
 from app.protocols.options import PREDICT, VERSION
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
@@ -93,12 +103,13 @@ class PredictCall(HttpCall[Answer]):
         self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        # Clients of other servers send other names.
         query = self.request.scope["query_string"]
-        self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
         terms = super().terms(settings)
-        if timeout_ms is not None:
-            terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
+        if query:
+            # Clients of other servers may send parameters that are unknown here.
+            self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
+            if timeout_ms is not None:
+                terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
         return terms
 
     async def asked(  # noqa: D102
@@ -111,9 +122,6 @@ class PredictCall(HttpCall[Answer]):
             if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")
             return lambda: predict_cascade(ingress, cascade, images, terms, options=self._options)
-        tiling = self._tiling
-        if tiling is None and self._options.masks in TILED_MASKS:
-            tiling = ingress.link.tilings.get(self.model)
-        if tiling is not None and tiling.side:
+        if (tiling := self._tiling) is not None and tiling.side:
             return lambda: predict_tiled(ingress, served, images, terms, options=self._options, tiling=tiling)
-        return lambda: predict_images(ingress, served, images, terms, options=self._options)
+        return partial(predict_images, ingress, served, images, terms, options=self._options)

@@ -1,10 +1,8 @@
-"""Models while the service runs: their list, loading (again) and unloading. Triton's model repository extension.
-
-Owns: paths and answers' forms. The service decides what happens to requests meanwhile.
-"""
+"""Models and devices while the service runs: Triton's model repository extension, and the release of cached memory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,10 +10,10 @@ from pydantic import BaseModel
 
 from app.errors import invalid_request
 from app.link import Link
-from app.protocols import documents, triton
+from app.protocols import documents, signatures
 from app.protocols.parameters import switch
 
-router = APIRouter(tags=["repository"])
+router, devices = APIRouter(tags=["repository"]), APIRouter(tags=["devices"])
 
 _LARGEST_BYTES = 64 * 1024
 
@@ -49,17 +47,34 @@ class IndexedModel(BaseModel):
     reason: str
 
 
+class WorkerReleased(BaseModel):
+    """Bytes that one worker released, by level: 1 collected, 2 caches. `returned_bytes`: of the device;
+    `returned_host_bytes`: by which the worker's host memory fell meanwhile.
+    """
+
+    worker: str
+    returned_bytes: Mapping[int, int]
+    returned_host_bytes: Mapping[int, int]
+
+
+class ReleaseStarted(BaseModel):
+    """Memory that a device's workers released."""
+
+    device: str
+    workers: list[WorkerReleased]
+
+
 @router.post("/v2/repository/index")
 async def list_repository(request: Request) -> list[IndexedModel]:
     """List every model that can be loaded, with its state; `{"ready": true}`: only those that are ready."""
     ready = switch(await _document(request), "ready")
-    return [IndexedModel(**each) for each in triton.index(request.app.state.link, ready)]
+    return [IndexedModel(**each) for each in signatures.index(request.app.state.link, ready)]
 
 
 @router.post("/v2/repository/models/{model}/load")
 async def load_model(request: Request, model: str) -> LoadedModel:
     """Serve the present weights of the model's file; answer when every worker has been replaced. No request is lost."""
-    triton.check_parameters(_parameters(await _document(request)))
+    signatures.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link
     served = link.find(model)
     await link.administration.load(served.model.name)
@@ -83,10 +98,22 @@ async def set_traffic(request: Request, model: str) -> Traffic:
 @router.post("/v2/repository/models/{model}/unload")
 async def unload_model(request: Request, model: str) -> UnloadedModel:
     """Refuse new requests for the model, answer those in flight, and free its memory on every device."""
-    triton.check_parameters(_parameters(await _document(request)))
+    signatures.check_parameters(_parameters(await _document(request)))
     link: Link = request.app.state.link
     await link.administration.unload(link.find(model).model.name)
     return UnloadedModel(name=model)
+
+
+@devices.post("/v1/devices/{device}:release")
+async def release_memory(request: Request, device: str) -> ReleaseStarted:
+    """Release cached memory on every worker of the device; answer when all have."""
+    link: Link = request.app.state.link
+    returned = await link.administration.release(device)
+    workers = [
+        WorkerReleased(worker=worker, returned_bytes=each.device, returned_host_bytes=each.host)
+        for worker, each in returned.items()
+    ]
+    return ReleaseStarted(device=device, workers=workers)
 
 
 async def _document(request: Request) -> dict[str, Any]:

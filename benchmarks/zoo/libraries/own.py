@@ -188,7 +188,7 @@ def _openvino(folder: Path, images: Images, *, preprocessing: bool = False) -> M
     ov.save_model(model, folder / "mine.xml", compress_to_fp16=False)
     compiled: Any = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     given = levels.permute(0, 2, 3, 1).contiguous() if preprocessing else pixels
-    _sidecar(folder)
+    _sidecar(folder, **({} if preprocessing else {"input": "floats"}))
     found = torch.from_numpy(np.concatenate([compiled(each[None].numpy())[0] for each in given]))
     return Made("{}/mine.xml", "scores", _scores(found.softmax(1)))
 

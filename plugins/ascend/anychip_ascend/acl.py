@@ -1,9 +1,7 @@
 """Huawei's pyACL, which comes with CANN: a card, its memory and its copies, without torch_npu.
 
-Owns: the one initialisation of a process, ACL's codes, and the count of memory taken there. Must not know networks.
-
 Functions, their parameters and results are those of pyACL's source as Huawei publishes it (2026, model.cpp,
-rt_memory.cpp, rt_synchronize.cpp, media_jpeg.cpp); constants and codes those of CANN's headers (Ascend/pytorch,
+rt_memory.cpp, rt_synchronize.cpp); constants and codes those of CANN's headers (Ascend/pytorch,
 third_party/acl/inc/acl: acl_base.h, acl_rt.h, error_codes/*.h). Unverified on hardware.
 """
 
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from backends.contract.backend import Array, Pixels
-from backends.engines.compiled import imported
+from backends.engines.engine import imported
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2  # aclrtMemcpyKind
 _HUGE_FIRST = 0  # aclrtMemMallocPolicy
@@ -72,7 +70,6 @@ class AclCard:
         return True
 
     def device_count(self) -> int:
-        """Return the number of cards that this process may use."""
         return int(self.call("rt.get_device_count"))
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
@@ -103,13 +100,11 @@ class AclCard:
         self._taken_bytes += size_bytes
 
     def take(self, size_bytes: int) -> int:
-        """Allocate memory of the card."""
         pointer: int = self.call("rt.malloc", size_bytes, _HUGE_FIRST)
         self.count(size_bytes)
         return pointer
 
     def give_back(self, pointer: int, size_bytes: int) -> None:
-        """Free memory from `take`."""
         self.count(-size_bytes)
         self.call("rt.free", pointer)
 

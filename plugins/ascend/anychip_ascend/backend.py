@@ -1,7 +1,6 @@
 """Huawei Ascend through torch_npu, which needs a CPU build of torch; without it through CANN's pyACL alone.
 
-Owns: the two rows and the choice between them, and the one switch that is a call (torch_npu 2.14.0, its name as in the
-wheel). It replaces anychip's own `npu`, which has torch_npu alone. Unverified on hardware.
+It replaces anychip's own `npu`, which has torch_npu alone. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -11,16 +10,11 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
-from anychip_ascend.acl import card
-from anychip_ascend.dvpp import DvppDecoder
 from anychip_ascend.om import OmEngine
 from anychip_ascend.torchair import TorchairEngine
 from backends import detect
-from backends.contract.errors import translated_errors
-from backends.contract.image_decoder import ImageDecoder
 from backends.vendors import table as vendors
-from backends.vendors.hooks import DeviceHooks
-from backends.vendors.torch_device import TorchBackend
+from backends.vendors.torch_device import DeviceHooks, TorchBackend
 
 log = logging.getLogger(__name__)
 
@@ -81,22 +75,11 @@ class TorchNpuHooks(AscendHooks):
             module.host_empty_cache()
 
 
-class AclHooks(AscendHooks):
-    """Steps of pyACL alone: DVPP decodes."""
-
-    def image_decoder(self, device: str) -> ImageDecoder | None:
-        with translated_errors(device):
-            own = card()
-            own.set_device(device)
-        return DvppDecoder(device, own)
-
-
 class AscendBackend(TorchBackend):
     """Backend `npu`: Ascend NPUs."""
 
     def __init__(self) -> None:
-        """Choose the row of the installed package."""
         if detect.installed("acl") and not detect.installed("torch_npu"):
-            super().__init__(BY_PYACL, AclHooks())
+            super().__init__(BY_PYACL, AscendHooks())
         else:
             super().__init__(BY_TORCH_NPU, TorchNpuHooks())

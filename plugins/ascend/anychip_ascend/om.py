@@ -1,16 +1,8 @@
 """Huawei's offline models (.om): networks compiled by CANN's `atc`, or finished files, run through pyACL.
 
-    network ─► ONNX ─► atc (one model for all batch sizes, AIPP for bytes) ─► cache ─► card ─► two batches in flight
-
-    copy stream      copy n+1 ────────┐ event
-    compute stream   model n ─► outputs n ─► model n+1 ─► outputs n+1 ─► event, for which the host waits
-
-Owns: atc's options, and models on a card. Must not know images. It serves 310P and 310B, which torch_npu supports in
-part; other cards use it by its name.
-
-The options are those of Huawei's page on atc and of the commands in Ascend/samples. Ultralytics' export to .om
-(ultralytics/utils/export/ascend.py) says that convolutions of these cards need float16. The graph states its types
-itself (`must_keep_origin_dtype`), so that normalisation and decoding keep float32. Unverified on hardware.
+It serves 310P and 310B, which torch_npu supports in part; other cards use it by its name. The options are those of
+Huawei's page on atc and of the commands in Ascend/samples. Ultralytics' export to .om
+(ultralytics/utils/export/ascend.py) says that convolutions of these cards need float16. Unverified on hardware.
 """
 
 from __future__ import annotations
@@ -65,7 +57,7 @@ _TROUBLE = re.compile(r"^E[0-9A-Z]\d{4}\b")  # Error lines of atc, such as E1001
 
 
 class OmEngine(Engine):
-    """One model with the batch sizes as its gears; minutes at the first load, afterwards from the cache."""
+    """One model for all of its batch sizes (`--dynamic_batch_size`); minutes at the first load, then from the cache."""
 
     name = "om"
     takes = "minutes"
@@ -108,15 +100,18 @@ class OmEngine(Engine):
 
 
 def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str) -> bytes:
-    """Compile a network with atc and return the model. Raises EngineRefusedError."""
+    """Compile a network by CANN's `atc`, and return the bytes of the `.om` file.
+
+    `sizes`: its batch sizes; `soc`: the chip's name, such as Ascend310P3. Raises EngineRefusedError with atc's reason.
+    """
     atc = shutil.which("atc")
     if atc is None:
         raise EngineRefusedError("atc is not here: install the CANN toolkit, and source its set_env.sh")
     with tempfile.TemporaryDirectory(prefix="anychip-om-") as name:
         folder = Path(name)
         form = _of_images if form_of(network) == "pixels" else _of_tensors
-        options, gears = form(network, precision, sizes, folder)
-        if gears:
+        options, has_batch_sizes = form(network, precision, sizes, folder)
+        if has_batch_sizes:
             options.append(f"--dynamic_batch_size={','.join(map(str, sizes))}")
         command = [atc, "--framework=5", f"--output={folder / 'network'}", f"--soc_version={soc}", *options]
         # atc leaves files in its working directory.
@@ -134,11 +129,13 @@ def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str
 def _of_images(network: Network, precision: str, sizes: tuple[int, ...], folder: Path) -> tuple[list[str], bool]:
     """Return atc's options for a network of ours, and True if the batch size stays open."""
     height, width, _ = network.input_shape
-    gears = len(sizes) > 1
+    has_batch_sizes = len(sizes) > 1
     network.cast(DTYPES[precision])
-    example = torch.zeros((2 if gears else sizes[0], 3, height, width))
+    example = torch.zeros((2 if has_batch_sizes else sizes[0], 3, height, width))
     try:
-        exported = exported_by_tracing(_Planes(network), (example,), _NAME, axes={0: "batch"} if gears else {})
+        exported = exported_by_tracing(
+            _Planes(network), (example,), _NAME, axes={0: "batch"} if has_batch_sizes else {}
+        )
     except Exception as error:  # A network's Python may fail in the tracer in any way.
         raise EngineRefusedError(f"PyTorch cannot export the network to ONNX: {error}") from error
     (folder / "network.onnx").write_bytes(exported)
@@ -146,17 +143,17 @@ def _of_images(network: Network, precision: str, sizes: tuple[int, ...], folder:
     return [
         f"--model={folder / 'network.onnx'}",
         "--input_format=NCHW",
-        f"--input_shape={_NAME}:{-1 if gears else sizes[0]},3,{height},{width}",
+        f"--input_shape={_NAME}:{-1 if has_batch_sizes else sizes[0]},3,{height},{width}",
         f"--insert_op_conf={folder / 'aipp.cfg'}",
         "--precision_mode=must_keep_origin_dtype",
-    ], gears
+    ], has_batch_sizes
 
 
 def _of_tensors(network: Network, precision: str, sizes: tuple[int, ...], folder: Path) -> tuple[list[str], bool]:
     """Return the same for an unchanged ONNX file; in fp16, float32 is kept only if the card computes it."""
     packed = cast(TensorNetwork, network)
-    gears = packed.batched and len(sizes) > 1
-    first = [] if not packed.batched else [-1 if gears else sizes[0]]
+    has_batch_sizes = packed.batched and len(sizes) > 1
+    first = [] if not packed.batched else [-1 if has_batch_sizes else sizes[0]]
     shapes = [f"{each.name}:{','.join(map(str, (*first, *each.shape)))}" for each in packed.inputs]
     images = all(len(each.shape) + len(first) == 4 for each in packed.inputs)
     return [
@@ -164,7 +161,7 @@ def _of_tensors(network: Network, precision: str, sizes: tuple[int, ...], folder
         f"--input_format={'NCHW' if images else 'ND'}",
         f"--input_shape={';'.join(shapes)}",
         f"--precision_mode={'allow_fp32_to_fp16' if precision == 'fp16' else 'must_keep_origin_dtype'}",
-    ], gears
+    ], has_batch_sizes
 
 
 class _Planes(nn.Module):
@@ -195,7 +192,6 @@ class OmProgram(Program):
     """Model on a card."""
 
     def __init__(self, own: AclCard, model: bytes) -> None:
-        """Load a model. Raises RuntimeError with ACL's code."""
         self._card, self._slots, self._streams = own, list[_Slot](), list[int]()
         data = np.frombuffer(model, np.uint8)
         place = data.ctypes.data, data.nbytes

@@ -1,7 +1,4 @@
-"""Child process that loads a finished model (.om) on the first card and prints its inputs as JSON: `FILE`.
-
-Owns: the way out. A file that ends the process which loads it ends this one.
-"""
+"""Child process that loads a finished model (.om) on the first card: a file may end the process that loads it."""
 
 from __future__ import annotations
 

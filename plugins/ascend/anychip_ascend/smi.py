@@ -1,7 +1,7 @@
 """Ascend's telemetry through npu-smi.
 
-Owns: its command lines and outputs. Not verified on hardware; parsed as quoted in public text; health, memory and ECC
-as in the vendor's npu-smi reference. In a container without privileges some of those are refused, and stay unknown.
+Parsed as quoted in public text; health, memory and ECC as in the vendor's npu-smi reference. In a container without
+privileges some of those are refused, and stay unknown. Not verified on hardware.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from math import nan
 
 from backends.contract.backend import Telemetry
-from backends.telemetry.parsing import completed, first, index, rows, telemetry
-from backends.telemetry.tool import Tool, ToolError
+from backends.telemetry.sampling import Tool, ToolError
+from backends.telemetry.tools import completed, first, index, rows, telemetry
 
 _CHIP = {
     "utilization_ratio": ("Aicore Usage Rate(%)", "NPU Utilization(%)"),

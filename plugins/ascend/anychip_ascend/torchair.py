@@ -1,7 +1,5 @@
 """Huawei's graph engine (GE) through torchair, which comes inside torch_npu.
 
-Owns: torchair's options and its cache. Must not know models or images.
-
 The string "npu" as a backend of torch.compile is never used: without torchair it means eager, in silence. Names
 are those of torch_npu's wheels from 2.5.1 to 2.14.0. torchair names an entry of its cache (`cache_compile`) by the
 network's layers and its own options: not by weights, shapes, chip or version. So each network, precision, chip and
@@ -23,16 +21,16 @@ import torch
 from torch import Tensor
 
 from backends.contract.backend import CompileOptions, Executable, Network
-from backends.engines.compiled import (
+from backends.engines.eager import placed
+from backends.engines.engine import (
     Call,
+    Engine,
     by_torch_compile,
     compiling,
     device_kind,
     imported,
     with_own_folder,
 )
-from backends.engines.eager import placed
-from backends.engines.engine import Engine
 from backends.engines.streamed import StreamedExecutable
 
 
@@ -81,7 +79,6 @@ def _by_cache(
     batch_sizes: tuple[int, ...],
     compile_cached: Callable[..., Callable[[Tensor], Any]],
 ) -> dict[int, Call]:
-    """Prepare the network for every batch size: from the cache, or compiled and cached now."""
     by_size: dict[int, Call] = {}
     with torch.inference_mode():
         for size in reversed(batch_sizes):
@@ -103,7 +100,6 @@ def _own_function(size: int) -> FunctionType:
 
 
 def _versions() -> str:
-    """Return the versions of PyTorch, torch_npu (torchair is part of it) and CANN."""
     npu = sys.modules.get("torch_npu")
     toolkit = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME") or ""
     # The folder is called after the version; `latest` is a link to it.

@@ -8,13 +8,9 @@ from typing import Any
 import pytest
 
 from anychip_ascend.backend import BY_PYACL, BY_TORCH_NPU, AscendBackend
-from anychip_ascend.om import OmEngine
-from anychip_ascend.torchair import TorchairEngine
 from backends import BACKENDS, detect
-from backends.engines import engines_of
 from backends.vendors import table as vendors
 from backends.vendors import torch_device
-from tests.support.networks import Brightness
 
 
 def test_it_stands_where_the_row_of_torch_npu_stood() -> None:
@@ -38,15 +34,6 @@ def test_its_row_is_that_of_what_is_installed(
 ) -> None:
     monkeypatch.setattr(detect, "installed", lambda package: package in installed)
     assert AscendBackend().facts is row
-
-
-def test_its_engines_are_those_of_its_rows() -> None:
-    kinds = AscendBackend().hooks.engines
-    made = engines_of(BY_TORCH_NPU, "auto", Brightness(), 1, kinds)
-    assert [each.name for each in made] == ["torchair", "graph", "eager"]
-    assert isinstance(made[0], TorchairEngine)
-    assert [type(each) for each in engines_of(BY_TORCH_NPU, "om", Brightness(), 1, kinds)] == [OmEngine]
-    assert [type(each) for each in engines_of(BY_PYACL, "auto", Brightness(), 1, kinds)] == [OmEngine]
 
 
 def test_torch_npu_is_told_its_switches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""Routes `/v1/vision/…` and `/v1/status/…` of DeepStack and CodeProject.AI for cameras' software. `--compat deepstack`.
+"""Routes of DeepStack and CodeProject.AI for cameras' software. `--compat deepstack`.
 
-Owns: their form of requests, answers and errors. The first detector of `--models` answers `detection`, the first
-classifier `scene`, and `custom/NAME` is the model NAME. Boxes come by descending score and at most 20: Frigate has room
-for 20, and stops at the first one that it does not want.
+The first detector of `--models` answers `detection`, the first classifier `scene`, and `custom/NAME` is the model NAME.
+Boxes come by descending score and at most 20: Frigate has room for 20, and stops at the first that it does not want.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from fastapi import APIRouter, Request, Response
 from app.access.rules import Need
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
-from app.http.answer import as_json, as_response
-from app.http.call import AsgiRequest, read_form
+from app.http.call import AsgiRequest, as_json, as_response, read_form
 from app.http.routes.predict import PredictCall
 from app.ingress.budget import Lease
 from app.ingress.ingress import Ingress, Run

@@ -1,8 +1,7 @@
 """X-AnyLabeling's remote server: this service draws first for people who label images. `--compat x-anylabeling`.
 
-Owns: its form of requests, shapes and errors. Its list of models has the path of ours, so one answer holds both lists.
-The program always sends thresholds, at first 0: 0 means the default. A request names its model within its JSON, which
-a child process reads; until then it counts as one for the first model of images.
+Its list of models has the path of ours, so one answer holds both. The program always sends thresholds: 0 means the
+default. A request names its model within its JSON; until that is read it counts as one for the first model of images.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.access.rules import Need
 from app.errors import ServiceError, invalid_request
-from app.http.answer import as_json, as_response
-from app.http.call import AsgiRequest, HttpCall
+from app.http.call import AsgiRequest, HttpCall, as_json, as_response
 from app.http.routes.status import list_models as our_models
 from app.ingress.budget import Lease
 from app.ingress.cascade import predict_cascade
@@ -51,7 +49,7 @@ class LabellingCall(HttpCall[Answer]):
         model, params = document.get("model"), document.get("params") or {}
         if not isinstance(model, str) or not isinstance(params, dict):
             raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
-        named = ingress.link.find(model)
+        named = self.context.served = ingress.link.find(model)
         self.context.model = model
         given = {name: value for name, value in params.items() if value}
         options = Options(

@@ -1,9 +1,12 @@
 """Networks of timm and transformers, built from their configuration and local weights.
 
-Owns: the class to build, and the outputs that a task takes. Must not know images, nor what becomes of outputs
-(models.exports.layouts). The code that runs is the installed library's: `trust_remote_code` is never set, and a network
-whose code lies beside its weights is refused. Weights are safetensors, for timm also a checkpoint read as data: both
-are read here, and the library gets tensors.
+Owns: the class to build, the entries of a foreign configuration that pass, and the outputs that a task takes. Must not
+know images, nor what becomes of outputs (models.exports.layouts). The code that runs is the installed library's:
+`trust_remote_code` is never set, and a network whose code lies beside its weights is refused. Weights are safetensors,
+for timm also a checkpoint read as data: both are read here, and the library gets tensors.
+
+Entries that pass are parameters of the library's own classes. One by which it would read another file, download, or
+choose other code is refused by its name; an unknown entry never reaches it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +25,26 @@ import torch
 from torch import Tensor, nn
 
 from anychip_base.extras import how_to_install
-from anychip_compat import library_settings
 from models.contract.errors import WeightsError, reason_of
 from models.exports import library_files
+from models.exports.library_files import CONFIG
 from models.exports.metadata import read_sidecar
-from models.weights.checkpoint import read, read_header
+from models.weights.checkpoint import read
 
 TIMM = "timm/"
 _USUAL_CHANNELS = 3
+_NEVER = re.compile(
+    r"checkpoint(_path|_file)?|(?!pretrained_window_sizes?$)pretrained.*|cache_dir|auto_map|custom_pipelines"
+    r"|transformers_weights|gguf_file|quantization_config|fusion_config|kernel_config|trust_remote_code"
+)
+_COUNTS = re.compile(r"(.*_)?(layers|blocks|depths?)")
+_MOST_LAYERS = 1000
+"""Ten times as many as networks of images have. Each is built before the file's weights can contradict it."""
+_ARGUMENTS = {"args", "kwargs", "cfg", "self", "device", "dtype"}
+_NAME = re.compile(r"[\w.-]+")
+_OF_BACKBONES = {"backbone", "use_timm_backbone", "use_pretrained_backbone", "backbone_kwargs"}
+"""Keys that transformers before 5 wrote, and still reads."""
+_ALWAYS = {"model_type", "num_labels", "out_features", "out_indices", "stage_names", "torch_dtype"}
 
 
 def library(name: str) -> Any:
@@ -48,16 +65,13 @@ def library(name: str) -> Any:
 
 
 def implied_by(architecture: str, file: Path) -> dict[str, Any]:
-    """Return timm's facts on a network whose weights have no configuration, in the keys of a sidecar.
-
-    Raises WeightsError.
-    """
+    """Return timm's facts on a network of weights without a configuration, as a sidecar's. Raises WeightsError."""
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     cfg = timm.get_pretrained_cfg(name) if architecture.startswith(TIMM) else None
     if cfg is None or not timm.is_model(name):
         raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
     found = library_files.timm_preprocessing(cfg.to_dict())
-    state = _own(timm, name, read_header(file).state)
+    state = _own(timm, name, read(file, with_data=False).state)
     return {"task": "classify" if _class_count(timm, name, state) else "embed", **found}
 
 
@@ -65,7 +79,7 @@ def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
     """Return timm's names of ImageNet's classes if the weights have as many classes as a set of them; else None."""
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     config = library_files.config_of(file.parent)
-    count = config.get("num_classes") or _class_count(timm, name, _own(timm, name, read_header(file).state))
+    count = config.get("num_classes") or _class_count(timm, name, _own(timm, name, read(file, with_data=False).state))
     subset = timm.data.infer_imagenet_subset({"num_classes": count})
     return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None
 
@@ -97,7 +111,7 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
         return _First(timm.create_model(f"local-dir:{file.parent}", pretrained=True, pretrained_cfg_overlay=weights))
     state = _own(timm, name, read(file).state)
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
-    given = library_settings.of_timm(timm, name, config.get("model_args") or {})
+    given = _settings_of_timm(timm, name, config.get("model_args") or {})
     if not config and (channels := _channels(timm, name, state)) != _USUAL_CHANNELS:
         given["in_chans"] = channels
     network: nn.Module = timm.create_model(name, pretrained=False, **{"num_classes": count, **given})
@@ -111,7 +125,7 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
                 raise
             raise WeightsError(
                 f"The positions in {file.name} are of another image size than {architecture} has by default: state the "
-                f'one it was trained at in {library_files.CONFIG}, as "model_args": {{"img_size": 384}}.'
+                f'one it was trained at in {CONFIG}, as "model_args": {{"img_size": 384}}.'
             ) from None
     return _First(network)
 
@@ -128,13 +142,11 @@ def _own(timm: Any, name: str, state: Mapping[str, Tensor]) -> Mapping[str, Tens
 
 
 def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
-    """Return the classes of a state dict, by the layer that timm calls the classifier; 0 if it has none."""
     weight = _weight(timm, name, state, "classifier")
     return 0 if weight is None else len(weight)
 
 
 def _channels(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
-    """Return the channels of a state dict's images, by the layer that timm calls the first."""
     weight = _weight(timm, name, state, "first_conv")
     return _USUAL_CHANNELS if weight is None or weight.ndim != 4 else weight.shape[1]
 
@@ -145,7 +157,6 @@ def _weight(timm: Any, name: str, state: Mapping[str, Tensor], kind: str) -> Ten
 
 
 def _layers(timm: Any, name: str, kind: str) -> Sequence[str]:
-    """Return the names of layers under a key of timm's configuration."""
     found = getattr(timm.get_pretrained_cfg(name), kind, None) or ()
     return (found,) if isinstance(found, str) else found
 
@@ -158,15 +169,16 @@ def _of_transformers(
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         if not name:
             raise WeightsError(
-                f'{library_files.CONFIG} does not say which network it is: state "architectures": '
+                f'{CONFIG} does not say which network it is: state "architectures": '
                 '["ViTForImageClassification"] there, with the class that wrote it.'
             )
         raise WeightsError(
-            f"{library_files.CONFIG} names {name}, which is no class of transformers "
+            f"{CONFIG} names {name}, which is no class of transformers "
             f"{transformers.__version__}, and code beside weights is never run here: export it as .onnx instead."
         )
     known: Any = kind
-    settings = library_settings.of_transformers(transformers, known.config_class, config)
+    _refuse_never(config, "")
+    settings = _of_class(transformers, known.config_class, config)
     # The library gets the tensors and no folder: it would read other files of a folder, too.
     if by_itself:
         # Without the choice of kernels, which may be foreign code.
@@ -218,8 +230,6 @@ def _of_transformers(
 
 
 class _First(nn.Module):
-    """Network of one output."""
-
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
@@ -230,7 +240,7 @@ class _First(nn.Module):
 
 class _Vectors(nn.Module):
     """Network that gives one vector an image: projected if it compares images with texts, else `pooled`, else the
-    first token.
+    first token; or all places, or patches, if no token is the image's.
     """
 
     def __init__(self, network: Any, *, pooled: bool) -> None:
@@ -248,7 +258,10 @@ class _Vectors(nn.Module):
         for name in self.names:
             if found.get(name) is not None:
                 return (found[name].flatten(1),)
-        return (found["last_hidden_state"][:, 0],)
+        last = found["last_hidden_state"]
+        patch = getattr(network.config, "patch_size", None)
+        patches = (pixels.shape[2] // patch) * (pixels.shape[3] // patch) if isinstance(patch, int) else 0
+        return (last if last.ndim == 4 or last.shape[1] == patches else last[:, 0],)
 
 
 class _Outputs(nn.Module):
@@ -292,5 +305,72 @@ class _Outputs(nn.Module):
 
 
 def _up_to_last(true: Tensor) -> Tensor:
-    """Return bool [n, length]: true if this place or a later one is true."""
     return true.flip(1).long().cumsum(1).flip(1) > 0
+
+
+def _settings_of_timm(timm: Any, name: str, given: Any) -> dict[str, Any]:
+    if not _NAME.fullmatch(name) or not timm.is_model(name):
+        raise WeightsError(f"timm {timm.__version__} has no network {name!r}: `timm.list_models()` names those it has.")
+    _refuse_never(given, "model_args")
+    module = inspect.getmodule(timm.models.model_entrypoint(name))
+    assert module is not None
+    networks = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, nn.Module)]
+    taken = {
+        argument
+        for network in networks
+        for each in network.__mro__
+        if issubclass(each, nn.Module)
+        for argument in inspect.signature(each.__init__).parameters
+    }
+    for key in given:
+        if key not in taken - _ARGUMENTS:
+            raise WeightsError(f"{key!r} of model_args in {CONFIG} is nothing that {name} of timm takes.")
+    return dict(given)
+
+
+def _of_class(transformers: Any, kind: Any, given: Any) -> dict[str, Any]:
+    within = getattr(kind, "sub_configs", None) or {}
+    taken = {each.name for each in fields(kind)} | set(within) | set(kind.attribute_map) | _ALWAYS | _OF_BACKBONES
+    found = {}
+    for key, value in given.items():
+        if key not in taken:
+            continue
+        if key == "backbone" and value is not None and not (isinstance(value, str) and _NAME.fullmatch(value)):
+            raise WeightsError(f"{key!r} in {CONFIG} is {str(value)[:100]!r}, which is no name of a network.")
+        if isinstance(value, Mapping) and (key in within or key.endswith("_config")):
+            known, named = transformers.CONFIG_MAPPING, value.get("model_type")
+            inner = known[named] if isinstance(named, str) and named in known else within.get(key)
+            if not hasattr(inner, "attribute_map"):
+                raise WeightsError(f"{key!r} in {CONFIG} does not say of which network of transformers it is.")
+            value = _of_class(transformers, inner, value)  # noqa: PLW2901
+        found[key] = value
+    if "use_pretrained_backbone" in found:
+        found["use_pretrained_backbone"] = False  # All weights are in the file.
+    return found
+
+
+def _refuse_never(given: Any, where: str) -> None:
+    if not isinstance(given, Mapping):
+        raise WeightsError(f"{where or 'what'} in {CONFIG} is no object of names and values.")
+    waiting: list[Any] = [given]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            for key in each:
+                if _NEVER.fullmatch(str(key)):
+                    raise WeightsError(f"{key!r} in {CONFIG} is not taken: it could have other files or code read.")
+                if _COUNTS.fullmatch(str(key)) and _largest(each[key]) > _MOST_LAYERS:
+                    raise WeightsError(f"{key!r} in {CONFIG} is over {_MOST_LAYERS}: no such network is built.")
+        if isinstance(each, Mapping | list):
+            waiting += each.values() if isinstance(each, Mapping) else each
+
+
+def _largest(value: Any) -> float:
+    largest, waiting = 0.0, [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, int | float):
+            largest = max(largest, each)
+    return largest

@@ -1,10 +1,8 @@
-"""Triton's names for this service's metrics, so that dashboards and autoscalers made for Triton work:
-`--compat triton-metrics`.
+"""Triton's names for this service's metrics, for dashboards and autoscalers made for it: `--compat triton-metrics`.
 
-Owns: the names, units (microseconds, millijoules as joules) and labels of Triton's documentation
-(triton-inference-server/server: docs/user_guide/metrics.md). Must not count anything itself: it reads `metrics`.
-Triton's counters do not end in `_total`, which the exposition format requires of counters. Therefore they have no
-declared type; `rate()` works all the same. Devices have no UUID here: `gpu_uuid` is ours, e.g. `cuda:0`.
+Names, units (microseconds, millijoules as joules) and labels are those of triton-inference-server/server:
+docs/user_guide/metrics.md. Its counters do not end in `_total`, which the exposition format requires, so they
+have no declared type; `rate()` works all the same. Devices have no UUID here: `gpu_uuid` is ours, e.g. `cuda:0`.
 """
 
 from __future__ import annotations
@@ -18,11 +16,17 @@ from prometheus_client.registry import Collector
 
 from app.access.rules import Need
 from app.observability.metrics import Metrics
-from app.observability.triton_statistics import FAILURE_REASONS, failure_reason, of_version
+from app.observability.triton_statistics import of_version
 
 router = APIRouter()
 NEEDS: dict[str, dict[str, Need]] = {}
 
+_FAILURES = {
+    **dict.fromkeys(("QUEUE_FULL", "DEADLINE_UNREACHABLE", "DEADLINE_EXCEEDED", "DRAINING", "NOT_READY"), "REJECTED"),
+    "CANCELLED": "CANCELED",
+    "INFERENCE_FAILED": "BACKEND",
+}
+"""Triton's reasons of a failed request, by our codes; those of all others are "OTHER"."""
 _DURATIONS = {
     "queue": "nv_inference_queue_duration_us",
     "decode": "nv_inference_compute_input_duration_us",
@@ -42,10 +46,6 @@ class TritonMetrics(Collector):
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: the metrics depend on the models."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family that has values now."""
@@ -72,12 +72,12 @@ class TritonMetrics(Collector):
             source, labels, value = sample.name, sample.labels, sample.value
             model = {"model": labels.get("model", "")}
             if source == "anychip_requests_total" and labels["model"]:
-                for reason in FAILURE_REASONS:
+                for reason in {*_FAILURES.values(), "OTHER"}:
                     failures.setdefault((labels["model"], reason), 0)
                 if labels["code"] == "OK":
                     add("nv_inference_request_success", value, **model)
                 else:
-                    key = labels["model"], failure_reason(labels["code"])
+                    key = labels["model"], _FAILURES.get(labels["code"], "OTHER")
                     failures[key] = failures.get(key, 0) + value
             elif source == "anychip_request_seconds_sum":
                 add("nv_inference_request_duration_us", value * 1e6, **model)

@@ -1,9 +1,6 @@
-"""gRPC's connections: counted when they are accepted, and relayed to gRPC's C core.
+"""gRPC's connections and calls: counted when they begin, and relayed to gRPC's C core.
 
     client ──TCP──► Listener, which counts ──► Connection ──Unix socket──► C core: TLS, HTTP/2
-
-Owns: the bytes between the two, and the time limit for reading an answer. Must not know their meaning: calls are
-anychip_grpc.server's business.
 
 The C core accepts every connection, and limits neither an address nor unread bytes. So it listens where only this
 process finds it. Its end of a connection has the client's address in its name, and so has each call.
@@ -23,8 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 from urllib.parse import unquote
 
-from app.access.addresses import client_of
-from app.ingress.budget import Budget
+from app.access.access import client_of
+from app.errors import ServiceError
+from app.ingress.budget import Budget, Lease
 from app.ingress.carrying import Carried
 from app.ingress.listener import Listener
 from app.ingress.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
@@ -36,6 +34,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP
 
 _SOON_S = 1.0
 """Time after which an answer is watched: nearly all have been sent by then."""
+_FEW_CALLS = 16
 
 
 class Connection(asyncio.Protocol):
@@ -51,7 +50,6 @@ class Connection(asyncio.Protocol):
         self._blocked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin a connection."""
         self.transport = cast(asyncio.Transport, transport)
         self.core = Carried(self.transport, self.end)
         self.address = (transport.get_extra_info("peername") or ("",))[0]
@@ -72,7 +70,6 @@ class Connection(asyncio.Protocol):
         self.on_lost(self)
 
     def data_received(self, data: bytes) -> None:
-        """Relay bytes from the client."""
         self.core.send(data)
 
     def pause_writing(self) -> None:
@@ -122,15 +119,16 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
         self.transport.abort()
 
 
 class Relay:
     """Relay of one server."""
 
-    def __init__(self, connections: Budget) -> None:
-        """Prepare to listen. `connections`: counts them."""
+    def __init__(self, connections: Budget, most_calls: int) -> None:
+        """Set the limits: `connections` counts them; `most_calls`, and as many again that are being refused."""
+        least = min(_FEW_CALLS, most_calls // 4)
+        self.calls = Budget(2 * most_calls, "calls", least=least, spare=most_calls // 8)
         self._listener = Listener(lambda: Connection(self), connections)
         self._open: dict[str, Connection] = {}
         self._beginning: set[asyncio.Task[None]] = set()
@@ -165,9 +163,22 @@ class Relay:
         if self._core >= 0:
             os.close(self._core)
 
-    def of(self, call: Any) -> Connection | None:
-        """Return the connection of a call; None if it has gone."""
-        return self._open.get(call.peer().partition(":")[2].partition("/")[0])
+    def begin(self, call: Any) -> Connection:
+        """Count a call until its task ends, when its answer has been read. Raises CancelledError: its client has gone.
+
+        A client over its limit does not read its refusals either, so it loses its connection.
+        """
+        connection = self._open.get(call.peer().partition(":")[2].partition("/")[0])
+        if connection is None:
+            raise asyncio.CancelledError
+        client = connection.client
+        try:
+            self.calls.take(client, 1)
+        except ServiceError:
+            connection.abort()
+            raise asyncio.CancelledError from None
+        _at_end(functools.partial(self.calls.give, client, 1))
+        return connection
 
     def begun(self, connection: Connection) -> None:
         """Register a client's connection, and connect it to the C core."""
@@ -202,3 +213,40 @@ def address_in(peer: str) -> str:
 
 
 _unquoted = functools.lru_cache(1024)(unquote)
+
+
+def hold_answer(connection: Connection, size: int, lease: Lease, held: contextlib.ExitStack) -> None:
+    """Hold a call's only answer, and what is held already, until its client has read it. Raises QUEUE_FULL."""
+    lease.give(lease.held_bytes)
+    lease.take(_room(size, lease))
+    end = held.pop_all()
+    end.callback(connection.answer_begins(size))
+    _at_end(end.close)
+
+
+@contextlib.contextmanager
+def holding(connection: Connection, size: int, lease: Lease) -> Iterator[None]:
+    """Hold the bytes of one of a stream's answers while it is written. Raises QUEUE_FULL."""
+    room = _room(size, lease)
+    lease.take(room)
+    ends = connection.answer_begins(size)
+    try:
+        yield
+    finally:
+        ends()
+        lease.give(room)
+
+
+def _room(size: int, lease: Lease) -> int:
+    """Return the bytes of the answer and gRPC's copy of it; if that exceeds one client's limit, the limit."""
+    return max(size, min(2 * size, lease.most))
+
+
+def _at_end(function: Callable[[], None]) -> None:
+    """Call a function when the call's task ends: gRPC sends an only answer after the method has returned it.
+
+    The call's own callbacks would keep the call, and its part of the C core, until garbage is collected.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    task.add_done_callback(lambda _: function())

@@ -1,7 +1,4 @@
-"""The gRPC server: its methods, health and reflection, and when it listens.
-
-Owns: registration, start and stop, and a port's answers before there is a service. Needs the extra `grpc`.
-"""
+"""The gRPC server: its methods, when it listens, its answers before there is a service, and its certificate."""
 
 from __future__ import annotations
 
@@ -15,25 +12,19 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
-from anychip_grpc.answering import Method, unknown
-from anychip_grpc.call import CallContext
-from anychip_grpc.calls import Calls
-from anychip_grpc.credentials import credentials
+from anychip_grpc.answering import OVERHEAD_BYTES, Method, Receiver
 from anychip_grpc.messages import METHODS, POOL, SERVICE, message
-from anychip_grpc.methods import Methods
-from anychip_grpc.receiving import OVERHEAD_BYTES, Receiver
+from anychip_grpc.methods import HEALTH, REFLECTION, CallContext, Methods
 from anychip_grpc.relay import Relay
-from anychip_grpc.standard import HEALTH, Health, Reflection
 from app.access.rules import Bind
 from app.access.tls import Tls
-from app.config import Settings
-from app.config.network import ADMIN_PORT_DISTANCE, LOOPBACK
+from app.config import ADMIN_PORT_DISTANCE, LOOPBACK, Settings
 from app.errors import ERRORS
 from app.ingress.budget import Budget
+from app.ingress.context import ended_before
 from app.ingress.ingress import Ingress
-from app.ingress.interrupt import ended_before
 from app.ingress.listener import HANDSHAKE_S
 
 log = logging.getLogger("anychip")
@@ -47,6 +38,7 @@ _METADATA_BYTES = 64 * 1024
 _CHECKS = 256
 _WATCHES = 256
 _WATCHES_A_CLIENT = 16
+_NO_METHOD = "there is no method {} here; shared memory, sequences, tracing and log settings are not offered"
 
 
 def watches() -> Budget:
@@ -79,9 +71,26 @@ async def listening(
     async with contextlib.AsyncExitStack() as stack:
 
         async def listen(bind: Bind, host: str, port: int, counted: Budget, tls: Tls | None = None) -> None:
-            opening = _listening(settings, said, host, port, connections=counted, hurry=hurry, tls=tls)
-            ports[bind] = opened = await stack.enter_async_context(opening)
-            log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", opened.address)
+            server, relay = grpc.aio.server(options=_options(settings)), Relay(counted, settings.max_connections)
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            opened = RpcPort(relay, said)
+            server.add_generic_rpc_handlers((opened,))
+            with relay.core() as core:
+                if tls is not None:
+                    server.add_secure_port(core, credentials(tls))
+                else:
+                    server.add_insecure_port(core)
+            await server.start()
+            try:
+                await relay.listen(host, port)
+            except BaseException as error:  # A cancellation, too: the server has started.
+                await _stop(server, relay, hurry)
+                if not isinstance(error, OSError):
+                    raise
+                raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
+            stack.push_async_callback(_stop, server, relay, hurry)
+            ports[bind] = opened
+            log.info("%s at %s", "gRPC" if bind == "public" else "administration by gRPC", address)
 
         await listen("public", settings.host, settings.grpc_port, connections, tls)
         if settings.admin == "loopback":
@@ -93,50 +102,24 @@ async def listening(
         yield become
 
 
-@contextlib.asynccontextmanager
-async def _listening(
-    settings: Settings,
-    said: Callable[[], str],
-    host: str,
-    port: int,
-    *,
-    connections: Budget,
-    hurry: asyncio.Event,
-    tls: Tls | None,
-) -> AsyncIterator[RpcPort]:
-    server = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
-            ("grpc.max_metadata_size", _METADATA_BYTES),
-            ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
-            ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
-        ],
-    )
-    relay = Relay(connections)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    opened = RpcPort(address, Calls(relay, settings.max_connections), said)
-    server.add_generic_rpc_handlers((opened,))
-    with relay.core() as core:
-        if tls is not None:
-            server.add_secure_port(core, credentials(tls))
-        else:
-            server.add_insecure_port(core)
-    await server.start()
-    try:
-        try:
-            await relay.listen(host, port)
-        except OSError:
-            raise OSError(f"cannot listen on {address} for gRPC; is another service there?") from None
-        yield opened
-    finally:
-        relay.close()
-        stopping = asyncio.ensure_future(server.stop(_GRACE_S))
-        at_leisure = await ended_before(stopping, hurry)
-        if not at_leisure:
-            await server.stop(_HURRY_S)
-        await relay.wait_closed(_GRACE_S if at_leisure else _HURRY_S)
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
+        ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
+    ]
+
+
+async def _stop(server: Any, relay: Relay, hurry: asyncio.Event) -> None:
+    relay.close()
+    stopping = asyncio.ensure_future(server.stop(_GRACE_S))
+    at_leisure = await ended_before(stopping, hurry)
+    if not at_leisure:
+        await server.stop(_HURRY_S)
+    await relay.wait_closed(_GRACE_S if at_leisure else _HURRY_S)
 
 
 class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -145,8 +128,8 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
     Requests come as bytes, and those of calls with one message as a stream of one.
     """
 
-    def __init__(self, address: str, calls: Calls, said: Callable[[], str]) -> None:
-        self.address, self._calls, self._said = address, calls, said
+    def __init__(self, relay: Relay, said: Callable[[], str]) -> None:
+        self._relay, self._said = relay, said
         self._handlers: dict[str, Any] = {}
         self._opened = asyncio.Event()
 
@@ -163,27 +146,27 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         )
         for module in (health_pb2, reflection_pb2):
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
-        methods, checker = Methods(ingress), Health(ingress.link.administration)
-        reflecting = Reflection((SERVICE, HEALTH.full_name, reflection.SERVICE_NAME))
+        methods = Methods(ingress)
         served: list[tuple[Any, Any, Receiver]] = [
             *((descriptor, getattr(methods, _snake(name)), models) for name, descriptor in METHODS.items()),
-            (HEALTH.methods_by_name["Check"], checker.check, checking),
-            (HEALTH.methods_by_name["Watch"], checker.watch, watching),
-            (reflecting.descriptor, reflecting.info, watching),
+            (HEALTH.methods_by_name["Check"], methods.check, checking),
+            (HEALTH.methods_by_name["Watch"], methods.watch, watching),
+            (REFLECTION.methods[0], methods.reflect, watching),
         ]
         for descriptor, behaviour, receiver in served:
-            method = Method(behaviour, descriptor, receiver, self._calls, ingress=ingress, bind=bind)
+            method = Method(behaviour, descriptor, receiver, self._relay, ingress=ingress, bind=bind)
             self._handlers[method.path] = method.handler
         self._opened.set()
 
     def service(self, details: Any) -> Any:
         """Return the handler of a call; a refusing one if there is no such method, or no service yet."""
-        if self._opened.is_set():
-            return self._handlers.get(details.method) or unknown(self._calls, details.method)
-        return grpc.stream_stream_rpc_method_handler(functools.partial(self._opening, details.method))
+        other = functools.partial(self._other, details.method, self._opened.is_set())
+        return self._handlers.get(details.method) or grpc.stream_stream_rpc_method_handler(other)
 
-    async def _opening(self, path: str, _requests: Any, call: CallContext) -> None:
-        self._calls.begin(call)
+    async def _other(self, path: str, opened: bool, _requests: Any, call: CallContext) -> None:
+        self._relay.begin(call)
+        if opened:
+            await call.abort(grpc.StatusCode.UNIMPLEMENTED, _NO_METHOD.format(path[:128]))
         answer = _OPENING.get(path)
         if answer is None:
             trailing = (("code", "NOT_READY"), ("retry-after", "1"))
@@ -207,3 +190,27 @@ _OPENING = {
 
 def _snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def credentials(tls: Tls) -> Any:
+    """Return the service's TLS for gRPC's C core. Raises OSError."""
+    seen = tls.seen
+
+    def configuration() -> Any:
+        authority = tls.client_authority.read_bytes() if tls.client_authority is not None else None
+        pair = tls.key.read_bytes(), tls.certificate.read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
+
+    def fetched() -> Any:
+        """Return a changed certificate; None: it is unchanged. gRPC asks before each handshake, in its own thread."""
+        nonlocal seen
+        if seen == tls.seen:
+            return None
+        seen = tls.seen
+        try:
+            return configuration()
+        except OSError as error:
+            logging.getLogger("anychip.access").error("gRPC's certificate stays as it was: %s", error)
+            return None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetched, tls.client_authority is not None)

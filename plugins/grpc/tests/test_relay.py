@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from anychip_grpc.calls import Calls
+import pytest
+
 from anychip_grpc.relay import Relay, address_in
 from app.ingress.budget import Budget
 from tests.support.load import WAIT_S, until
@@ -30,7 +31,7 @@ async def carried(serve):
             await writer.wait_closed()
         running.discard(writer)
 
-    relay = Relay(budget)
+    relay = Relay(budget, 32)
     with relay.core() as core:
         path = Path(core.removeprefix("unix:"))
         server = await asyncio.start_unix_server(served, path)
@@ -41,7 +42,7 @@ async def carried(serve):
     finally:
         relay.close()
         await relay.wait_closed(0)
-        await until(lambda: not running)
+        await until(lambda: not running, blocks=False)
         server.close()
     assert not budget.held
 
@@ -70,7 +71,7 @@ async def test_bytes_arrive_as_they_are():
         assert await asyncio.wait_for(reader.readexactly(len(sent)), WAIT_S) == sent
         assert budget.held == 1
         writer.close()
-        await until(lambda: not budget.held)
+        await until(lambda: not budget.held, blocks=False)
 
 
 async def test_the_core_knows_the_address_and_its_end_is_the_clients():
@@ -84,27 +85,40 @@ async def test_the_core_knows_the_address_and_its_end_is_the_clients():
         assert await asyncio.wait_for(reader.read(), WAIT_S) == b"bye"
         assert address_in(names[0].decode()) == "127.0.0.1"
         writer.close()
-        await until(lambda: not budget.held)
+        await until(lambda: not budget.held, blocks=False)
 
 
 async def test_a_client_with_more_calls_than_it_may_have_loses_its_connection():
     async with carried(echo) as (relay, port, budget), client(port) as (_, writer):
-        await until(lambda: relay._open)
+        await until(lambda: relay._open, blocks=False)
         [name] = relay._open
         call = SimpleNamespace(peer=lambda: f"unix-abstract:{name}/127.0.0.1")
-        calls, begun, ended = Calls(relay, 32), 0, asyncio.Event()
+        begun, ended = 0, asyncio.Event()
 
         async def begin():
             nonlocal begun
-            calls.begin(call)
+            relay.begin(call)
             begun += 1
             await ended.wait()
 
         asked = [asyncio.create_task(begin()) for _ in range(100)]
-        await until(lambda: not budget.held)
+        await until(lambda: not budget.held, blocks=False)
         assert 8 < begun < 64
         ended.set()
         await asyncio.wait(asked)
         assert sum(each.cancelled() for each in asked) == 100 - begun
-        assert not calls._budget.held
+        assert not relay.calls.held
         writer.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("unix-abstract:0a1b/127.0.0.1", "127.0.0.1"),
+        ("unix-abstract:0a1b/2001:db8::1", "2001:db8::1"),
+        ("unix-abstract:0a1b/fe80::1%25eth0", "fe80::1%eth0"),
+        ("unix:", ""),
+    ],
+)
+def test_a_call_says_where_its_client_is(peer, address):
+    assert address_in(peer) == address

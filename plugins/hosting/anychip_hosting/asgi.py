@@ -2,8 +2,7 @@
 
     ANYCHIP_MODELS=resnet50 uvicorn --factory anychip_hosting.asgi:create
 
-Owns: the service's life within the host's lifespan. Must not handle signals or listen: that is the host's. Without
-a host, `anychip serve` does both, and leaves load balancers time while it drains.
+Without a host, `anychip serve` listens and handles signals, and leaves load balancers time while it drains.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class Hosted:
         await self._app(scope, receive, send)
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        from app.application import create_app
-        from app.main import drain
+        from app.main import create_app, drain
         from app.observability.tracing import from_settings
         from app.serving.service import Service
 

@@ -1,9 +1,6 @@
-"""anychip on Ray Serve: the whole service in every replica, one accelerator a replica.
+"""anychip on Ray Serve: the whole service in every replica, one accelerator a replica (docs/kubernetes.md).
 
-    serve deploy deploy/ray/serve.yaml          # docs/kubernetes.md
-
-Owns: the Ray resources of an accelerator, and the choice of a machine's card for a replica if Ray makes none. Ray
-routes, scales and replaces replicas; batches, deadlines and workers stay the service's own. Nothing here serves.
+Ray routes, scales and replaces replicas; batches, deadlines and workers stay the service's own.
 """
 
 from __future__ import annotations
@@ -60,7 +57,6 @@ def build(arguments: Mapping[str, Any]) -> Application:
 
 
 def _on_a_replica(given: Mapping[str, Any], claims: bool) -> Callable[[], Hosted]:
-    """Return the function that Ray calls in the process of each replica."""
 
     def application() -> Hosted:
         if not claims:
@@ -72,10 +68,7 @@ def _on_a_replica(given: Mapping[str, Any], claims: bool) -> Callable[[], Hosted
 
 
 def claim(device: str) -> tuple[str, IO[str]]:
-    """Claim a device of this machine that no other process has claimed; closing the returned lock gives it back.
-
-    Raises BackendUnavailableError if there is none.
-    """
+    """Claim a device that no other process has, until the lock is closed. Raises BackendUnavailableError."""
     from backends import BackendUnavailableError, choose
 
     for name in choose(device).devices:

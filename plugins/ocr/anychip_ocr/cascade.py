@@ -1,10 +1,8 @@
 """Cascade `ocr=ppocr:FOLDER`: finding lines of text, setting them upright and reading them, under one name.
 
-    image ─► detector of its size ─► quadrilaterals ─► direction of each line ─► recogniser of its width ─► lines
-
-Owns: this order, telling the networks in a folder apart, and their sizes. All shapes are static: an image goes to the
-smallest of the detectors' inputs that holds it, a line to that of the recognisers' widths. Must not know how anything
-is computed or batched.
+All shapes are static: an image goes to the smallest of the detectors' inputs that holds it, a line to that of the
+recognisers' widths. PaddleX 3 writes the `inference.yml`, and defines the steps (paddlex/inference/models): detectors
+and recognisers see BGR, classifiers RGB in the input's whole size.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from anychip_ocr.detection import STEP, fitted
-from anychip_ocr.paddle_export import sidecar_beside
 from anychip_ocr.quadrilaterals import bucket_of, cut_of, resized_width
 from models.contract.cascade import Cascade, CascadeRequest, Region
 from models.contract.errors import ModelError
+from models.contract.files import read_regular, read_yaml
 from models.contract.model import Options
 
 Key = TypeVar("Key")
@@ -32,6 +30,7 @@ _LINE_HEIGHT = 48
 _SIZES = ("960x1280", "1280x960")
 _WIDTHS = ("320", "640", "1280", "2560")
 _KINDS = {"detection": re.compile("det"), "recognition": re.compile("rec"), "direction": re.compile("cls|ori")}
+_PIXEL_SCALE = 1 / 255
 _NORMALISED = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
 
 
@@ -107,12 +106,10 @@ class Ppocr(Cascade):
         return answers
 
     def _size_for(self, width: int, height: int) -> tuple[int, int]:
-        """Return the smallest input that shows an image in full size, else the one that shows it largest."""
         return max(self.sizes, key=lambda size: (np.prod(fitted(width, height, size)), -np.prod(size)))
 
 
 def _grouped(keys: Sequence[Key]) -> Mapping[Key, list[int]]:
-    """Return the positions of each key."""
     places: dict[Key, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
@@ -146,6 +143,49 @@ def _files(name: str, folder: Path) -> Mapping[str, Path]:
 
 
 def _written(name: str, file: Path, task: str, size: Sequence[int]) -> str:
-    """Write a model of this cascade for `--models`: a file, followed by its sidecar."""
     sidecar = {"task": task, "size": [*size], **_NORMALISED, **sidecar_beside(file)}
     return f"{name}={file}?{urlencode({key: json.dumps(value, ensure_ascii=False) for key, value in sidecar.items()})}"
+
+
+def sidecar_beside(file: Path) -> dict[str, Any]:
+    """Return entries of the network's sidecar; none if there is no `inference.yml`. Raises ModelError."""
+    beside = file.with_name("inference.yml")
+    content = read_regular(beside)
+    if content is None:
+        return {}
+    try:
+        document = read_yaml(content, texts=True, aliases=True)
+        steps = {name: stated for step in document["PreProcess"]["transform_ops"] for name, stated in step.items()}
+        return {
+            **_normalised(steps.get("NormalizeImage")),
+            **_resized(steps.get("ResizeImage")),
+            "options": _options(document["PostProcess"]),
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(f"{beside} is not understood: {line}.") from error
+
+
+def _normalised(stated: Mapping[str, Any] | None) -> dict[str, list[float]]:
+    if not stated:
+        return {}
+    over, _, under = stated["scale"].partition("/")
+    if abs(float(over) / float(under or 1) - _PIXEL_SCALE) > _PIXEL_SCALE / 1000:
+        raise ValueError(f"pixels are scaled by {stated['scale']}, and not by 1/255")
+    return {name: [float(number) for number in stated[name]] for name in ("mean", "std")}
+
+
+def _resized(stated: Mapping[str, Any] | None) -> dict[str, list[int]]:
+    return {"size": [int(side) for side in reversed(stated["size"])]} if stated else {}
+
+
+def _options(after: Mapping[str, Any]) -> dict[str, Any]:
+    if after.get("name") == "CTCLabelDecode":
+        return {"characters": list(after["character_dict"])}
+    if after.get("name") == "DBPostProcess":
+        named = {"pixel": "thresh", "box": "box_thresh", "unclip": "unclip_ratio"}
+        found: dict[str, Any] = {ours: float(after[theirs]) for ours, theirs in named.items() if theirs in after}
+        return {**found, "most": int(after["max_candidates"]), "dilate": after.get("use_dilation") == "true"}
+    if "Topk" in after:
+        return {"stretch": True}
+    raise ValueError(f"no network of text says {', '.join(after)} of itself")

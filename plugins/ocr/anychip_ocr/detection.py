@@ -1,7 +1,4 @@
-"""The task `text-detection`: a network's map of probabilities becomes quadrilaterals around lines of text.
-
-Owns: the size to which an image is resized, and the answer `lines`. Must not know what the text says.
-"""
+"""The task `text-detection`: a network's map of probabilities becomes quadrilaterals around lines of text."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from anychip_ocr.probes import pages
-from anychip_ocr.quadrilaterals import Thresholds, found_in, in_image, reading_order
+from anychip_ocr.quadrilaterals import Thresholds, found_in, in_image, pages, reading_order
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
@@ -65,7 +61,6 @@ class TextDetection(TaskAdapter):
         return tuple(size for size in ladder if size * pixels <= _MOST_PIXELS) or (min(ladder),)
 
     def probes(self) -> Sequence[Array]:
-        """Draw pages of text."""
         return pages(*self.file.size)
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
@@ -99,7 +94,6 @@ class TextDetection(TaskAdapter):
         return found_in(outputs[0][0], self.limits_of_text)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """Return lines in reading order, their corners in pixels of the image."""
         quads, scores = outputs
         width, height = placement.width, placement.height
         across, down = fitted(width, height, self.file.size)

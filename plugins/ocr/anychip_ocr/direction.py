@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 
 from anychip_ocr.detection import GREY
-from anychip_ocr.probes import lines
-from anychip_ocr.quadrilaterals import place_line
+from anychip_ocr.quadrilaterals import lines, place_line
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter

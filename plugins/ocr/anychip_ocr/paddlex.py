@@ -1,7 +1,6 @@
 """`POST /ocr` in the form of PaddleX's basic serving: `--compat paddlex`.
 
-Owns: its form of requests, answers and errors. PaddleX's drawings (`visualize`) are not answered, and PDF files are not
-read.
+PaddleX's drawings (`visualize`) are not answered, and PDF files are not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Quadrilaterals around lines of text: from a map of probabilities, in reading order, and cut out of the image.
 
-Owns: this geometry, pure and in NumPy and OpenCV. A quadrilateral is float32 [4, 2], points as x and y: upper left,
-upper right, lower right, lower left of the text's line. Must not know networks.
+A quadrilateral is float32 [4, 2], points as x and y: upper left, upper right, lower right, lower left of the line.
 """
 
 from __future__ import annotations
@@ -120,10 +119,45 @@ def bucket_of(size: int, buckets: Sequence[int]) -> int:
 
 
 def _mean_within(probabilities: Array, points: Array) -> float:
-    """Compute the mean of the map within a polygon."""
     height, width = probabilities.shape
     limit = (width - 1, height - 1)
     low, high = (edge.astype(int).clip(0, limit) for edge in (np.floor(points.min(0)), np.ceil(points.max(0))))
     mask = np.zeros((high[1] - low[1] + 1, high[0] - low[0] + 1), np.uint8)
     cv2.fillPoly(mask, [(points - low).astype(np.int32)], 1)
     return float(cv2.mean(probabilities[low[1] : high[1] + 1, low[0] : high[0] + 1], mask)[0])
+
+
+# --- Images of text for the precision gate, drawn with OpenCV's own strokes: no font is needed
+
+_TEXTS = (
+    "Invoice 2031-07",
+    "Total 1,482.90",
+    "The quick brown fox",
+    "over 300 lazy dogs",
+    "Berlin / London",
+    "No. 55-B (copy)",
+    "Reference: QX 7741",
+    "Net 30 days",
+)
+_PAPER, _INK = (244, 246, 250), (40, 30, 25)
+
+
+def lines() -> Sequence[Array]:
+    """Draw one line an image."""
+    return [_drawn((44, 22 * len(text)), [(text, (8, 31))], 1.0) for text in _TEXTS]
+
+
+def pages(height: int, width: int) -> Sequence[Array]:
+    """Draw two pages that fill an input of this size, with lines in two columns, one of them turned."""
+    rows = range(60, height - 40, 70)
+    places = [(column, row) for row in rows for column in (40, width // 2)]
+    upright = _drawn((height, width), [(_TEXTS[number % len(_TEXTS)], at) for number, at in enumerate(places)], 1.0)
+    turn = cv2.getRotationMatrix2D((width / 2, height / 2), 8, 1)
+    return [upright, cv2.warpAffine(upright, turn, (width, height), borderValue=_PAPER)]
+
+
+def _drawn(size: tuple[int, int], texts: Sequence[tuple[str, tuple[int, int]]], scale: float) -> Array:
+    image = np.full((*size, 3), _PAPER, np.uint8)
+    for text, at in texts:
+        cv2.putText(image, text, at, cv2.FONT_HERSHEY_SIMPLEX, scale, _INK, 2, cv2.LINE_AA)
+    return image

@@ -1,8 +1,4 @@
-"""The task `text-recognition`: reading one line of text.
-
-Owns: decoding by Connectionist Temporal Classification over the file's characters, and the distance of two readings.
-Must not know where the line is.
-"""
+"""The task `text-recognition`: reading one line of text, by Connectionist Temporal Classification."""
 
 from __future__ import annotations
 
@@ -12,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anychip_ocr.detection import GREY
-from anychip_ocr.probes import lines
-from anychip_ocr.quadrilaterals import place_line
+from anychip_ocr.quadrilaterals import lines, place_line
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
@@ -47,11 +42,9 @@ class TextRecognition(TaskAdapter):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs of `compute`."""
         return "probabilities", "characters"
 
     def probes(self) -> Sequence[Array]:
-        """Draw lines of text."""
         return lines()
 
     def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
@@ -65,7 +58,6 @@ class TextRecognition(TaskAdapter):
         return {"distance": edits / max(1, sum(len(text) for text, _ in wanted)), "score": max(errors, default=0.0)}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        """Place the line from the left on, as high as the input."""
         place_line(image, out, GREY)
         return Placement(width, height)
 
@@ -75,7 +67,6 @@ class TextRecognition(TaskAdapter):
         return best, characters.int()
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:
-        """Return the text, and the mean probability of its characters."""
         text, score = self.read(*outputs)
         return {"text": text, "score": score}
 

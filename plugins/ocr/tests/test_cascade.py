@@ -1,15 +1,24 @@
-"""Requests to the models, and the use of their answers."""
+"""Requests to the models and the use of their answers, the decoding of characters, and the three tasks."""
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+import torch
 from anychip_ocr.cascade import Ppocr
+from anychip_ocr.detection import TextDetection
+from anychip_ocr.direction import TextDirection
 from anychip_ocr.paddlex import PaddleX
+from anychip_ocr.recognition import TextRecognition
 
 from app.errors import ServiceError
 from models import parse_spec
 from models.contract.errors import ModelError
-from models.contract.model import Options
+from models.contract.model import Options, Placement
+from models.contract.resize import Whole
+from models.contract.task_adapter import AdaptedFile
 
 
 @pytest.fixture
@@ -77,15 +86,6 @@ def test_its_models_are_files_with_their_sidecars(folder):
     assert "text-direction" in specs[2].sidecar
 
 
-def test_folders_of_paddleocr_and_without_a_direction(tmp_path):
-    for name in ("PP-OCRv5_mobile_det", "PP-OCRv5_mobile_rec"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "inference.onnx").touch()
-    cascade = Ppocr("ocr", str(tmp_path))
-    assert cascade.director is None
-    assert all("inference.onnx" in each for each in cascade.written)
-
-
 @pytest.mark.parametrize(
     ("query", "words"),
     [
@@ -118,3 +118,52 @@ def test_paddlex_is_answered_in_its_words(folder):
         assert client.refuse(refused.value, "two")["errorCode"] == 400
     with pytest.raises(ServiceError, match="no model here reads text"):
         client.choose({}, {})
+
+
+# --- The three tasks
+
+STATED = json.dumps({"character": "a\nb\nc"})
+
+
+def reader(steps=6):
+    return TextRecognition(AdaptedFile(Whole((48, 320)), (), ((1, steps, 5),), stated=STATED))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [((0, 1, 1, 0, 1, 2), "aab"), ((1, 1, 2, 2, 3, 3), "abc"), ((3, 4, 1, 0, 0, 0), "c a"), ((0,) * 6, "")],
+)
+def test_repeated_characters_are_one_unless_a_blank_is_between(path, text):
+    probabilities = np.full(6, 0.5, np.float32)
+    assert reader().read(probabilities, np.array(path, np.int32)) == (text, 0.5 if text else 0.0)
+
+
+def test_the_device_chooses_and_the_server_reads():
+    scores = torch.full((2, 6, 5), 0.1)
+    scores[0, 0, 1], scores[0, 2, 2] = 0.9, 0.7
+    scores[0, [1, 3, 4, 5], 0] = scores[1, :, 0] = 0.8
+    best, characters = (each.numpy() for each in reader().compute([scores]))
+    assert best.dtype == np.float32
+    assert characters.shape == (2, 6)
+    said = [reader().postprocess((best[row], characters[row]), Placement(9, 9), Options()) for row in (0, 1)]
+    assert said == [{"text": "ab", "score": 0.8}, {"text": "", "score": 0.0}]
+
+
+def test_text_is_found_at_its_place_in_the_image():
+    task = TextDetection(AdaptedFile(Whole((736, 736)), (), ((1, 1, 736, 736),)))
+    out = np.empty((736, 736, 3), np.uint8)
+    placement = task.place(np.full((368, 300, 3), 9, np.uint8), out, 300, 368)
+    assert (out[:, 608:] == 127).all()
+    assert (out[:, :608] == 9).all()
+    found = np.zeros((1, 736, 736), np.float32)
+    found[0, 100:121, 200:401] = 1
+    [line] = task.postprocess(task.reduce([found], Options()), placement, Options())["lines"]
+    assert line["score"] == pytest.approx(1, abs=0.1)
+    left, top = line["corners"][0]
+    assert (left, top) == pytest.approx((200 * 300 / 608 - 7.5, 50 - 7.5), abs=2)
+
+
+def test_a_line_on_its_head_is_said_so_where_that_is_sure():
+    task = TextDirection(AdaptedFile(Whole((48, 192)), (), ((1, 2),)))
+    turned = [task.postprocess([np.array(each)], Placement(9, 9), Options()) for each in ((0.05, 0.95), (0.2, 0.8))]
+    assert turned == [{"turned": True, "score": 0.95}, {"turned": False, "score": 0.8}]

@@ -6,8 +6,6 @@ import base64
 import importlib.util
 import io
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -18,7 +16,6 @@ import onnx
 import pages
 import pytest
 import yaml
-from PIL import Image
 
 from tests.support.browser import chromium, drop
 from tests.support.service_process import running
@@ -144,14 +141,6 @@ def test_several_pages_of_one_request_are_answered_in_order(service, reference):
         first, second, third = client.post("/v1/models/ocr:predict", files=files).json()["predictions"]
     assert first == third
     assert [len(entry["lines"]) for entry in (first, second)] == [len(page.lines) for page in chosen[:2]]
-
-
-def test_the_command_draws_lines(service, reference, tmp_path):
-    (tmp_path / "page.png").write_bytes(png(reference[0][0]))
-    command = ["predict", "ocr", str(tmp_path / "page.png"), "--url", service.url, "--save", str(tmp_path / "drawn")]
-    subprocess.run([sys.executable, "-m", "app", *command], check=True, timeout=120)
-    with Image.open(tmp_path / "drawn" / "page.png") as drawn:
-        assert np.asarray(drawn).std() > np.asarray(reference[0][0].image).std()
 
 
 def test_the_page_draws_lines(service, reference, tmp_path):

@@ -7,9 +7,8 @@ from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
-from anychip_ocr.cascade import Ppocr
+from anychip_ocr.cascade import Ppocr, sidecar_beside
 from anychip_ocr.direction import TextDirection
-from anychip_ocr.paddle_export import sidecar_beside
 
 from models.contract.errors import ModelError
 from models.contract.resize import Whole
@@ -138,22 +137,6 @@ def test_sidecars_are_what_the_exports_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (DETECTION.replace("1./255.", "1."), "scaled by 1., and not by 1/255"),
-        (DETECTION.replace("DBPostProcess", "PicoDetPostProcess"), "no network of text"),
-        (DETECTION.replace("PostProcess:", "Other:"), "KeyError: 'PostProcess'"),
-        ("- [", "while parsing"),
-        ("nothing", "TypeError"),
-    ],
-)
-def test_what_is_not_understood_is_said(tmp_path, text, words):
-    exported(tmp_path, det=text, rec=RECOGNITION)
-    with pytest.raises(ModelError, match=words):
-        Ppocr("ocr", str(tmp_path))
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "PreProcess: " + "[" * 300_000,
@@ -178,10 +161,6 @@ def test_a_file_from_elsewhere_is_not_read(tmp_path):
     (tmp_path / "ocr" / "inference.yml").symlink_to("../other.yml")
     with pytest.raises(ModelError, match="link out of its folder"):
         sidecar_beside(tmp_path / "ocr" / "inference.onnx")
-
-
-def test_other_files_say_nothing(tmp_path):
-    assert sidecar_beside(tmp_path / "det.onnx") == {}
 
 
 def test_classifiers_of_paddlex_see_all_of_their_input_in_rgb():

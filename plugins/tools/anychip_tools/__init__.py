@@ -1,6 +1,3 @@
-"""Commands for prediction, measurement and ports: bench, doctor, ops, predict, profile, top,
-tune, validate and verify.
-
-anychip finds each through the entry points `anychip.commands`. Each has TEXT, EXAMPLE, add_arguments and run. Must
-not be imported by anychip.
+"""Commands for prediction, measurement and ports, found through the entry points `anychip.commands`: modules with TEXT,
+EXAMPLE, add_arguments and run. Must not be imported by anychip.
 """

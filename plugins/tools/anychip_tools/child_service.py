@@ -1,7 +1,4 @@
-"""Children of commands, which end with them: a service on a free port, a compiler, another command.
-
-Owns: their start and their end. Must not know what they are asked.
-"""
+"""Children of commands, which end with them: a service on a free port, a compiler, another command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pairs of versions that fit each other, as data: PyTorch, vendors' packages, their toolkits and drivers.
 
-Owns: the rules, each with its source, and their application to versions. Must import nothing but the standard
-library, anychip_base and rows of facts: `anychip doctor` uses it also where torch cannot be imported.
+Must import nothing but the standard library, anychip_base and rows of facts: `anychip doctor` uses it also where torch
+cannot be imported.
 """
 
 from __future__ import annotations

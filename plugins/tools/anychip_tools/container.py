@@ -1,25 +1,23 @@
 """Commands that run the image on this host, with the devices, groups and mounts that exist on it.
 
-`anychip doctor --container ascend` prints them, and so does deploy/preflight.py on a host with nothing installed.
-Owns: what each vendor's container needs of its host. Must import nothing but the standard library, for that host, and
-must not load a driver: it only looks at files.
+`anychip doctor --container ascend` prints them, and so does deploy/preflight.py on a host with nothing installed: must
+import nothing but the standard library, and load no driver.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import re
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from anychip_base.extras import version
 from anychip_tools.facts import rows
 
 FORMS = ("docker", "helm", "compose")
 IMAGE = "anychip"
-_VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 
 
 class PreflightError(Exception):
@@ -68,7 +66,7 @@ def look(flavour: str, root: Path = Path("/")) -> HostFiles:
     return HostFiles(tuple(devices), mounts, tool, tuple(groups), owners)
 
 
-def docker_run(flavour: str, found: HostFiles, version: str) -> str:
+def docker_run(flavour: str, found: HostFiles, release: str) -> str:
     """Return the `docker run` command that serves on every device found."""
     words = ["docker run --detach --name anychip --init --read-only --cap-drop ALL --security-opt no-new-privileges"]
     words += ["--memory 16g --pids-limit 4096"]
@@ -79,7 +77,7 @@ def docker_run(flavour: str, found: HostFiles, version: str) -> str:
         target = _TARGETS.get(Path(path).name, path)
         words.append(f"--mount type=bind,source={shlex.quote(path)},target={target},readonly")
     words += ["--volume anychip:/cache --publish 127.0.0.1:8000:8000 --stop-timeout 45"]
-    return " \\\n  ".join([*words, f"{IMAGE}:{version}-{flavour}"])
+    return " \\\n  ".join([*words, f"{IMAGE}:{release}-{flavour}"])
 
 
 def helm_values(flavour: str, found: HostFiles) -> str:
@@ -108,7 +106,6 @@ def compose_env(flavour: str, found: HostFiles) -> str:
 
 
 def _example(flavour: str) -> HostFiles:
-    """Return the files of a host with one card."""
     needs = NEEDS[flavour]
     devices = tuple(path.replace("[0-9]*", "0") for path in needs.devices)
     groups = (_EXAMPLE_GROUP,) if needs.groups else ()
@@ -127,7 +124,7 @@ def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = Fal
     elif form == "compose":
         text = compose_env(flavour, found)
     else:
-        text = docker_run(flavour, found, _version())
+        text = docker_run(flavour, found, version())
     notes = []
     if example:
         group = f"; the group {_EXAMPLE_GROUP} is made up" if found.groups else ""
@@ -137,14 +134,12 @@ def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = Fal
     return text, "; ".join(notes)
 
 
-def _version() -> str:
-    """Return the version of the checkout, which names its images, or else of the installed package."""
-    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
-    if project.exists():
-        found = _VERSION.search(project.read_text(encoding="utf-8"))
-        assert found
-        return found[1]
-    return importlib.metadata.version("anychip")
+def show(flavour: str, form: str, *, example: bool) -> None:
+    """Print what `told` returns, its note on standard error. Raises PreflightError."""
+    text, note = told(flavour, form, example=example)
+    print(text)
+    if note:
+        print(f"anychip: {note}", file=sys.stderr)
 
 
 def main() -> None:
@@ -160,9 +155,6 @@ def main() -> None:
     options = parser.parse_args()
     form = "helm" if options.helm else "compose" if options.compose else "docker"
     try:
-        text, note = told(options.flavour, form, example=options.example)
+        show(options.flavour, form, example=options.example)
     except PreflightError as error:
         sys.exit(f"anychip: {error}")
-    print(text)
-    if note:
-        print(f"anychip: {note}", file=sys.stderr)

@@ -1,8 +1,7 @@
-"""`anychip doctor`: checks of the environment, each failure with its remedy.
+"""`anychip doctor`: checks of what a service needs before it can start, each failure with its remedy.
 
-Owns: the checks of what a service needs before it can start, in the order in which things usually fail. Must not change
-anything except a file of its own in the cache folder. Must not import torch before a child process has imported it
-without harm: a vendor's build can end the process that imports it.
+Must not change anything except a file of its own in the cache folder, nor import torch before a child process has
+imported it without harm: a vendor's build can end the process that imports it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from anychip_tools.compatibility import IMPORT_REMEDIES
 from anychip_tools.doctor_vendor import Check
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, split
-from app.telling import telling
+from app.telling import say
 
 TEXT = "Check the environment, one thing after the other; says what to do about failures."
 EXAMPLE = "anychip doctor --device auto --skip port"
@@ -46,16 +45,15 @@ _TORCH = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--skip", default="", metavar="CHECK,…", help=f"checks to leave out, of {', '.join(CHECKS)}")
+    add("--json", action="store_true", help="print JSON")
     kinds = sorted(container.NEEDS)
-    parser.add_argument(
-        "--container", choices=kinds, help="check nothing; print the docker run of an image for this host"
-    )
+    add("--container", choices=kinds, help="check nothing; print the docker run of an image for this host")
     text = "with --container: for docker, helm or compose"
-    parser.add_argument("--form", choices=container.FORMS, default="docker", help=text)
+    add("--form", choices=container.FORMS, default="docker", help=text)
     text = "with --container: for a host with one card, also where there is none"
-    parser.add_argument("--example", action="store_true", help=text)
+    add("--example", action="store_true", help=text)
     add_settings(parser, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
 
 
@@ -63,12 +61,9 @@ def run(parsed: argparse.Namespace) -> int:
     """Return exit code 1 if a check fails. Raises CommandError."""
     if parsed.container:
         try:
-            text, note = container.told(parsed.container, parsed.form, example=parsed.example)
+            container.show(parsed.container, parsed.form, example=parsed.example)
         except container.PreflightError as error:
             raise CommandError(str(error)) from None
-        print(text)
-        if note:
-            print(f"anychip: {note}", file=sys.stderr)
         return 0
     skip = split(parsed.skip)
     unknown = [name for name in skip if name not in CHECKS]
@@ -98,8 +93,8 @@ def examine(settings: Settings, skip: Collection[str] = ()) -> Iterator[Check]:
         if name in _NEEDS_TORCH and not torch_works:
             yield Check(name, "SKIP", "needs torch, which is skipped or does not work")
             continue
-        with telling(f"checking {name}"):
-            found = check(settings)
+        say(f"checking {name}")
+        found = check(settings)
         torch_works &= name != "torch" or found.status == "PASS"
         yield found
 
@@ -298,35 +293,12 @@ def _devices(settings: Settings) -> Check:
     return Check("devices", "PASS", detail)
 
 
-def _memory(settings: Settings) -> Check:
-    from app.fleet import footprints
-    from backends import BackendUnavailableError, choose
-    from models import ModelError, open_model, parse_spec
-
-    try:
-        chosen = choose(settings.device)
-        models = [
-            open_model(parse_spec(text, settings.weights), settings.weights_dir, allow_download=False)
-            for text in settings.model_specs
-        ]
-    except (BackendUnavailableError, ModelError) as error:
-        return Check("memory", "SKIP", f"what fits is not known: {_line(str(error))}")
-    device = chosen.device(chosen.devices[0])
-    known = footprints.stored(settings, chosen, models)
-    fits, text = footprints.said(known, settings, models, device.memory_bytes)
-    detail = f"{device.id}, as measured: {text}"
-    if fits:
-        return Check("memory", "PASS", detail)
-    return Check("memory", "FAIL", detail, "serve them in turn with --models-on-demand all, or fewer of them")
-
-
 def _remedy(message: str) -> str:
     lowered = message.lower()
     return next((remedy for sign, remedy in IMPORT_REMEDIES.items() if sign in lowered), "")
 
 
 def _line(text: str) -> str:
-    """Return the last line that is not empty: Python puts the reason there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""
 
@@ -348,6 +320,5 @@ CHECKS: dict[str, Callable[[Settings], Check]] = {
     "port": _port,
     "device-files": _device_files,
     "devices": _devices,
-    "memory": _memory,
 }
-_NEEDS_TORCH = ("kernel", "images", "weights", "limits", "device-files", "devices", "memory")
+_NEEDS_TORCH = ("kernel", "images", "weights", "limits", "device-files", "devices")

@@ -1,7 +1,6 @@
 """Checks of `anychip doctor` on vendors' software: versions, variables, libraries, cards. None needs a working torch.
 
-Owns: these checks. Must not import torch or a vendor's package: a child process tries what may not load.
-Facts are the vendors' rows (anychip_tools.facts), those of other packages included.
+Must not import torch or a vendor's package: a child process tries what may not load.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from typing import Any, Literal
 
 from anychip_base.interpreter import python_command
 from anychip_tools.compatibility import findings
-from anychip_tools.facts import facts_module
-from anychip_tools.outside_rows import every_row
+from anychip_tools.facts import every_row, facts_module
 
 Status = Literal["PASS", "WARN", "FAIL", "SKIP"]
 
@@ -125,7 +123,7 @@ def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tupl
     if all(part.isdigit() for part in numbers) and list(map(int, numbers)) != sorted(set(map(int, numbers))):
         yield "ASCEND_RT_VISIBLE_DEVICES is not ascending: torch_npu then sees no device", "sort it"
     hip, cuda = (environment.get(name) for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
-    if hip is not None and cuda is not None and hip != cuda and rows_here("kfd"):
+    if hip is not None and cuda is not None and hip != cuda and glob.glob("/dev/kfd*"):
         yield f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: ROCm obeys both", "set one"
     for name in ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME"):
         if environment.get(name) and not Path(environment[name]).is_dir():
@@ -143,11 +141,6 @@ def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tupl
             "TORCH_DEVICE_BACKEND_AUTOLOAD=1: `import torch` fails wherever a vendor's package does",
             "unset it: anychip imports vendors' packages itself",
         )
-
-
-def rows_here(part: str) -> bool:
-    """Return True if /dev has a file whose name begins with `part`."""
-    return bool(glob.glob(f"/dev/{part}*"))
 
 
 def libraries(device: str) -> Check:

@@ -1,7 +1,4 @@
-"""`anychip ops`: operators of a network that a device has, replacements for the others, and remedies.
-
-Owns: the options, the table, and what counts as a problem. Must not import torch at its head: `--help` answers at once.
-"""
+"""`anychip ops`: operators of a network that a device has, replacements for the others, and remedies."""
 
 from __future__ import annotations
 
@@ -14,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from anychip_tools import report
 from anychip_tools.remedies import STEPS, of_operator
 from app.arguments import CommandError, add_settings, read_settings
-from app.telling import telling
+from app.telling import say
 
 if TYPE_CHECKING:
     from anychip_tools.record import OperatorRecord
-    from anychip_tools.subjects import NamedNetwork
     from app.config import Settings
+    from models import Model
 
 TEXT = "Which operators of a network a device has, and what to do about others."
 EXAMPLE = "anychip ops yolov8n --device npu"
 _WORDS = {
     "native": "native",
-    "replaced": "replaced",
     "vendor-cpu": "CPU, by the vendor",
     "cpu": "CPU",
     "refused": "refuses the type",
@@ -41,30 +37,22 @@ _SPOKEN_FALLBACKS = {
     "ENABLE_FALLBACK_TO_CPU": "0",
     "PYTORCH_DEBUG_XPU_FALLBACK": "1",
 }
-_GOOD = ("native", "replaced", "composite", "converted")
+_GOOD = ("native", "composite", "converted")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name, name=architecture:weights, a file (.onnx, .pt2, .ts), module:callable"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name, name=architecture:weights, or a file (.onnx, .pt2, .ts)")
+    add(
         "--against",
         metavar="TABLE",
         help="predict from a vendor's list of operators, without the device: npu, mlu, musa, cuda, tensorrt, torchair",
     )
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="SHAPE",
-        help="shape of an input of module:callable, e.g. 1x3x224x224 or 1x77:int64; once for each input",
-    )
-    parser.add_argument("--batch-size", type=int, default=1, help="items in the batch (default: %(default)s)")
-    parser.add_argument("--runs", type=int, default=3, help="timed runs after the first (default: %(default)s)")
-    parser.add_argument("--all", action="store_true", help="list every operator, and not only the ten slowest")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--batch-size", type=int, default=1, help="items in the batch (default: %(default)s)")
+    add("--runs", type=int, default=3, help="timed runs after the first (default: %(default)s)")
+    add("--all", action="store_true", help="list every operator, and not only the ten slowest")
+    add("--json", action="store_true", help="print JSON")
     add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "plugins"))
 
 
@@ -75,19 +63,19 @@ def run(parsed: argparse.Namespace) -> int:
     for name, value in _SPOKEN_FALLBACKS.items():  # Before any import; the environment wins.
         os.environ.setdefault(name, value)
     settings = read_settings(parsed)
-    with telling(f"operators of {parsed.model}"):
-        from anychip_tools.subjects import open_subject
+    say(f"operators of {parsed.model}")
+    from anychip_tools.subjects import open_named
 
-        subject = open_subject(parsed.model, settings, parsed.input)
-        found = predicted(subject, parsed) if parsed.against else recorded(subject, settings, parsed)
+    model = open_named(parsed.model, settings)
+    found = predicted(model, parsed) if parsed.against else recorded(model, settings, parsed)
     report.show_or_print(found, partial(show, every=parsed.all), as_json=parsed.json)
     return 1 if any(row["problem"] for row in found["operators"]) else 0
 
 
-def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
+def recorded(model: Model, settings: Settings, parsed: argparse.Namespace) -> dict[str, Any]:
     """Run the network on the device and report its operators."""
     from anychip_tools.record import record
-    from anychip_tools.subjects import open_device
+    from anychip_tools.subjects import in_pytorch, inputs_of, open_device
 
     choice, device = open_device(settings)
     if not choice.backend.facts.computes:
@@ -96,21 +84,20 @@ def recorded(subject: NamedNetwork, settings: Settings, parsed: argparse.Namespa
     precision = named.auto_precision if settings.precision == "auto" else settings.precision
     if precision == "int8":
         raise CommandError("operators are recorded in fp32, fp16 or bf16; int8 is the business of single engines")
-    operators, rewritten = record(
-        choice.backend, subject.build(), device, precision, subject.inputs(parsed.batch_size), runs=parsed.runs
-    )
+    inputs = (inputs_of(model, parsed.batch_size),)
+    operators = record(choice.backend, in_pytorch(model), device, precision, inputs, runs=parsed.runs)
     total_s = sum(each.seconds for each in operators) or 1.0
     device_type = choice.backend.facts.device_type
     rows = [_row(each, device_type, each.how, each.reason, share=each.seconds / total_s) for each in operators]
-    about = {"device_name": named.name, "simulated": choice.simulated, "precision": precision, "rewritten": rewritten}
-    return _document(subject, rows, device, **about)
+    about = {"device_name": named.name, "simulated": choice.simulated, "precision": precision}
+    return _document(model, rows, device, **about)
 
 
-def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, Any]:
+def predicted(model: Model, parsed: argparse.Namespace) -> dict[str, Any]:
     """Predict the report from a vendor's list of operators, without the device."""
     from anychip_tools.operator_tables import table
     from anychip_tools.record import is_composite, names_of
-    from backends.operators.replacements import REPLACEMENTS
+    from anychip_tools.subjects import in_pytorch, inputs_of
 
     try:
         expected = table(parsed.against)
@@ -118,7 +105,7 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
         raise CommandError(str(error.args[0])) from None
     as_traced = expected.kind == "converters"
     rows = []
-    for each in names_of(subject.build(), subject.inputs(parsed.batch_size), as_traced=as_traced):
+    for each in names_of(in_pytorch(model), (inputs_of(model, parsed.batch_size),), as_traced=as_traced):
         how, reason = "missing", f"it is not in the list of {expected.name}"
         if expected.has(each.name):
             how, reason = ("native" if expected.kind == "kernels" else "converted"), ""
@@ -126,19 +113,13 @@ def predicted(subject: NamedNetwork, parsed: argparse.Namespace) -> dict[str, An
             how, reason = "unconverted", f"{expected.name} cuts the network here, and PyTorch computes it"
         elif is_composite(each.name):
             how, reason = "composite", ""
-        elif each.name.partition(".")[0].removesuffix("_") in REPLACEMENTS:
-            how = "replaced"
         rows.append(_row(each, expected.name, how, reason))
-    return _document(subject, rows, parsed.against, prediction=True, source=expected.source)
+    return _document(model, rows, parsed.against, prediction=True, source=expected.source)
 
 
 def _row(
     operator: OperatorRecord, device_type: str, how: str, reason: str, *, share: float | None = None
 ) -> dict[str, Any]:
-    """Describe one operator of the report. `share`: part of a run's time, None if it was not measured."""
-    from backends.operators.replacements import REPLACEMENTS
-
-    base = operator.name.partition(".")[0].removesuffix("_")
     wanted = how not in ("native", "composite", "converted")
     return {
         "operator": operator.name,
@@ -146,19 +127,16 @@ def _row(
         "calls": operator.calls,
         "share": share,
         "reason": reason,
-        "remedies": [
-            each._asdict()
-            for each in (of_operator(operator.name, device_type, how, base in REPLACEMENTS) if wanted else ())
-        ],
+        "remedies": [each._asdict() for each in of_operator(operator.name, device_type, how)] if wanted else [],
         "problem": how not in _GOOD,
     }
 
 
-def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]], device: str, **about: Any) -> dict[str, Any]:
+def _document(model: Model, rows: Sequence[Mapping[str, Any]], device: str, **about: Any) -> dict[str, Any]:
     calls = sum(row["calls"] for row in rows)
     good = [row for row in rows if not row["problem"]]
     return {
-        "model": subject.name,
+        "model": model.name,
         "support_by_kind": len(good) / max(1, len(rows)),
         "support_by_calls": sum(row["calls"] for row in good) / max(1, calls),
         "calls": calls,
@@ -167,7 +145,6 @@ def _document(subject: NamedNetwork, rows: Sequence[Mapping[str, Any]], device: 
         "device_name": "",
         "simulated": False,
         "precision": "",
-        "rewritten": [],
         "prediction": False,
         "source": "",
         **about,
@@ -184,7 +161,7 @@ def show(found: Mapping[str, Any], *, every: bool) -> None:
     else:
         simulated = " (simulated: the times are the CPU's)" if found["simulated"] else ""
         console.print(f"{found['model']} on {found['device']} in {found['precision']}{simulated}")
-    problems = [row for row in rows if row["problem"] or row["how"] == "replaced"]
+    problems = [row for row in rows if row["problem"]]
     listed = rows if every else [*problems, *(row for row in rows if row not in problems)][: max(10, len(problems))]
     shown = [
         (row["operator"], _WORDS[row["how"]], row["calls"], "" if row["share"] is None else f"{row['share']:.1%}")
@@ -198,8 +175,6 @@ def show(found: Mapping[str, Any], *, every: bool) -> None:
     console.print(
         f"{len(rows) - bad} of {len(rows)} operators are supported ({kinds:.1%}), {calls:.1%} of {found['calls']} calls"
     )
-    for name in found["rewritten"]:
-        console.print(f"rewritten by anychip: {name}, adaptive pooling to pooling of a fixed window")
     for row in problems:
         reason = f": {row['reason']}" if row["reason"] else ""
         console.print(f"\n{row['operator']}: {_WORDS[row['how']]}{reason}", soft_wrap=True)

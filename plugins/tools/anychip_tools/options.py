@@ -1,7 +1,4 @@
-"""Options that several commands share: settings of a model and a device, lists of numbers.
-
-Owns: the list of these settings, and reading numbers. Must not import torch: `anychip --help` has to answer at once.
-"""
+"""Options that several commands share. Must not import torch: `anychip --help` has to answer at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`anychip predict`: answers for images, computed here or by a service, printed or written to a file.
-
-Owns: the command's options, its progress bar and its exit code. Imports torch only where a device computes here.
-"""
+"""`anychip predict`: answers for images, computed here or by a service, printed or written to a file."""
 
 from __future__ import annotations
 
@@ -14,20 +11,21 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
-from anychip_tools.prediction.image_sources import ImageSource, find_images
-from anychip_tools.prediction.outcomes import FileOutcome, Journal, Predicting
-from anychip_tools.prediction.tables import LINES, check_format, convert
+from anychip_tools.prediction.files import LINES, FileOutcome, ImageSource, Journal, check_format, convert, find_images
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import Settings
-from app.config.models import absent
+from app.config import Settings, absent
 from app.logs import printable
 from app.protocols.options import OPTIONS
-from app.telling import telling
+from app.telling import say
+
+if TYPE_CHECKING:
+    from anychip_tools.prediction.offline import LocalPredictor
+    from anychip_tools.prediction.remote import RemotePredictor
 
 TEXT = "Answer for images: some in the terminal, or a hundred thousand."
 EXAMPLE = "anychip predict yolov8n images/ --output found.jsonl --save drawn/"
@@ -43,36 +41,31 @@ _MANY = 500
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "model", help="a model's name, or name=architecture:weights; with --url the service's name of it"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", help="a model's name, or name=architecture:weights; with --url the service's name of it")
+    add(
         "images",
         nargs="+",
         metavar="IMAGE",
         help="files, directories, globs in quotes, or @LIST, a file with a path a line (@-: standard input)",
     )
-    parser.add_argument(
+    add(
         "--output",
         type=Path,
         metavar="FILE",
         help="write answers there: .jsonl, .csv, .parquet (needs pyarrow), or .json for COCO",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with an --output that was not finished")
-    parser.add_argument("--overwrite", action="store_true", help="replace an --output that exists")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="draw what was found into copies of the images there")
-    parser.add_argument("--url", default="", help="ask a running service, e.g. http://127.0.0.1:8000")
-    parser.add_argument(
-        "--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key for it (default: $ANYCHIP_KEY)"
-    )
-    parser.add_argument("--parallel", type=int, default=0, help="requests at a time (default: what keeps it busy)")
-    parser.add_argument(
-        "--batch-size", type=int, default=_BATCH_SIZE, help="images a batch, without --url (default: 8)"
-    )
+    add("--resume", action="store_true", help="go on with an --output that was not finished")
+    add("--overwrite", action="store_true", help="replace an --output that exists")
+    add("--save", type=Path, metavar="DIR", help="draw what was found into copies of the images there")
+    add("--url", default="", help="ask a running service, e.g. http://127.0.0.1:8000")
+    add("--key", default=os.environ.get("ANYCHIP_KEY", ""), help="API key for it (default: $ANYCHIP_KEY)")
+    add("--parallel", type=int, default=0, help="requests at a time (default: what keeps it busy)")
+    add("--batch-size", type=int, default=_BATCH_SIZE, help="images a batch, without --url (default: 8)")
     for row in OPTIONS:
         option, kind = f"--{row.name.replace('_', '-')}", _KINDS[row.kind]
-        parser.add_argument(option, type=kind, choices=row.choices or None, help=f"{row.text} (docs/api.md)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+        add(option, type=kind, choices=row.choices or None, help=f"{row.text} (docs/api.md)")
+    add("--json", action="store_true", help="print JSON")
     add_settings(parser, (*DEVICE_SETTINGS, *_MORE_SETTINGS))
 
 
@@ -89,7 +82,6 @@ def run(parsed: argparse.Namespace) -> int:
 
 
 def _check_output(parsed: argparse.Namespace) -> None:
-    """Check the output options before any work begins. Raises CommandError."""
     if parsed.output is None:
         if parsed.resume or parsed.overwrite:
             raise CommandError("--resume and --overwrite need an --output")
@@ -106,12 +98,11 @@ def _check_output(parsed: argparse.Namespace) -> None:
 
 
 def _journal_path(output: Path) -> Path:
-    """Return the file to append lines to: the output itself, or a file beside it that is converted at the end."""
     return output if output.suffix.lower() == LINES else output.with_name(output.name + ".partial.jsonl")
 
 
 @contextlib.contextmanager
-def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predicting]:
+def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[LocalPredictor | RemotePredictor]:
     given = {row.name: getattr(parsed, row.name, None) for row in OPTIONS}
     query = {name: value for name, value in given.items() if value is not None}
     if parsed.url:
@@ -123,26 +114,26 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[Predic
         raise CommandError(said)
     settings: Settings = read_settings(parsed)
     logs.say_downloads()
-    with telling(f"opening {parsed.model}"):
-        from anychip_tools.prediction.offline import LocalPredictor
-        from models import Options, PixelModel, open_model, parse_spec
+    say(f"opening {parsed.model}")
+    from anychip_tools.prediction.offline import LocalPredictor
+    from models import Options, PixelModel, open_model, parse_spec
 
-        spec = parse_spec(parsed.model, settings.weights)
-        model = open_model(
-            spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
-        )
-        if not isinstance(model, PixelModel):
-            raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
-        batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
-        many, saves = count is None or count >= _MANY, parsed.save is not None
-        predictor = LocalPredictor(model, settings, Options(**query), batch_size, many=many, keeps_encoded=saves)
+    spec = parse_spec(parsed.model, settings.weights)
+    model = open_model(
+        spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
+    )
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
+    batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size
+    many, saves = count is None or count >= _MANY, parsed.save is not None
+    predictor = LocalPredictor(model, settings, Options(**query), batch_size, many=many, keeps_encoded=saves)
     try:
         yield predictor
     finally:
         predictor.close()
 
 
-def _print_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None) -> int:
+def _print_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Namespace, count: int | None) -> int:
     answers: dict[str, Any] = {}
     failed = 0
     with _Drawings(parsed.save, announced=True) as drawings:
@@ -158,10 +149,13 @@ def _print_all(predictor: Predicting, parsed: argparse.Namespace, count: int | N
     if parsed.json:
         document = {"model": predictor.model, "weights": predictor.weights, "predictions": answers}
         print(json.dumps(document, indent=2))
-    return _summarise(failed + drawings.failed, count)
+    failed += drawings.failed
+    if failed and count != 1:
+        print(f"anychip: {failed} of {count or 'the'} images failed", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def _write_all(predictor: Predicting, parsed: argparse.Namespace, count: int | None) -> int:
+def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Namespace, count: int | None) -> int:
     done = failed = 0
     path = _journal_path(parsed.output)
     with (
@@ -241,12 +235,6 @@ def _complain(outcome: FileOutcome) -> None:
     print(printable(f"anychip: {outcome.source.path}: {outcome.error}"), file=sys.stderr)
 
 
-def _summarise(failed: int, count: int | None) -> int:
-    if failed and count != 1:
-        print(f"anychip: {failed} of {count or 'the'} images failed", file=sys.stderr)
-    return 1 if failed else 0
-
-
 def _print_prediction(path: str, prediction: Any) -> None:
     print(f"{printable(path)} ({prediction['width']} x {prediction['height']})")
     findings = next((prediction[name] for name in ("classes", "detections", "areas") if name in prediction), None)
@@ -261,7 +249,6 @@ def _print_prediction(path: str, prediction: Any) -> None:
 
 
 def _shortened(value: Any) -> Any:
-    """Shorten JSON for a reader: keep the beginning of long lists and long texts."""
     if isinstance(value, Mapping):
         return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, list) and len(value) > _LONG_LIST:

@@ -1,7 +1,4 @@
-"""`anychip profile`: a timeline of some batches, as a trace for Perfetto or Chrome, and the time of each stage.
-
-Owns: the stages that are marked, the trace file, the tables. Must not import torch at its head.
-"""
+"""`anychip profile`: a timeline of some batches, as a trace for Perfetto or Chrome, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -16,34 +13,34 @@ from typing import Any
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
 from app.arguments import CommandError, add_settings, read_settings
-from app.telling import telling
+from app.telling import say
 
 TEXT = "A timeline of some batches, and where the time goes."
 EXAMPLE = "anychip profile resnet50 --output trace.json"
 _STAGES = ("decode", "infer", "reduce", "postprocess")
-_OPERATORS = 12
 _WARM_UP_BATCHES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
-    parser.add_argument("--batches", type=int, default=10, help="batches in the timeline (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=8, help="items in a batch (default: %(default)s)")
-    parser.add_argument("--image", type=Path, help="the JPEG that is decoded (default: one of anychip's)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
+    add("--batches", type=int, default=10, help="batches in the timeline (default: %(default)s)")
+    add("--batch-size", type=int, default=8, help="items in a batch (default: %(default)s)")
+    add("--image", type=Path, help="the JPEG that is decoded (default: one of anychip's)")
+    add(
         "--output",
         type=Path,
         default=Path("anychip-trace.json"),
         metavar="FILE",
         help="the trace (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
     add_settings(parser, (*DEVICE_SETTINGS, "engine", "precision"))
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Write the trace and print the tables. Raises CommandError, ModelError, BackendError, OSError."""
+    """Write the trace and print the stages. Raises CommandError, ModelError, BackendError, OSError."""
     if parsed.batches < 1 or parsed.batch_size < 1:
         raise CommandError("--batches and --batch-size must be 1 or more")
     document = profile(parsed)
@@ -55,19 +52,19 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     """Load the network, warm it up, and run some batches under PyTorch's profiler."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # Else Kineto logs its start and stop.
     settings = read_settings(parsed)
-    with telling(f"opening {parsed.model}"):
-        import torch
+    say(f"opening {parsed.model}")
+    import torch
 
-        from anychip_tools.subjects import load, open_device, open_named
-        from app.precision.probes import probes
+    from anychip_tools.subjects import load, open_device, open_named
+    from app.precision.probes import probes
 
-        model = open_named(parsed.model, settings)
-        choice, device = open_device(settings)
-        named = choice.device(device)
-        items = probes(model)
-        [size] = model.batch_sizes((parsed.batch_size,))
-        how = {"engine": settings.engine, "precision": settings.precision}
-        executable, loaded = load(model, settings, choice, **how, sizes=(size,), items=items)
+    model = open_named(parsed.model, settings)
+    choice, device = open_device(settings)
+    named = choice.device(device)
+    items = probes(model)
+    [size] = model.batch_sizes((parsed.batch_size,))
+    how = {"engine": settings.engine, "precision": settings.precision}
+    executable, loaded = load(model, settings, choice, **how, sizes=(size,), items=items)
     seconds = dict.fromkeys(_STAGES, 0.0)
 
     @contextmanager
@@ -82,7 +79,9 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
         batch(executable)
     seconds.update(dict.fromkeys(_STAGES, 0.0))
     supported: Any = torch.profiler.supported_activities  # It has no types.
-    activities = [each for each in supported() if each.name in _activities(choice)]
+    kind = choice.backend.facts.device_type
+    wanted = ("CPU", kind.upper() if kind in ("cuda", "xpu", "cpu", "null") else "PrivateUse1")
+    activities = [each for each in supported() if each.name in wanted]
     with torch.profiler.profile(activities=activities) as profiler:
         began_s = time.perf_counter()
         for _ in range(parsed.batches):
@@ -103,21 +102,14 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
             {"stage": name, "ms_per_image": spent_s / images * 1e3, "share": spent_s / whole_s}
             for name, spent_s in {**seconds, "other": max(0.0, whole_s - sum(seconds.values()))}.items()
         ],
-        "operators": _operators(profiler),
         "trace": str(parsed.output),
         "environment": report.environment(device, named.name),
     }
 
 
-def _activities(choice: Any) -> set[str]:
-    kind = choice.backend.facts.device_type
-    return {"CPU", "PrivateUse1" if kind not in ("cuda", "xpu", "cpu", "null") else kind.upper()}
-
-
 def _batches(
     model: Any, items: Any, size: int, image: Path | None, stage: Callable[[str], Any]
 ) -> Callable[[Any], None]:
-    """Return a function that computes one batch on an executable by stages; models of tensors decode nothing."""
     import numpy as np
     import torch
 
@@ -148,23 +140,8 @@ def _batches(
     return batch
 
 
-def _operators(profiler: Any) -> list[dict[str, Any]]:
-    """Return the slowest operators that PyTorch saw, by their own time; compiled engines show few."""
-    averages = [each for each in profiler.key_averages() if not each.key.startswith(("anychip: ", "ProfilerStep"))]
-    rows = [
-        {
-            "operator": each.key,
-            "calls": int(each.count),
-            "cpu_ms": each.self_cpu_time_total / 1e3,
-            "device_ms": getattr(each, "self_device_time_total", 0.0) / 1e3,
-        }
-        for each in averages
-    ]
-    return sorted(rows, key=lambda row: -(row["device_ms"] or row["cpu_ms"]))[:_OPERATORS]
-
-
 def show(document: dict[str, Any]) -> None:
-    """Print the tables in the terminal."""
+    """Print the stages in the terminal."""
     console = report.console()
     simulated = " (simulated: the times are the CPU's)" if document["simulated"] else ""
     console.print(
@@ -174,7 +151,4 @@ def show(document: dict[str, Any]) -> None:
     )
     stages = [(each["stage"], each["ms_per_image"], f"{each['share']:.1%}") for each in document["stages"]]
     console.print(report.table("", ("stage", "ms an image", "share"), stages))
-    operators = [(each["operator"], each["calls"], each["cpu_ms"], each["device_ms"]) for each in document["operators"]]
-    if operators:
-        console.print(report.table("\noperators of PyTorch", ("operator", "calls", "CPU ms", "device ms"), operators))
     console.print(f"\ntrace: {document['trace']}; open it at https://ui.perfetto.dev or chrome://tracing")

@@ -1,10 +1,7 @@
 """Recording of the operators that a network runs on a device: how each ran, and its time.
 
-    recorder ─► each operator: on the device │ by a replacement │ on the CPU │ refused the type │ failed
-
-Owns: the recording, below autograd and above the device's kernels, and placing the network on the device for it.
-The recorder computes a failed operator on the CPU itself, so that one run shows all of them. Must not know
-the remedies.
+The recorder sits below autograd and above the device's kernels. It computes a failed operator on the CPU itself, so
+that one run shows all of them.
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from backends.contract.backend import Backend
 from backends.contract.errors import BackendError, first_line
 from backends.engines.eager import placed
-from backends.operators.operators import Operators, computed_on_cpu, fixed_shapes
+from backends.operators import Operators, computed_on_cpu
 from backends.vendors.torch_device import torch_device
 
-How = Literal["native", "replaced", "vendor-cpu", "cpu", "refused", "failed"]
-ORDER: tuple[How, ...] = ("native", "replaced", "vendor-cpu", "cpu", "refused", "failed")
+How = Literal["native", "vendor-cpu", "cpu", "refused", "failed"]
+ORDER: tuple[How, ...] = ("native", "vendor-cpu", "cpu", "refused", "failed")
 """Order from good to bad. `refused`: runs in float32, not in this type; `failed`: does not run on this device."""
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -99,17 +96,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def record(
     backend: Backend, network: Any, device: str, precision: str, inputs: Sequence[Tensor], *, runs: int = 3
-) -> tuple[list[OperatorRecord], list[str]]:
+) -> list[OperatorRecord]:
     """Run a network on a device: once to classify each operator, then `runs` times to measure their time.
 
     `network`: a module with `cast`, which the caller gives up. `inputs`: the module's, on the CPU; they are moved.
-    Return the operators, the slowest first, and the modules that were changed before, for fixed shapes. Raises
-    BackendError where even the CPU cannot compute an operator.
+    Return the operators, the slowest first. Raises BackendError where even the CPU cannot compute an operator.
     """
     here = torch_device(backend, device)
-    rewritten: list[str] = []
-    if backend.facts.fixed_shapes and hasattr(network, "input_shape"):
-        rewritten = fixed_shapes(network, network.input_shape)
     module = torch.get_device_module(here.type)
 
     def synchronise() -> None:
@@ -135,7 +128,7 @@ def record(
         raise BackendError(f"The network does not run on {device}: {first_line(error)}") from error
     for each in recorder.records.values():
         each.seconds /= max(1, runs)
-    return sorted(recorder.records.values(), key=lambda each: -each.seconds), rewritten
+    return sorted(recorder.records.values(), key=lambda each: -each.seconds)
 
 
 def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = False) -> list[OperatorRecord]:
@@ -163,11 +156,7 @@ def names_of(network: nn.Module, inputs: Sequence[Tensor], *, as_traced: bool = 
 
 def is_composite(operator: str) -> bool:
     """Return True if PyTorch composes this operator of others on devices without a kernel for it."""
-    keys = (
-        "CompositeExplicitAutograd",
-        "CompositeExplicitAutogradNonFunctional",
-        "CompositeImplicitAutograd",
-    )
+    keys = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator, key) for key in keys)
 
 

@@ -1,25 +1,21 @@
-"""Remedies for operators that a device lacks: tables for `anychip ops` and docs/troubleshooting.md.
-
-Owns: the sentences. Must not import torch, nor find out anything itself.
-"""
+"""Remedies for operators that a device lacks: tables for `anychip ops` and docs/troubleshooting.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Step = Literal["replacement", "switch", "rewrite", "custom"]
+Step = Literal["switch", "rewrite", "custom"]
 
 
 class Remedy(NamedTuple):
-    """Remedy for an operator. `step`: which of the four kinds, in the order in which they are tried."""
+    """Remedy for an operator. `step`: which of the three kinds, in the order in which they are tried."""
 
     step: Step
     text: str
 
 
 STEPS: Mapping[Step, str] = {
-    "replacement": "a replacement made of the device's own operators, which anychip puts in by itself",
     "switch": "a switch of the vendor's software",
     "rewrite": "another way to write the model",
     "custom": "an operator of your own",
@@ -46,10 +42,8 @@ REWRITES: Mapping[str, str] = {
     "aten::leaky_relu": "torch.maximum(x, slope * x)",
     "aten::prelu": "torch.clamp(x, min=0) + weight * torch.clamp(x, max=0)",
     "aten::softplus": "torch.log(1 + torch.exp(x))",
-    "aten::_adaptive_avg_pool2d": "nn.AvgPool2d of a fixed window; anychip rewrites nn.AdaptiveAvgPool2d itself where "
-    "the output's size divides the input's",
-    "aten::adaptive_max_pool2d": "nn.MaxPool2d of a fixed window; anychip rewrites nn.AdaptiveMaxPool2d itself where "
-    "the output's size divides the input's",
+    "aten::_adaptive_avg_pool2d": "nn.AvgPool2d of a fixed window",
+    "aten::adaptive_max_pool2d": "nn.MaxPool2d of a fixed window",
     "aten::grid_sampler_2d": "interpolation at fixed places: precompute the indices and use index_select",
     "aten::upsample_bicubic2d": "bilinear or nearest interpolation, if the model was trained so",
     "aten::upsample_nearest2d": "repeat_interleave, or expand and reshape, for whole factors",
@@ -65,28 +59,22 @@ REWRITES: Mapping[str, str] = {
     "torchvision::deform_conv2d": "an ordinary convolution, and training again",
 }
 CUSTOM = (
-    "a kernel of the vendor's SDK in a library of your own, --plugins FILE.so (docs/operators.md, An own "
-    "operator library)"
+    "a kernel of the vendor's SDK in a library of your own, which a module of --plugins loads (docs/operators.md, "
+    "Own operators)"
 )
 TYPE_REFUSED = "--precision fp32, or another that the device computes in: anychip devices shows which"
 
 
-def of_operator(operator: str, device_type: str, how: str, replaced_by_us: bool) -> tuple[Remedy, ...]:
-    """Return the remedies for an operator that is not native, in the order in which to try them.
-
-    `how`: as anychip_tools.record has it. `replaced_by_us`: anychip has a replacement for it.
-    """
+def of_operator(operator: str, device_type: str, how: str) -> tuple[Remedy, ...]:
+    """Return the remedies for an operator that is not native, the first to try first; `how`: as a record has it."""
     base = operator.partition(".")[0]
     found: list[Remedy] = []
     if how == "refused":
         found.append(Remedy("switch", TYPE_REFUSED))
-    if replaced_by_us:
-        found.append(Remedy("replacement", "nothing to do: anychip puts a replacement in when it loads the model"))
-    if how != "replaced":
-        if device_type in SWITCHES and how != "refused":
-            found.append(Remedy("switch", SWITCHES[device_type]))
-        rewrite = REWRITES.get(base) or REWRITES.get(base.removesuffix("_"))
-        if rewrite:
-            found.append(Remedy("rewrite", f"write it as {rewrite}"))
-        found.append(Remedy("custom", CUSTOM))
+    elif device_type in SWITCHES:
+        found.append(Remedy("switch", SWITCHES[device_type]))
+    rewrite = REWRITES.get(base) or REWRITES.get(base.removesuffix("_"))
+    if rewrite:
+        found.append(Remedy("rewrite", f"write it as {rewrite}"))
+    found.append(Remedy("custom", CUSTOM))
     return tuple(found)

@@ -1,8 +1,4 @@
-"""Output of commands: bars, tables in the terminal, Markdown, JSON, files, and the environment of a
-measurement.
-
-Owns: the forms. Must not know their contents.
-"""
+"""Output of commands: bars, tables, Markdown, JSON, and the environment of a measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from app.telling import telling
+from app.telling import say
 
 Cell = str | int | float | None
 """Cell of a table. Fractions are shown to three digits, None as nothing."""
@@ -47,10 +43,7 @@ def progress(*, quiet: bool = False) -> Iterator[Progress]:
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     silent = quiet or shown.is_terminal
     ended = threading.Event()
-    with (
-        Progress(*columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not silent) as bars,
-        telling("") as say,
-    ):
+    with Progress(*columns, TimeElapsedColumn(), console=shown, transient=True, disable=quiet or not silent) as bars:
 
         def look() -> None:
             while not silent and not ended.wait(_LOOKS_EVERY_S):
@@ -88,7 +81,8 @@ def plain(value: Any) -> Any:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
     """Make a table for the terminal, without its empty columns; columns of numbers are set to the right."""
-    columns, rows = used(columns, rows)
+    places = [place for place in range(len(columns)) if not rows or any(text_of(row[place]) for row in rows)]
+    columns, rows = [columns[place] for place in places], [[row[place] for place in places] for row in rows]
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, title_style="bold")
     for number, column in enumerate(columns):
         numeric = any(isinstance(row[number], int | float) for row in rows)
@@ -96,12 +90,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     for row in rows:
         made.add_row(*map(text_of, row))
     return made
-
-
-def used(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:
-    """Leave out the columns in which no row has a text."""
-    places = [place for place in range(len(columns)) if not rows or any(text_of(row[place]) for row in rows)]
-    return [columns[place] for place in places], [[row[place] for place in places] for row in rows]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:

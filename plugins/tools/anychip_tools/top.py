@@ -1,20 +1,14 @@
 """`anychip top`: a running service in the terminal, live.
 
-Owns: the figures worked out from two answers of `GET /v1/stats`, and their look. Must not import the service: it may
-run on another machine.
+Must not import the service: it may run on another machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import select
-import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -34,7 +28,6 @@ Stats = Mapping[str, Any]
 _TIMEOUT_S = 5.0
 _NO_ERRORS = ("OK", "CANCELLED")
 _CLIENTS = 3
-_FEWEST_MODELS = 3
 
 
 def fetch_stats(client: httpx.Client) -> Stats:
@@ -61,18 +54,17 @@ def _without_controls(value: Any) -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     key = os.environ.get("ANYCHIP_KEY", "")
-    parser.add_argument("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
-    parser.add_argument(
-        "--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)"
-    )
-    parser.add_argument("--once", action="store_true", help="print what one interval shows, and end")
-    parser.add_argument("--json", action="store_true", help="print what the service says now as JSON, and end")
+    add("--key", default=key, help="API key for it (default: $ANYCHIP_KEY)")
+    add("--interval-s", type=float, default=1.0, help="seconds between two looks (default: %(default)g)")
+    add("--once", action="store_true", help="print what one interval shows, and end")
+    add("--json", action="store_true", help="print what the service says now as JSON, and end")
 
 
 def run(parsed: argparse.Namespace) -> None:
-    """Show the service until q is pressed, or once after one interval. Raises CommandError if nothing answers."""
+    """Show the service until Ctrl-C, or once after one interval. Raises CommandError if nothing answers."""
     if not parsed.interval_s > 0:
         raise CommandError("--interval-s must be more than 0")
     headers = {"Authorization": f"Bearer {parsed.key}"} if parsed.key else {}
@@ -86,83 +78,37 @@ def run(parsed: argparse.Namespace) -> None:
             time.sleep(parsed.interval_s)
             console.print(screen(before, fetch_stats(client)))
             return
-        with (
-            _keys() as ended,
-            Live(screen(before, before, console.height), console=console, screen=True, auto_refresh=False) as live,
-        ):
-            while not ended(parsed.interval_s):
+        with Live(screen(before, before), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(parsed.interval_s)
                 try:
                     now = fetch_stats(client)
                 except CommandError as error:  # It may come back.
                     live.update(Text(str(error), "red"), refresh=True)
                     continue
-                live.update(screen(before, now, console.height), refresh=True)
+                live.update(screen(before, now), refresh=True)
                 before = now
 
 
-@contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """Yield a wait of so many seconds that returns True as soon as q is pressed. Without a terminal it only waits."""
-    if not sys.stdin.isatty():
-        yield lambda seconds: _pressed([], seconds)
-        return
-    keys = sys.stdin.fileno()
-    before = termios.tcgetattr(keys)
-    tty.setcbreak(keys)  # A key is read without Enter, and not shown.
-    try:
-        yield lambda seconds: _pressed([keys], seconds)
-    finally:
-        termios.tcsetattr(keys, termios.TCSADRAIN, before)
-
-
-def _pressed(keys: Sequence[int], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while select.select(keys, [], [], max(0.0, until - time.monotonic()))[0]:
-        if os.read(keys[0], 1).lower() in (b"q", b""):  # Nothing: the terminal is gone.
-            return True
-    return False
-
-
-def screen(before: Stats, now: Stats, height: int = 0) -> RenderableType:
-    """Draw the whole screen in 80 columns, with the rates between the two answers. If `height` is set, keep to so
-    many lines: leave out the tables that matter least, then the idle ones of many models.
-    """
-    decoders = now["decoders"]
+def screen(before: Stats, now: Stats) -> RenderableType:
+    """Draw the whole screen in 80 columns, with the rates between the two answers; models with most requests first."""
+    decoders, elapsed_s = now["decoders"], now["uptime_s"] - before["uptime_s"]
     state = Text("ready", "green") if now["ready"] else Text("not ready", "bold red")
     simulated = ", simulated devices" if now["simulated"] else ""
-    keys = "; q ends" if height else ""
-    head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state, keys)
-    elapsed_s = now["uptime_s"] - before["uptime_s"]
-    models = _pairs("model", before["models"], now["models"])
-    devices = _pairs("device", before["devices"], now["devices"])
-    traffic, clients = (
-        _traffic(models, elapsed_s),
-        _clients(before.get("clients", []), now.get("clients", []), elapsed_s),
-    )
-    tables = [traffic, clients, _devices(devices, elapsed_s), _stages(models), _workers(devices)]
-    if any(_says_how_it_is(device) for _, device in devices):
-        tables.append(_health(devices))
-    tables = [table for table in tables if table.row_count]
-    lines = 2 + sum(2 + table.row_count for table in tables)
-    while 0 < height < lines and len(tables) > 3:
-        lines -= 2 + tables.pop().row_count
-    if 0 < height < lines:
-        kept = max(_FEWEST_MODELS, traffic.row_count - (lines - height) - 1)
-        busiest = sorted(models, key=_requests, reverse=True)[:kept]
-        tables[0] = _traffic([pair for pair in models if pair in busiest], elapsed_s)
-        tables[0].add_row(Text(f"{len(models) - kept} more", "dim"))
+    head = Text.assemble(f"anychip {now['version']}, up {_duration(now['uptime_s'])}{simulated}, ", state)
     restarts = sum(decoders["restarts"].values())
     decoding = Text(f"{decoders['up']} decoders, {decoders['waiting']} images wait for them, {restarts} restarts")
-    return Group(head, decoding, *(part for table in tables for part in (Text(), table)))
-
-
-def _requests(pair: tuple[Stats, Stats]) -> int:
-    past, now = (sum(each["requests"].values()) for each in pair)
-    return int(now - past)
+    models = _pairs("model", before["models"], now["models"])
+    models.sort(key=lambda pair: -sum(pair[1]["requests"].values()))
+    tables = [
+        _devices(_pairs("device", before["devices"], now["devices"]), elapsed_s),
+        _clients(before.get("clients", []), now.get("clients", []), elapsed_s),
+        _traffic(models, elapsed_s),
+    ]
+    return Group(head, decoding, *(part for table in tables if table.row_count for part in (Text(), table)))
 
 
 def _clients(before: list[Stats], now: list[Stats], elapsed_s: float) -> Table:
-    """Tabulate the busiest clients; one that has just joined them shows no rate yet."""
     table = _table("busiest clients", "req/s", "refused/s")
     for past, client in _pairs("client", before, now)[:_CLIENTS]:
         rates = (_rate(client[name] - past[name], elapsed_s) for name in ("requests", "refused"))
@@ -171,7 +117,6 @@ def _clients(before: list[Stats], now: list[Stats], elapsed_s: float) -> Table:
 
 
 def _pairs(name: str, before: list[Stats], now: list[Stats]) -> list[tuple[Stats, Stats]]:
-    """Pair each entry of before and now; a new entry is paired with itself."""
     then = {each[name]: each for each in before}
     return [(then.get(each[name], each), each) for each in now]
 
@@ -198,74 +143,19 @@ def _traffic(models: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
     return table
 
 
-def _stages(models: list[tuple[Stats, Stats]]) -> Table:
-    stages = ("decode", "queue", "infer", "postprocess")
-    table = _table("model", "memory GiB", "in flight", *(f"{stage} ms" for stage in stages))
-    for past, model in models:
-        means = (_ms(_mean(past["stage_seconds"][stage], model["stage_seconds"][stage])) for stage in stages)
-        table.add_row(model["model"], _gib(model["memory_bytes"]), str(model["images_in_flight"]), *means)
-    return table
-
-
 def _devices(devices: list[tuple[Stats, Stats]], elapsed_s: float) -> Table:
-    table = _table("device", "busy", "used GiB", "reserved", "power", "temp.", "images/s", "images/J")
+    table = _table("device", "busy", "used GiB", "power", "temp.", "images/s", "workers", "restarts")
     for past, device in devices:
-        memory, images = device["memory_bytes"], device["images"] - past["images"]
-        known = None not in (device["energy_joules"], past["energy_joules"])
-        joules = device["energy_joules"] - past["energy_joules"] if known else None
+        memory = device["memory_bytes"]
         table.add_row(
-            device["device"],
+            Text(device["device"], "bold red" if device["healthy"] == 0 else ""),
             _known(device["utilization_ratio"], "{:.0%}"),
             f"{_gib(memory['used'])}/{_gib(memory['total'])}",
-            _gib(memory["reserved"]),
             _known(device["power_watts"], "{:.0f} W"),
             _known(device["temperature_celsius"], "{:.0f} °C"),
-            _rate(images, elapsed_s),
-            _ratio(images, joules, "{:.2f}"),
-        )
-    return table
-
-
-def _workers(devices: list[tuple[Stats, Stats]]) -> Table:
-    table = _table("device", "vendor", "workers", "host GiB", "restarts", "hand-overs", "releases")
-    for _, device in devices:
-        restarts = sum(device["restarts"].values())
-        table.add_row(
-            device["device"],
-            device["vendor"],
+            _rate(device["images"] - past["images"], elapsed_s),
             Text(str(device["workers"]), "" if device["up"] else "bold red"),
-            _gib(device["worker_resident_bytes"]),
-            Text(str(restarts), "red" if restarts else ""),
-            str(sum(device["handovers"].values())),
-            str(sum(device["cache_releases"].values())),
-        )
-    return table
-
-
-_HEALTH = ("healthy", "memory_temperature_celsius", "clock_hertz", "driver_errors")
-
-
-def _says_how_it_is(device: Stats) -> bool:
-    known = [device[name] for name in _HEALTH] + [*device["throttled"].values(), *device["memory_errors"].values()]
-    return any(value is not None for value in known)
-
-
-def _health(devices: list[tuple[Stats, Stats]]) -> Table:
-    """Tabulate health. Errors count from the start of the service's watch; driver's: XIDs on NVIDIA."""
-    table = _table("device", "health", "memory", "clock", "held back by", "memory errors", "driver's")
-    for _, device in devices:
-        healthy, throttled, errors = device["healthy"], device["throttled"], device["memory_errors"]
-        reasons = [reason for reason, active in throttled.items() if active]
-        known = any(active is not None for active in throttled.values())
-        clock_hertz, driver_errors = device["clock_hertz"], device["driver_errors"]
-        table.add_row(
-            device["device"],
-            Text("-" if healthy is None else "good" if healthy else "bad", "bold red" if healthy == 0 else ""),
-            _known(device["memory_temperature_celsius"], "{:.0f} °C"),
-            _known(None if clock_hertz is None else clock_hertz / 1e6, "{:.0f} MHz"),
-            Text(", ".join(reasons) or ("nothing" if known else "-"), "red" if "heat" in reasons else ""),
-            Text(_known(errors["uncorrected"], "{:.0f}"), "bold red" if errors["uncorrected"] else ""),
-            Text(_known(driver_errors, "{:.0f}"), "bold red" if driver_errors else ""),
+            str(sum(device["restarts"].values())),
         )
     return table
 
@@ -296,11 +186,6 @@ def _table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     return table
-
-
-def _mean(before: Stats, now: Stats) -> float | None:
-    count = now["count"] - before["count"]
-    return (now["seconds"] - before["seconds"]) / count if count > 0 else None
 
 
 def _rate(count: float, elapsed_s: float) -> str:

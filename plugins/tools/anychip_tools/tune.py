@@ -1,7 +1,4 @@
-"""`anychip tune`: search for the best engine, precision, batch sizes, workers and decoders, stored for `serve`.
-
-Owns: the options, the space of trials, how both are shown. Must not import torch at its head: `--help` answers at once.
-"""
+"""`anychip tune`: search for the best engine, precision, batch sizes, workers and decoders, stored for `serve`."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.child_service import ended_in_order
-from anychip_tools.options import DEVICE_SETTINGS, numbers
+from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, sizes_of, split
-from app.telling import telling
+from app.telling import say
 
 if TYPE_CHECKING:
-    from anychip_tools.tuning.search import Axis, Candidate, Compared, TuningOutcome
+    from anychip_tools.tuning import Axis, Candidate, Compared, TuningOutcome
     from backends import Choice
     from models import Model
 
@@ -36,19 +33,16 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
-    parser.add_argument("--budget", default="10m", help="time for all trials, e.g. 90s, 10m, 1h (default: %(default)s)")
-    parser.add_argument("--p99-ms", type=float, default=inf, help="latency that 99 of 100 answers must keep")
-    parser.add_argument("--goal", choices=("throughput", "energy"), default="throughput", help="what is to be best")
-    parser.add_argument("--engines", default="", help="engines to try, by commas (default: all of the device)")
-    parser.add_argument("--precisions", default="", help="precisions to try (default: all of the device)")
-    parser.add_argument("--ladders", default="", help="batch sizes to try, lists by semicolons, e.g. '1,2,4;1,8,16'")
-    parser.add_argument("--workers", default="", help="numbers of workers a device to try, e.g. 1,2")
-    parser.add_argument("--decoder-counts", default="", help="numbers of decoders to try, e.g. 2,4")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (default: %(default)g)")
-    parser.add_argument("--image", type=Path, help="the JPEG that is sent (default: one of anychip's)")
-    parser.add_argument("--dry-run", action="store_true", help="do not store the profile")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name, name=architecture:weights, or a file")
+    add("--budget", default="10m", help="time for all trials, e.g. 90s, 10m, 1h (default: %(default)s)")
+    add("--p99-ms", type=float, default=inf, help="latency that 99 of 100 answers must keep")
+    add("--engines", default="", help="engines to try, by commas (default: all of the device)")
+    add("--precisions", default="", help="precisions to try (default: all of the device)")
+    add("--seconds", type=float, default=4.0, help="length of one measurement (default: %(default)g)")
+    add("--image", type=Path, help="the JPEG that is sent (default: one of anychip's)")
+    add("--dry-run", action="store_true", help="do not store the profile")
+    add("--json", action="store_true", help="print JSON")
     add_settings(parser, _PASSED_ON)
 
 
@@ -56,18 +50,17 @@ def run(parsed: argparse.Namespace) -> int:
     """Return 1 if no trial keeps --p99-ms. Raises CommandError (also if nothing serves), ModelError, BackendError."""
     budget_s = seconds_of(parsed.budget)
     settings = read_settings(parsed)
-    with telling(f"opening {parsed.model}"):
-        from anychip_tools.subjects import open_device, open_named
-        from anychip_tools.tuning.search import Candidate, Search
-        from anychip_tools.tuning.trials import Trials
-        from app.fleet import profiles
-        from app.precision.probes import probe_files
-        from models import PixelModel
+    say(f"opening {parsed.model}")
+    from anychip_tools.subjects import open_device, open_named
+    from anychip_tools.tuning import Candidate, Search, Trials
+    from app.fleet import profiles
+    from app.precision.probes import probe_files
+    from models import PixelModel
 
-        model = open_named(parsed.model, settings)
-        if not isinstance(model, PixelModel):
-            raise CommandError(f"{model.name} takes tensors: tune is for models of images")
-        choice, _ = open_device(settings)
+    model = open_named(parsed.model, settings)
+    if not isinstance(model, PixelModel):
+        raise CommandError(f"{model.name} takes tensors: tune is for models of images")
+    choice, _ = open_device(settings)
     default = Candidate(
         settings.engine, settings.precision, settings.ladder, settings.workers_per_device, settings.decoders
     )
@@ -88,7 +81,7 @@ def run(parsed: argparse.Namespace) -> int:
             return trials.evaluate(candidate)
 
         axes = _axes(model, choice, settings, parsed)
-        search = Search(axes, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms, goal=parsed.goal)
+        search = Search(axes, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms)
         outcome = search.run(default, starts)
     if outcome.best.refusal:
         raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
@@ -110,27 +103,21 @@ def _axes(model: Model, choice: Choice, settings: Settings, parsed: argparse.Nam
     from anychip_tools.subjects import precisions_of
     from backends import host
 
-    def counts(text: str, option: str) -> list[int]:
-        return sorted(set(numbers(text, option, int))) if text.strip() else []
-
     facts = choice.backend.facts
     engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
     precisions = split(parsed.precisions) or precisions_of(model, settings, choice)
     cores = host.core_count()
-    given = [counts(text, "--ladders") for text in parsed.ladders.split(";") if text.strip()]
-    ladders = [model.batch_sizes(ladder) for ladder in given or _LADDERS]
-    workers = counts(parsed.workers, "--workers") or [count for count in (2, 4) if count <= max(2, cores)]
-    decoders = counts(parsed.decoder_counts, "--decoder-counts") or sorted({2, max(2, cores // 2), 2 * cores})
+    ladders = [model.batch_sizes(ladder) for ladder in _LADDERS]
     return [
         [{"engine": engine, "precision": precision} for engine in engines for precision in precisions],
         [{"batch_sizes": ladder} for ladder in dict.fromkeys(ladders)],
-        [{"workers": count} for count in workers],
-        [{"decoders": count} for count in decoders],
+        [{"workers": count} for count in (2, 4) if count <= max(2, cores)],
+        [{"decoders": count} for count in sorted({2, max(2, cores // 2), 2 * cores})],
     ]
 
 
 def _candidate(profile: Any) -> Candidate:
-    from anychip_tools.tuning.search import Candidate
+    from anychip_tools.tuning import Candidate
 
     ladder = sizes_of(profile.batch_sizes)
     return Candidate(profile.engine, profile.precision, ladder, profile.workers_per_device, profile.decoders)
@@ -161,12 +148,11 @@ def _document(
 ) -> dict[str, Any]:
     return {
         "model": model,
-        "goal": parsed.goal,
         "p99_ms": parsed.p99_ms,
         "started_from_profile": had_profile,
         **asdict(outcome),
         "lead_over_second": outcome.lead_over_second,
-        "comparison": [_compared(each, parsed.goal) for each in outcome.comparison],
+        "comparison": [_compared(each) for each in outcome.comparison],
         "profile": None if path is None else str(path),
         "environment": report.environment(),
     }
@@ -177,10 +163,8 @@ def _words(candidate: Candidate) -> str:
     return f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
 
 
-def _compared(compared: Compared, goal: str) -> dict[str, Any]:
-    """Return the medians and the figures of each round."""
-    names = ("images_per_s", "p99_ms", *(("joules_per_image",) if goal == "energy" else ()))
-    rounds = {name: [getattr(each, name) for each in compared.rounds] for name in names}
+def _compared(compared: Compared) -> dict[str, Any]:
+    rounds = {name: [getattr(each, name) for each in compared.rounds] for name in ("images_per_s", "p99_ms")}
     return {**asdict(compared.median), "lead": compared.lead, "rounds": rounds}
 
 
@@ -236,7 +220,6 @@ def show(document: dict[str, Any]) -> None:
 
 
 def _show_comparison(document: dict[str, Any], note: Callable[[dict[str, Any]], str]) -> None:
-    """Print the candidates of the comparison and the lead of the best."""
     compared = document["comparison"]
     rows = [_compared_row(each, note(each)) for each in compared]
     console, count = report.console(), len(compared[0]["rounds"]["images_per_s"])

@@ -6,19 +6,12 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from anychip_tools.benchmark.endpoints import request_bytes
 from anychip_tools.benchmark.load import (
-    Accepted,
     HttpClient,
-    OpenLoad,
     closed_loop,
     open_loop,
-    percentile,
-    poisson_arrivals,
-    read_answer,
+    request_bytes,
 )
 
 WAIT_S = 60
@@ -125,52 +118,3 @@ async def test_the_closed_loop_sends_the_next_when_the_last_is_answered():
         assert len(load.latencies_s) == server.requests - 1
         assert load.answers_per_s > 0
         await server.until(lambda: server.open == 0)
-
-
-async def test_a_connection_that_is_cut_off_ends_its_part_of_the_closed_loop():
-    async with Server(b"") as server:
-        load = await closed_loop(HttpClient(server.port, REQUEST).call, 2, WAIT_S)
-        assert (load.errors, server.requests) == ({"closed": 2}, 2)
-
-
-def test_goodput_leaves_out_what_is_late_and_what_comes_after_the_load():
-    load = OpenLoad(timeout_s=0.25, seconds=2.0)
-    load.accepted = [Accepted(0.5, 0.2), Accepted(1.0, 0.3), Accepted(2.1, 0.1)]
-    assert load.in_time == 2
-    assert load.goodput_per_s == 0.5
-
-
-CHUNKED = (
-    b"HTTP/1.1 503 Oops\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n2;x=y\r\nok\r\n0\r\nA: b\r\n\r\n"
-)
-
-
-@pytest.mark.parametrize(("answer", "read"), [(reply(), ("200", True)), (CHUNKED, ("503", False))])
-async def test_the_end_of_an_answer_is_found_by_its_length_or_its_chunks(answer, read):
-    reader = asyncio.StreamReader()
-    reader.feed_data(answer + reply("429 Next"))
-    assert await read_answer(reader) == read
-    assert (await read_answer(reader))[0] == "429"
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\nok", reply()[:-1], CHUNKED[:-2], b""])
-async def test_an_answer_without_an_end_is_cut_off(answer):
-    reader = asyncio.StreamReader()
-    reader.feed_data(answer)
-    reader.feed_eof()
-    with pytest.raises(EOFError):
-        await read_answer(reader)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
-def test_a_percentile_is_one_of_the_values(values, percent):
-    assert percentile(values, percent) in values
-    assert percentile(values, 100) == max(values)
-    assert percentile(values, 0) == min(values)
-
-
-def test_arrivals_come_at_the_rate_and_alike_for_a_seed():
-    arrivals = poisson_arrivals(100, 50, seed=1)
-    assert arrivals == poisson_arrivals(100, 50, seed=1) != poisson_arrivals(100, 50, seed=2)
-    assert arrivals == sorted(arrivals)
-    assert len(arrivals) == pytest.approx(5000, rel=0.06)  # Four standard deviations.

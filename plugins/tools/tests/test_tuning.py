@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anychip_tools import tuning
 from anychip_tools.null.backend import NullBackend
-from anychip_tools.tune import seconds_of
-from anychip_tools.tuning import trials
-from anychip_tools.tuning.search import Candidate, Search, Trial
-from anychip_tools.tuning.trials import Trials
-from app.arguments import CommandError
+from anychip_tools.tuning import Candidate, Search, Trial, Trials
 from app.config import Settings
 from app.fleet.profiles import Profile, of_model, store, stored, taken_up
 from backends import Choice, Device
@@ -49,14 +46,14 @@ class Clock:
         return self.now_s
 
 
-def searched(evaluate, *, budget_s=1000.0, p99_ms=inf, goal="throughput", starts=()):
+def searched(evaluate, *, budget_s=1000.0, p99_ms=inf, starts=()):
     clock = Clock()
 
     def timed(candidate):
         clock.now_s += 1
         return evaluate(candidate)
 
-    return Search(AXES, timed, budget_s=budget_s, clock=clock, p99_ms=p99_ms, goal=goal).run(DEFAULT, starts), clock
+    return Search(AXES, timed, budget_s=budget_s, clock=clock, p99_ms=p99_ms).run(DEFAULT, starts), clock
 
 
 def planted(optimum):
@@ -96,129 +93,6 @@ def test_latency_comes_before_throughput():
     assert searched(evaluate, p99_ms=1)[0].best.candidate.batch_sizes == (1,), "the quickest, where none keeps it"
 
 
-def test_energy_may_be_the_goal():
-    def evaluate(candidate):
-        return Trial(candidate, 10.0 * candidate.workers, 5, joules_per_image=float(candidate.workers))
-
-    assert searched(evaluate, goal="energy")[0].best.candidate.workers == 1
-    assert searched(evaluate)[0].best.candidate.workers == 4
-
-
-def test_refused_settings_are_no_choice_and_default_settings_may_be_refused():
-    def evaluate(candidate):
-        return Trial(candidate, refusal="no") if candidate.engine == "a" else Trial(candidate, 1, 1)
-
-    outcome, _ = searched(evaluate)
-    assert outcome.best.candidate.engine in ("b", "c")
-    assert len(outcome.comparison) == 2
-    assert all(each.median.candidate.engine in ("b", "c") for each in outcome.comparison)
-
-
-def test_what_wins_by_chance_does_not_win_the_comparison():
-    seen: set[Candidate] = set()
-
-    def evaluate(candidate):
-        lucky = candidate not in seen and candidate.engine == "b"
-        seen.add(candidate)
-        return Trial(candidate, 200 if lucky else 90 if candidate.engine == "b" else 100, 1)
-
-    outcome, _ = searched(evaluate)
-    assert outcome.best.candidate == DEFAULT
-    assert outcome.lead == 1.0
-    assert outcome.lead_over_second == pytest.approx(100 / 90)
-
-
-def test_defaults_that_win_the_trials_are_compared_with_the_second_best_in_turn():
-    """Also a machine that gets slower and slower hits both alike, as they are measured one after the other."""
-    asked = []
-
-    def evaluate(candidate):
-        asked.append(candidate)
-        return Trial(candidate, 100 if candidate == DEFAULT else 90 - candidate.workers, 1)
-
-    outcome, _ = searched(evaluate)
-    second = replace(DEFAULT, engine="a", precision="bf16")
-    assert asked[-6:] == [DEFAULT, second] * 3
-    assert [each.median.candidate for each in outcome.comparison] == [DEFAULT, second]
-    assert [each.images_per_s for each in outcome.comparison[0].rounds] == [100, 100, 100]
-    assert outcome.lead_over_second == pytest.approx(100 / 89)
-    assert outcome.best.candidate == DEFAULT
-    assert outcome.lead == 1.0
-
-
-def test_the_second_best_may_win_the_comparison():
-    seen: set[Candidate] = set()
-
-    def evaluate(candidate):
-        unlucky = candidate not in seen
-        seen.add(candidate)
-        figure = {DEFAULT: 100.0, replace(DEFAULT, engine="b"): 99.0 if unlucky else 120.0}
-        return Trial(candidate, figure.get(candidate, 50.0), 1)
-
-    outcome, _ = searched(evaluate)
-    assert outcome.best.candidate.engine == "b"
-    assert (outcome.lead, outcome.lead_over_second) == (1.2, 1.2)
-
-
-@pytest.mark.parametrize("budget_s", [2, 3.5, 9, 12])
-def test_a_short_budget_ends_with_a_comparison_too(budget_s):
-    outcome, clock = searched(planted(replace(DEFAULT, workers=4)), budget_s=budget_s)
-    assert len(outcome.comparison) >= 2
-    assert clock.now_s <= max(budget_s, 4), "two trials and two to compare them"
-
-
-def test_an_engine_that_takes_long_to_compile_leaves_time_for_others():
-    """Its first trial takes 20 s, every other one a second: in the comparison it is compiled."""
-    clock, compiled = Clock(), set()
-
-    def evaluate(candidate):
-        clock.now_s += 20 if candidate.engine == "b" and candidate not in compiled else 1
-        compiled.add(candidate)
-        return Trial(candidate, 200 if candidate.engine == "b" else 100 + candidate.workers, 1)
-
-    outcome = Search([ENGINE_AXIS, AXES[2]], evaluate, budget_s=60, clock=clock).run(DEFAULT)
-    assert outcome.best.candidate.engine == "b"
-    assert {each.candidate.engine for each in outcome.trials} == {"a", "b", "c"}
-    assert clock.now_s <= 60 + 20
-
-
-def test_one_setting_alone_is_compared_with_nothing():
-    outcome, _ = searched(lambda each: Trial(each, 1, 1) if each == DEFAULT else Trial(each, refusal="no"))
-    assert (outcome.comparison, outcome.lead, outcome.lead_over_second) == ([], 1.0, 1.0)
-
-
-def test_the_engine_that_auto_stands_for_is_not_tried_again():
-    rates = iter(range(100, 1000))  # By chance each trial is a little better than the last.
-    default = replace(DEFAULT, engine="auto", precision="auto")
-
-    def evaluate(candidate):
-        named = ("b", "fp32") if candidate.engine == "auto" else (candidate.engine, candidate.precision)
-        return Trial(candidate, next(rates) if named[0] == "b" else 1, 1, served=named)
-
-    clock = Clock()
-    outcome = Search([ENGINE_AXIS], evaluate, budget_s=100, clock=clock).run(default)
-    assert outcome.best.candidate == default
-    assert replace(DEFAULT, engine="b") not in [trial.candidate for trial in outcome.trials]
-
-
-@pytest.mark.parametrize("budget_s", [0.5, 2.5])
-def test_a_second_search_starts_from_what_was_best_before(budget_s):
-    optimum = Candidate("c", "bf16", (1, 2, 4, 8, 16), 4, 8)
-    outcome, _ = searched(planted(optimum), budget_s=budget_s, starts=(optimum,))
-    assert outcome.best.candidate == optimum
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1h", 3600), ("2.5m", 150), ("7", 7)])
-def test_a_budget_is_read(text, seconds):
-    assert seconds_of(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-1m", "0"])
-def test_a_budget_that_makes_no_sense_is_refused(text):
-    with pytest.raises(CommandError, match="budget"):
-        seconds_of(text)
-
-
 def test_a_trial_waits_for_the_precision_that_takes_over(monkeypatch):
     """bf16 of the same engine serves until int8 is ready: what is measured then is int8, and must be called so."""
 
@@ -227,8 +101,8 @@ def test_a_trial_waits_for_the_precision_that_takes_over(monkeypatch):
         return httpx.Response(200, json={"models": [{"name": "m", "served_on": [on]}]})
 
     answers = iter([answer("bf16", True), answer("int8", False), "too late"])
-    monkeypatch.setattr(trials.httpx, "get", lambda *_, **__: next(answers))
-    monkeypatch.setattr(trials.time, "sleep", lambda _: None)
+    monkeypatch.setattr(tuning.httpx, "get", lambda *_, **__: next(answers))
+    monkeypatch.setattr(tuning.time, "sleep", lambda _: None)
     tried = Trials("m", (), b"", 1.0, inf, 1)
     assert tried._settled(1, Candidate("openvino", "int8", (1,), 1, 0)) == ("openvino", "int8")
     assert next(answers) == "too late"
@@ -299,11 +173,3 @@ def test_another_user_s_profile_and_that_of_a_copy_elsewhere_are_taken_only_wher
     assert stored(settings, choice, model) is None
     assert caplog.text.count("--profiles true takes it") == 2
     assert stored(Settings(cache_dir=settings.cache_dir, profiles=True), choice, model) == PROFILE
-
-
-def test_a_broken_profile_is_left_alone(here, caplog):
-    settings, choice, model = here
-    path = store(PROFILE, settings, choice, model)
-    path.write_text(path.read_text().replace('"1,4,16"', '"4,1"'))
-    assert stored(settings, choice, model) is None
-    assert "cannot be read" in caplog.text

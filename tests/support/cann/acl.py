@@ -11,10 +11,12 @@ Environment variables control it: ACL_DOUBLE_COUNT, _SOC, _MEMORY_MB; so do `kno
 names with JSON of the same names, which other processes change.
 """
 
+# mypy: ignore-errors
+# pyACL's parts are namespaces of functions: classes here, of which nobody makes an object.
+
 from __future__ import annotations
 
 import ctypes
-import io
 import itertools
 import json
 import os
@@ -23,34 +25,32 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 INVALID_PARAM, UNINITIALIZE, REPEAT_INITIALIZE = 100000, 100001, 100002
 CONTEXT_NULL, INVALID_DEVICE, MEMORY_ALLOCATION = 107002, 107001, 207001
 DYNAMIC_BATCH_SIZE_INVALID, MODEL_DATA_SIZE_INVALID, MODEL_ID_INVALID = 145013, 145006, 145003
-UNSUPPORTED_JPEG = 148052
 _ALIGNED = 64
 
-knobs: dict[str, Any] = {
+knobs = {
     "fail": {},  # function's name -> code; `*` is every function that uses the card
     "copy_s": 0.0,
     "leak_bytes": 0,  # of each execution
     "memory_mb": int(os.environ.get("ACL_DOUBLE_MEMORY_MB", "16384")),
     "soc": os.environ.get("ACL_DOUBLE_SOC", "Ascend310P3"),
 }
-counts: dict[str, int] = {"executions": 0, "leaked": 0}
+counts = {"executions": 0, "leaked": 0}
 _NUMPY = ("f4", "f2", "i1", "i4", "u1", "", "i2", "u2", "u4", "i8", "u8", "f8", "?")  # by aclDataType
 _TYPES = {np.dtype(text): number for number, text in enumerate(_NUMPY) if text}
 _numbers = itertools.count(1)
-_things: dict[int, Any] = {}
-_device: dict[int, tuple[Any, int]] = {}  # pointer -> memory, bytes
-_host: dict[int, tuple[Any, int]] = {}
+_things = {}
+_device = {}  # pointer -> memory, bytes
+_host = {}
 _state = SimpleNamespace(initialised=False, message="", local=threading.local())
 
 
-def _knob(name: str) -> Any:
+def _knob(name):
     if path := os.environ.get("ACL_DOUBLE_KNOBS"):
         try:
             return json.loads(Path(path).read_text()).get(name, knobs[name])
@@ -59,111 +59,104 @@ def _knob(name: str) -> Any:
     return knobs[name]
 
 
-def _code(name: str) -> int:
+def _code(name):
     """Return the function's error code."""
     if not _state.initialised:
         return UNINITIALIZE
     failing = _knob("fail")
-    code: int = failing.get(name, failing.get("*", 0))
+    code = failing.get(name, failing.get("*", 0))
     if code:
         _state.message = f"EE9999: Inner Error, {name} failed\n\tTraceBack"
     return code
 
 
-def _keep(thing: Any) -> int:
+def _keep(thing):
     number = next(_numbers) << 8
     _things[number] = thing
     return number
 
 
-def _used() -> int:
-    models: int = sum(each.size for each in _things.values() if isinstance(each, _Loaded))
+def _used():
+    models = sum(each.size for each in _things.values() if isinstance(each, _Loaded))
     return sum(size for _, size in _device.values()) + counts["leaked"] + models
 
 
-def init(*_: str) -> int:
+def init(*_):
     if _state.initialised:
         return REPEAT_INITIALIZE
     _state.initialised = True
     return 0
 
 
-def get_soc_name() -> str:
-    return str(_knob("soc"))
+def get_soc_name():
+    return _knob("soc")
 
 
-def get_recent_err_msg() -> str:
-    return str(_state.message)
+def get_recent_err_msg():
+    return _state.message
 
 
-def create_data_buffer(pointer: int, size: int) -> int:
+def create_data_buffer(pointer, size):
     return _keep((pointer, size)) if pointer in _device else 0
 
 
-def destroy_data_buffer(number: int) -> int:
+def destroy_data_buffer(number):
     return 0 if _things.pop(number, None) is not None else INVALID_PARAM
 
 
 class _Stream:
-    def __init__(self) -> None:
-        self.tasks: queue.Queue[Any] = queue.Queue()
+    def __init__(self):
+        self.tasks = queue.Queue()
         self.failed = 0
         threading.Thread(target=self._run, daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self):
         while (task := self.tasks.get()) is not None:
             code = 0 if self.failed else task()
             self.failed = self.failed or code or 0
 
 
 class _Event:
-    def __init__(self) -> None:
+    def __init__(self):
         self.done, self.stream = threading.Event(), None
 
 
-def _copied(target: int, source: int, size: int) -> int:
+def _copied(target, source, size):
     time.sleep(_knob("copy_s"))
     ctypes.memmove(target, source, size)
     return 0
 
 
-def _owned(pointer: int, size: int) -> bool:
+def _owned(pointer, size):
     return any(start <= pointer and pointer + size <= start + have for start, (_, have) in _device.items())
 
 
 class rt:
-    @staticmethod
-    def get_device_count() -> tuple[int, int]:
+    def get_device_count():
         return int(os.environ.get("ACL_DOUBLE_COUNT", "2")), _code("rt.get_device_count")
 
-    @staticmethod
-    def set_device(index: int) -> int:
+    def set_device(index):
         if not 0 <= index < int(os.environ.get("ACL_DOUBLE_COUNT", "2")):
             return INVALID_DEVICE
         _state.local.context = index + 1
         return _code("rt.set_device")
 
-    @staticmethod
-    def reset_device(index: int) -> int:
+    def reset_device(index):
         return _code("rt.reset_device")
 
-    @staticmethod
-    def get_context() -> tuple[int, int]:
+    def get_context():
         context = getattr(_state.local, "context", 0)
         return context, 0 if context else CONTEXT_NULL
 
-    @staticmethod
-    def set_context(context: int) -> int:
+    def set_context(context):
         _state.local.context = context
         return 0 if context else CONTEXT_NULL
 
-    @staticmethod
-    def get_mem_info(attribute: int) -> tuple[int, int, int]:
+    def get_mem_info(attribute):
         total = _knob("memory_mb") << 20
         return max(total - _used(), 0), total, _code("rt.get_mem_info") or (0 if attribute in (0, 1) else INVALID_PARAM)
 
-    @staticmethod
-    def malloc(size: int, policy: int) -> tuple[int, int]:
+    def malloc(size, policy):
         if code := _code("rt.malloc"):
             return 0, code
         if size <= 0 or policy not in (0, 1, 2):
@@ -176,30 +169,25 @@ class rt:
         _device[pointer] = memory, size
         return pointer, 0
 
-    @staticmethod
-    def free(pointer: int) -> int:
+    def free(pointer):
         return 0 if _device.pop(pointer, None) else INVALID_PARAM
 
-    @staticmethod
-    def malloc_host(size: int) -> tuple[int, int]:
+    def malloc_host(size):
         memory = (ctypes.c_uint8 * (size + _ALIGNED))()
         pointer = -(-ctypes.addressof(memory) // _ALIGNED) * _ALIGNED
         _host[pointer] = memory, size
         return pointer, _code("rt.malloc_host")
 
-    @staticmethod
-    def free_host(pointer: int) -> int:
+    def free_host(pointer):
         return 0 if _host.pop(pointer, None) is not None else INVALID_PARAM
 
-    @staticmethod
-    def memcpy(target: int, most: int, source: int, size: int, kind: int) -> int:
+    def memcpy(target, most, source, size, kind):
         on_device = target if kind == 1 else source
         if size > most or kind not in (1, 2) or not _owned(on_device, size):
             return INVALID_PARAM
         return _code("rt.memcpy") or _copied(target, source, size)
 
-    @staticmethod
-    def memcpy_async(target: int, most: int, source: int, size: int, kind: int, stream: int) -> int:
+    def memcpy_async(target, most, source, size, kind, stream):
         on_device, on_host = (target, source) if kind == 1 else (source, target)
         if size > most or kind not in (1, 2) or not _owned(on_device, size):
             return INVALID_PARAM
@@ -212,39 +200,32 @@ class rt:
         _things[stream].tasks.put(lambda: _copied(target, source, size))
         return 0
 
-    @staticmethod
-    def create_stream() -> tuple[int, int]:
+    def create_stream():
         return _keep(_Stream()), _code("rt.create_stream")
 
-    @staticmethod
-    def destroy_stream(stream: int) -> int:
+    def destroy_stream(stream):
         _things.pop(stream).tasks.put(None)
         return 0
 
-    @staticmethod
-    def synchronize_stream(stream: int) -> int:
+    def synchronize_stream(stream):
         event, code = rt.create_event()
         code = code or rt.record_event(event, stream) or rt.synchronize_event(event)
         rt.destroy_event(event)
         return code
 
-    @staticmethod
-    def synchronize_device() -> int:
+    def synchronize_device():
         for number, thing in list(_things.items()):
             if isinstance(thing, _Stream):
                 rt.synchronize_stream(number)
         return _code("rt.synchronize_device")
 
-    @staticmethod
-    def create_event() -> tuple[int, int]:
+    def create_event():
         return _keep(_Event()), _code("rt.create_event")
 
-    @staticmethod
-    def destroy_event(event: int) -> int:
+    def destroy_event(event):
         return 0 if isinstance(_things.pop(event, None), _Event) else INVALID_PARAM
 
-    @staticmethod
-    def record_event(event: int, stream: int) -> int:
+    def record_event(event, stream):
         recorded = _things[event]
         if recorded.stream is not None:
             return INVALID_PARAM  # It must be reset first.
@@ -252,21 +233,19 @@ class rt:
         recorded.stream.tasks.put(recorded.done.set)
         return _code("rt.record_event")
 
-    @staticmethod
-    def stream_wait_event(stream: int, event: int) -> int:
+    def stream_wait_event(stream, event):
         waited = _things[event]
 
-        def wait() -> int:
+        def wait():
             while not waited.done.wait(0.01):
                 if waited.stream is not None and waited.stream.failed:
-                    return int(waited.stream.failed)
+                    return waited.stream.failed
             return 0
 
         _things[stream].tasks.put(wait)
         return _code("rt.stream_wait_event")
 
-    @staticmethod
-    def synchronize_event(event: int) -> int:
+    def synchronize_event(event):
         waited = _things[event]
         while not waited.done.wait(0.005):
             if waited.stream.failed:
@@ -274,14 +253,14 @@ class rt:
                 waited.stream.failed = 0
                 waited.done.set()
                 _state.message = "EZ9999: Inner Error, the task on the stream failed"
-                return int(code)
+                return code
         return _code("rt.synchronize_event")
 
 
 class _Loaded:
     """Model of the double's atc: JSON, a line feed, and the ONNX file."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         head, _, onnx = data.partition(b"\n")
         self.about = json.loads(head)
         self.size = self.about.get("extra_bytes", 0) + len(onnx)
@@ -293,7 +272,7 @@ class _Loaded:
         self.session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         self.gears = self.about["gears"]
 
-    def run(self, inputs: list[Any], outputs: list[Any], size: int) -> None:
+    def run(self, inputs, outputs, size):
         feed = {}
         for (pointer, _), given in zip(inputs, self.about["inputs"], strict=False):
             dims = [size if length == -1 else length for length in given["dims"]]
@@ -310,21 +289,19 @@ class _Loaded:
             ctypes.memmove(pointer, array.ctypes.data, array.nbytes)
 
 
-def _bytes_at(pointer: int, size: int) -> bytes:
+def _bytes_at(pointer, size):
     return bytes((ctypes.c_uint8 * size).from_address(pointer))
 
 
 class mdl:
-    @staticmethod
-    def query_size_from_mem(pointer: int, size: int) -> tuple[int, int, int]:
+    def query_size_from_mem(pointer, size):
         try:
             about = json.loads(_bytes_at(pointer, size).partition(b"\n")[0])
         except ValueError:
             return 0, 0, MODEL_DATA_SIZE_INVALID
         return about.get("extra_bytes", 0), size, _code("mdl.query_size_from_mem")
 
-    @staticmethod
-    def load_from_mem(pointer: int, size: int) -> tuple[int, int]:
+    def load_from_mem(pointer, size):
         if code := _code("mdl.load_from_mem"):
             return 0, code
         loaded = _Loaded(_bytes_at(pointer, size))
@@ -333,105 +310,83 @@ class mdl:
             return 0, 500002
         return _keep(loaded), 0
 
-    @staticmethod
-    def unload(model: int) -> int:
+    def unload(model):
         return 0 if isinstance(_things.pop(model, None), _Loaded) else MODEL_ID_INVALID
 
-    @staticmethod
-    def create_desc() -> int:
+    def create_desc():
         return _keep([])
 
-    @staticmethod
-    def get_desc(desc: int, model: int) -> int:
+    def get_desc(desc, model):
         _things[desc].append(_things[model])
         return _code("mdl.get_desc")
 
-    @staticmethod
-    def destroy_desc(desc: int) -> int:
+    def destroy_desc(desc):
         return 0 if _things.pop(desc, None) is not None else INVALID_PARAM
 
-    @staticmethod
-    def _ports(desc: int, kind: str) -> list[dict[str, Any]]:
+    def _ports(desc, kind):
         about = _things[desc][0].about
         gear = {"name": "ascend_mbatch_shape_data", "dims": [1], "dtype": "int32", "bytes": 4}
         return [*about[kind], *([gear] if about["gears"] and kind == "inputs" else [])]
 
-    @staticmethod
-    def get_num_inputs(desc: int) -> int:
+    def get_num_inputs(desc):
         return len(mdl._ports(desc, "inputs"))
 
-    @staticmethod
-    def get_num_outputs(desc: int) -> int:
+    def get_num_outputs(desc):
         return len(mdl._ports(desc, "outputs"))
 
-    @staticmethod
-    def _dims(desc: int, index: int, kind: str) -> tuple[dict[str, Any], int]:
+    def _dims(desc, index, kind):
         port = mdl._ports(desc, kind)[index]
         dims = list(port["dims"])
         if kind == "outputs" and dims[:1] == [-1]:  # The largest gear's.
             dims[0] = max(_things[desc][0].gears)
         return {"name": port["name"], "dimCount": len(dims), "dims": dims}, 0
 
-    @staticmethod
-    def get_input_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    def get_input_dims(desc, index):
         return mdl._dims(desc, index, "inputs")
 
-    @staticmethod
-    def get_output_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    def get_output_dims(desc, index):
         return mdl._dims(desc, index, "outputs")
 
-    @staticmethod
-    def _size(desc: int, index: int, kind: str) -> int:
+    def _size(desc, index, kind):
         port = mdl._ports(desc, kind)[index]
         most = max(_things[desc][0].gears or [1])
         dims = [most if length == -1 else length for length in port["dims"]]
-        size: int = max(int(np.prod(dims)), 1) * np.dtype(port["dtype"]).itemsize
-        return size
+        return max(int(np.prod(dims)), 1) * np.dtype(port["dtype"]).itemsize
 
-    @staticmethod
-    def get_input_size_by_index(desc: int, index: int) -> int:
+    def get_input_size_by_index(desc, index):
         return mdl._size(desc, index, "inputs")
 
-    @staticmethod
-    def get_output_size_by_index(desc: int, index: int) -> int:
+    def get_output_size_by_index(desc, index):
         return mdl._size(desc, index, "outputs")
 
-    @staticmethod
-    def get_input_data_type(desc: int, index: int) -> int:
+    def get_input_data_type(desc, index):
         return _TYPES[np.dtype(mdl._ports(desc, "inputs")[index]["dtype"])]
 
-    @staticmethod
-    def get_output_data_type(desc: int, index: int) -> int:
+    def get_output_data_type(desc, index):
         return _TYPES[np.dtype(mdl._ports(desc, "outputs")[index]["dtype"])]
 
-    @staticmethod
-    def get_dynamic_batch(desc: int) -> tuple[dict[str, Any], int]:
+    def get_dynamic_batch(desc):
         gears = _things[desc][0].gears
         return {"batchCount": len(gears), "batch": list(gears)}, 0
 
-    @staticmethod
-    def create_dataset() -> int:
+    def create_dataset():
         return _keep({"buffers": [], "size": None})
 
-    @staticmethod
-    def add_dataset_buffer(dataset: int, buffer: int) -> tuple[int, int]:
+    def add_dataset_buffer(dataset, buffer):
         _things[dataset]["buffers"].append(_things[buffer])
         return dataset, 0
 
-    @staticmethod
-    def destroy_dataset(dataset: int) -> int:
+    def destroy_dataset(dataset):
         return 0 if _things.pop(dataset, None) is not None else INVALID_PARAM
 
-    @staticmethod
-    def set_dynamic_batch_size(model: int, dataset: int, index: int, size: int) -> int:
+    def set_dynamic_batch_size(model, dataset, index, size):
         loaded = _things[model]
         if size not in loaded.gears or index != len(loaded.about["inputs"]):
             return DYNAMIC_BATCH_SIZE_INVALID
         _things[dataset]["size"] = size
         return _code("mdl.set_dynamic_batch_size")
 
-    @staticmethod
-    def execute_async(model: int, given: int, outputs: int, stream: int) -> int:
+    def execute_async(model, given, outputs, stream):
         loaded = _things.get(model)
         if not isinstance(loaded, _Loaded):
             return MODEL_ID_INVALID
@@ -443,7 +398,7 @@ class mdl:
         size = size or 1
         buffers, targets = list(_things[given]["buffers"]), list(_things[outputs]["buffers"])
 
-        def execute() -> int:
+        def execute():
             if code := _code("stream"):
                 return code
             loaded.run(buffers, targets, size)
@@ -455,109 +410,7 @@ class mdl:
         return 0
 
 
-_PICTURE = ("data", "size", "format", "width", "height", "width_stride", "height_stride")
-
-
-class media:
-    dvpp_malloc = staticmethod(lambda size: rt.malloc(size, 0))
-    dvpp_free = staticmethod(rt.free)
-
-    @staticmethod
-    def dvpp_create_channel_desc() -> int:
-        return _keep({"open": False})
-
-    @staticmethod
-    def dvpp_create_channel(channel: int) -> int:
-        _things[channel]["open"] = True
-        return _code("media.dvpp_create_channel")
-
-    @staticmethod
-    def dvpp_create_pic_desc() -> int:
-        return _keep(dict.fromkeys(_PICTURE, 0))
-
-    @staticmethod
-    def dvpp_destroy_pic_desc(picture: int) -> int:
-        return 0 if _things.pop(picture, None) is not None else INVALID_PARAM
-
-    @staticmethod
-    def dvpp_jpeg_get_image_info(pointer: int, size: int) -> tuple[int, int, int, int]:
-        from PIL import Image
-
-        try:
-            with Image.open(io.BytesIO(_bytes_at(pointer, size))) as image:
-                return image.width, image.height, len(image.getbands()), _code("media.dvpp_jpeg_get_image_info")
-        except OSError:
-            return 0, 0, 0, UNSUPPORTED_JPEG
-
-    @staticmethod
-    def dvpp_jpeg_decode_async(channel: int, pointer: int, size: int, picture: int, stream: int) -> int:
-        from PIL import Image
-
-        about = _things[picture]
-        if not _things[channel]["open"] or not _owned(pointer, size) or not _owned(about["data"], about["size"]):
-            return INVALID_PARAM
-
-        def decode() -> int:
-            try:
-                image = Image.open(io.BytesIO(_bytes_at(pointer, size)))
-                image.draft("YCbCr", image.size)
-                pixels = np.asarray(image.convert("YCbCr"))
-            except OSError:
-                return UNSUPPORTED_JPEG
-            height, width, _ = pixels.shape
-            wide, high = about["width_stride"], about["height_stride"]
-            if wide % 16 or high % 16 or wide < width or high < height or about["format"] != 1:
-                return INVALID_PARAM
-            raw = (ctypes.c_uint8 * about["size"]).from_address(about["data"])
-            plane = np.frombuffer(raw, np.uint8)[: wide * high * 3 // 2].reshape(high * 3 // 2, wide)
-            even = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge").astype(np.uint16)
-            plane[:height, :width] = pixels[..., 0]
-            chroma = (even[::2, ::2] + even[1::2, ::2] + even[::2, 1::2] + even[1::2, 1::2] + 2) // 4
-            rows, columns = chroma.shape[:2]
-            plane[high : high + rows, : 2 * columns : 2] = chroma[..., 1]
-            plane[high : high + rows, 1 : 2 * columns : 2] = chroma[..., 2]
-            return 0
-
-        _things[stream].tasks.put(decode)
-        return _code("media.dvpp_jpeg_decode_async")
-
-    @staticmethod
-    def dvpp_vpc_convert_color_async(channel: int, source: int, target: int, stream: int) -> int:
-        given, wanted = dict(_things[source]), dict(_things[target])
-        if (given["format"], wanted["format"]) != (1, 12) or wanted["width_stride"] % 16:
-            return INVALID_PARAM
-
-        def convert() -> int:
-            wide, high, width, height = (given[name] for name in ("width_stride", "height_stride", "width", "height"))
-            raw = (ctypes.c_uint8 * given["size"]).from_address(given["data"])
-            plane = np.frombuffer(raw, np.uint8)[: wide * high * 3 // 2].reshape(high * 3 // 2, wide)
-            luma = plane[:height, :width].astype(np.float32)
-            half = plane[high : high + -(-height // 2)].reshape(-1, wide // 2, 2).astype(np.float32) - 128
-            blue, red = (half[..., each].repeat(2, 0).repeat(2, 1)[:height, :width] for each in (0, 1))
-            rgb = np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], -1)
-            raw = (ctypes.c_uint8 * wanted["size"]).from_address(wanted["data"])
-            rows = np.frombuffer(raw, np.uint8)[: wanted["width_stride"] * wanted["height_stride"]]
-            rows = rows.reshape(wanted["height_stride"], wanted["width_stride"])
-            rows[:height, : 3 * width] = np.clip(np.round(rgb), 0, 255).astype(np.uint8).reshape(height, -1)
-            return 0
-
-        _things[stream].tasks.put(convert)
-        return _code("media.dvpp_vpc_convert_color_async")
-
-
-def _setter(name: str) -> Any:
-    def set_part(picture: int, value: int) -> int:
-        _things[picture][name] = value
-        return 0
-
-    return staticmethod(set_part)
-
-
-for _name in _PICTURE:
-    setattr(media, f"dvpp_set_pic_desc_{_name}", _setter(_name))
-
-
-def forget() -> None:
+def forget():
     """Drop things that last as long as the process: decoders' streams and descriptions of channels."""
     for thing in _things.values():
         if isinstance(thing, _Stream):
@@ -565,7 +418,7 @@ def forget() -> None:
     _things.clear()
 
 
-def leftovers() -> dict[str, int]:
+def leftovers():
     """Return counts of the things still held, for a test."""
     kinds = [type(thing).__name__ for thing in _things.values()]
     return {"device": len(_device), "host": len(_host), **{kind: kinds.count(kind) for kind in set(kinds)}}

@@ -13,7 +13,6 @@ MEMORY_BYTES: int | None = 16 * 2**30
 
 
 def kernels() -> int:
-    """Return how many models have run."""
     return int(acl.counts["executions"])
 
 

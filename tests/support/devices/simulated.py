@@ -18,7 +18,6 @@ device.install(DEVICE_TYPE)
 
 
 def kernels() -> int:
-    """Return how many kernels the device has run."""
     return device.count("kernels")
 
 

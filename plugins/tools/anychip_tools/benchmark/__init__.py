@@ -1,4 +1,4 @@
-"""Measurements of a network on a device, of decoding, and of a service over HTTP and gRPC.
+"""Measurements of a network on a device, and of a service over HTTP.
 
 Must not know how results are shown, nor import the service: it may be another one, on another machine.
 """

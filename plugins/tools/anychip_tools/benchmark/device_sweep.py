@@ -1,28 +1,19 @@
-"""Sweep of a network over batch sizes on a device: latency, throughput, memory, energy, by engine and precision.
-
-Owns: warm-up, the order of measurements, the figures. A batch is timed from pixels in the host's memory to answers
-in the host's memory, so that nothing is in flight when the clock is read. Must not know how it is shown.
-"""
+"""Sweep of a network over batch sizes, from pixels in the host's memory to answers there, by engine and precision."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import isnan, nan
 from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from anychip_tools.benchmark.load import percentile
-from app.decoder.decoder import decode_into
-from app.images.header import read_header
 from backends import Backend, Executable, LoadedNetwork
 from backends.contract.backend import Pixels
-from models import PixelModel
 
 _WARM_UP_S = 0.3
 _LEAST_RUNS = 5
@@ -94,33 +85,6 @@ def throughput(executable: Executable, buffers: Sequence[Pixels], seconds: float
         done += 1
     images = done * len(buffers[0])
     return images / (time.perf_counter() - started_s), images
-
-
-def decoding(model: PixelModel, image: bytes, threads: Sequence[int], seconds: float) -> list[dict[str, float]]:
-    """Measure images a second from JPEG to the network's input, by threads: decoding and placing, no network."""
-    header = read_header(image)
-    torch.set_num_threads(1)  # Like a decoder process.
-    rows = []
-    for count in threads:
-
-        def work(_: int) -> list[float]:
-            target = torch.empty(model.input_shape, dtype=torch.uint8)
-            decode_into(model, image, header, target)
-            return repeated_s(lambda: decode_into(model, image, header, target), seconds)
-
-        started_s = time.perf_counter()
-        with ThreadPoolExecutor(count) as pool:
-            times_s = [each for part in pool.map(work, range(count)) for each in part]
-        elapsed_s = time.perf_counter() - started_s
-        rows.append(
-            {
-                "threads": count,
-                "images_per_s": len(times_s) / elapsed_s,
-                "p50_ms": percentile(times_s, 50) * 1e3,
-                "p99_ms": percentile(times_s, 99) * 1e3,
-            }
-        )
-    return rows
 
 
 def repeated_s(run: Callable[[], object], seconds: float, least: int = _LEAST_RUNS) -> list[float]:

@@ -1,11 +1,6 @@
-"""HTTP load on a server, over keep-alive connections; the two loops are also those of gRPC (rpc_load).
+"""HTTP load on a server, over keep-alive connections: in closed loop (`drive`) and in open loop (`drive_open`).
 
-Closed loop (`drive`): each connection sends its next request when the last is answered; finds the capacity.
-Open loop (`drive_open`): requests are sent when they are due, even if earlier ones are unanswered; shows a server
-under more load than it can answer.
-
-Owns: connections, the times of requests, latencies and the result of each request. Small on purpose: on two cores the
-generator must not be the bottleneck; where it is, the lateness of its requests shows it.
+On two cores the generator must not be the bottleneck; where it is, the lateness of its requests shows it.
 """
 
 from __future__ import annotations
@@ -18,15 +13,15 @@ import resource
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Call = Callable[[], Awaitable[str]]
 """Request and its answer: returns the status. Raises OSError or EOFError if no whole answer came."""
-GOOD = ("200", "OK")
-"""Statuses of an answer, by HTTP and by gRPC."""
+GOOD = "200"
+"""Status of a good answer."""
 
 HOST = "127.0.0.1"
 # uvloop's timers count whole milliseconds: without this, a short sleep returns at once and spins on the server's core.
@@ -116,6 +111,15 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bool]:
     return head[9:12].decode(), b"\r\nconnection: close" not in head
 
 
+def request_bytes(
+    path: str, body: bytes, content_type: str, headers: Mapping[str, str] | None = None, host: str = "localhost"
+) -> bytes:
+    """Build a whole HTTP/1.1 POST request."""
+    fields = {"Host": host, "Content-Type": content_type, "Content-Length": str(len(body)), **(headers or {})}
+    lines = (f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()))
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
 @dataclass
 class ClosedLoad:
     """Results of a closed loop. Latencies in seconds, of good answers; `errors` by status or exception."""
@@ -151,7 +155,7 @@ async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoa
                 count(type(error).__name__ if isinstance(error, OSError) else "closed")
                 return
             now_s = time.perf_counter()
-            if status in GOOD:
+            if status == GOOD:
                 load.latencies_s.append(now_s - begun_s)
             else:
                 count(status)
@@ -227,7 +231,7 @@ async def open_loop(
             load.connection_errors += 1
             return
         now_s = time.perf_counter() - started_s
-        if status in GOOD:
+        if status == GOOD:
             load.accepted.append(Accepted(now_s, now_s - due))
         else:
             load.refused[status] += 1

@@ -1,28 +1,47 @@
-"""Load on a running service, local or remote, in closed and in open loop.
-
-Owns: a measurement and its row. Must not know how it is shown.
+"""Load on a running service, in closed and in open loop: anychip's own route, and the Open Inference Protocol of any
+server. Must not know how it is shown.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+import json
+import math
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from anychip_tools.benchmark import endpoints
+import httpx
+import numpy as np
+
 from anychip_tools.benchmark.load import (
+    Address,
     ClosedLoad,
-    OpenLoad,
     allow_many_connections,
     drive,
     drive_open,
     percentile,
     poisson_arrivals,
+    request_bytes,
 )
-from anychip_tools.benchmark.rpc_load import RpcTarget
 from app.arguments import CommandError
+from app.protocols import wire
 
+Protocol = Literal["predict", "v2"]
+_TIMEOUT_S = 30.0
 _WARM_UP_S = 1.0
 _SEED = 0
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """Input of a request. `content`: bytes as the protocol sends them."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    content: bytes
 
 
 class LoadedService:
@@ -32,32 +51,26 @@ class LoadedService:
         self,
         url: str,
         model: str,
-        protocol: endpoints.Protocol,
+        protocol: Protocol,
         image: bytes,
         *,
         batch: int = 1,
-        binary: bool = True,
         key: str = "",
     ) -> None:
-        """Ask for the model's inputs. `batch`: items in a request of tensors; `binary`: tensors as bytes, else JSON."""
-        self._address = endpoints.address_of(url)
+        """Ask for the model's inputs. `batch`: items in a request of tensors."""
+        self._address = address_of(url)
         self._url, self._protocol = url, protocol
         self.images = 1 if protocol == "predict" else batch
         host = f"{self._address.host}:{self._address.port}"
-        self._rpc: RpcTarget | None = None
-        self._request = b""
-        if protocol == "grpc":
-            self._rpc = RpcTarget(host, model, key)
-            self._tensors = endpoints.tensors_of(self._rpc.described(), batch, image)
-        elif protocol == "v2":
-            tensors = endpoints.tensors_of(endpoints.described(url, model, key), batch, image)
-            self._request = endpoints.infer_request(model, tensors, host, key, binary=binary)
+        if protocol == "v2":
+            tensors = _tensors_of(_described(url, model, key), batch, image)
+            self._request = _infer_request(model, tensors, host, key)
         else:
-            self._request = endpoints.predict_request(model, image, host, key)
+            self._request = predict_request(model, image, host, key)
         allow_many_connections()
 
     def closed(self, connections: int, seconds: float) -> dict[str, Any]:
-        """Load over so many connections (gRPC: calls); each sends its next request after the last answer."""
+        """Load over so many connections; each sends its next request after the last answer."""
         load = self._closed(connections, seconds)
         if not load.latencies_s:
             raise CommandError(f"{self._url} gave no good answer: {load.errors or 'none came'}")
@@ -75,7 +88,8 @@ class LoadedService:
 
     def open(self, rate: float, seconds: float, timeout_s: float) -> dict[str, Any]:
         """Load at random times, at this mean rate, even if earlier requests are unanswered."""
-        load = self._open(rate, seconds, timeout_s)
+        due_s = poisson_arrivals(rate, seconds, _SEED)
+        load = drive_open(self._address, self._request, due_s, seconds=seconds, timeout_s=timeout_s)
         latencies_s = [each.latency_s for each in load.accepted]
         return {
             "protocol": self._protocol,
@@ -95,15 +109,80 @@ class LoadedService:
         self._closed(4, _WARM_UP_S)
 
     def _closed(self, connections: int, seconds: float) -> ClosedLoad:
-        if self._rpc is not None:
-            return asyncio.run(self._rpc.closed_loop(self._tensors, connections, seconds))
         try:
             return drive(self._address, self._request, connections, seconds)
         except OSError as error:
             raise CommandError(f"nothing answers at {self._url}: {error}") from None
 
-    def _open(self, rate: float, seconds: float, timeout_s: float) -> OpenLoad:
-        due_s = poisson_arrivals(rate, seconds, _SEED)
-        if self._rpc is not None:
-            return asyncio.run(self._rpc.open_loop(self._tensors, due_s, seconds=seconds, timeout_s=timeout_s))
-        return drive_open(self._address, self._request, due_s, seconds=seconds, timeout_s=timeout_s)
+
+def address_of(url: str) -> Address:
+    """Parse a URL to an address. Raises CommandError."""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise CommandError(f"{url!r} is no address like http://127.0.0.1:8000")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    return Address(parts.hostname, parts.port or (443 if tls else 80), tls)
+
+
+def predict_request(model: str, image: bytes, host: str, key: str = "") -> bytes:
+    """Build a request of anychip's own route, with an image as its body."""
+    return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", _headers(key), host)
+
+
+def _infer_request(model: str, tensors: list[_Tensor], host: str, key: str = "") -> bytes:
+    inputs = [
+        {
+            "name": each.name,
+            "datatype": each.datatype,
+            "shape": list(each.shape),
+            "parameters": {"binary_data_size": len(each.content)},
+        }
+        for each in tensors
+    ]
+    head = json.dumps({"inputs": inputs}).encode()
+    path = f"/v2/models/{model}/infer"
+    headers = {"Inference-Header-Content-Length": str(len(head)), **_headers(key)}
+    body = head + b"".join(each.content for each in tensors)
+    return request_bytes(path, body, "application/octet-stream", headers, host)
+
+
+def _described(url: str, model: str, key: str = "") -> list[Mapping[str, Any]]:
+    try:
+        answer = httpx.get(f"{url}/v2/models/{model}", headers=_headers(key), timeout=_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        inputs: list[Mapping[str, Any]] = answer.json()["inputs"]
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise CommandError(f"{url} does not say what {model} takes (/v2/models/{model}): {error}") from None
+    return inputs
+
+
+def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> list[_Tensor]:
+    """Make a tensor of every input's type and shape: the image for bytes, else random numbers.
+
+    The first axis of unknown length is the batch, others are 1. A model of either an image or pixels gets the image.
+    Raises CommandError.
+    """
+    source = np.random.default_rng(0)
+    bytes_only = [each for each in inputs if each["datatype"] == "BYTES"]
+    made = []
+    for each in bytes_only[:1] or inputs:
+        lengths = [int(length) for length in each["shape"]]
+        shape = tuple(
+            (batch if place == 0 else 1) if length < 0 else length for place, length in enumerate(lengths)
+        ) or (batch,)
+        if each["datatype"] == "BYTES":
+            made.append(_Tensor(each["name"], "BYTES", shape, wire.to_bytes([image] * math.prod(shape))))
+            continue
+        if each["datatype"] not in wire.DATATYPES:
+            raise CommandError(f"{each['name']} is of type {each['datatype']}, which is not sent here")
+        dtype = wire.DATATYPES[each["datatype"]]
+        if dtype.kind == "f":
+            numbers = source.standard_normal(shape).astype(dtype)
+        else:
+            numbers = source.integers(0, 256 if dtype.itemsize == 1 and dtype.kind == "u" else 2, shape).astype(dtype)
+        made.append(_Tensor(each["name"], each["datatype"], shape, numbers.tobytes()))
+    return made
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,4 +1,1 @@
-"""Device that computes nothing, and fails on demand.
-
-Must not import torch's devices.
-"""
+"""Device that computes nothing, and fails on demand."""

@@ -1,12 +1,7 @@
 """Device that computes nothing: it answers with the right shape after a chosen delay, and fails on demand.
 
-Owns: the place of the behaviour (`ANYCHIP_NULL`), and the effect of faults on the process. It serves the tests of the
-server, load tests, and operators who want to see what the server does when a device misbehaves. Must not be taken for
-hardware, by `auto` or by the report: its answers are zeros.
-
-The worker warms every batch size with images that are all zero before it serves. A batch of such images is
-therefore not counted: "the third batch" is the third that holds anything, on one device in one process, of any
-model. Each run counts: a batch that is tried again in halves is three.
+Must not be taken for hardware, by `auto` or by the report: its answers are zeros. A batch of images that are all zero
+is a warm-up and not counted; a batch that is tried again in halves is three (docs/null.md).
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anychip_tools.null.behaviour import Behaviour, FaultKind, parse
+from anychip_tools.behaviour import Behaviour, FaultKind, parse_null
 from backends.contract.backend import (
     DEFAULTS,
     Array,
@@ -59,11 +54,8 @@ _VARIABLE = "ANYCHIP_NULL"  # Processes started from here inherit it.
 
 
 def configure(text: str) -> None:
-    """Set the behaviour of devices loaded from now on, here and in child processes; empty text is the default.
-
-    Raises BackendUnavailableError, and then changes nothing.
-    """
-    parse(text)
+    """Set the behaviour of devices loaded from now on, here and in children. Raises BackendUnavailableError."""
+    parse_null(text)
     if text.strip():
         os.environ[_VARIABLE] = text
     else:
@@ -71,13 +63,11 @@ def configure(text: str) -> None:
 
 
 def _configured() -> Behaviour:
-    return parse(os.environ.get(_VARIABLE, ""))
+    return parse_null(os.environ.get(_VARIABLE, ""))
 
 
 @dataclass
 class _State:
-    """History of one device in this process."""
-
     counted: int = 0
     leaked: list[mmap.mmap] = field(default_factory=list)
     cached: list[mmap.mmap] = field(default_factory=list)
@@ -116,7 +106,7 @@ class NullBackend(Backend):
         """Facts of the present configuration. Cannot raise: `probe` reports an invalid one."""
         text = os.environ.get(_VARIABLE, "")
         try:
-            behaviour = parse(text)
+            behaviour = parse_null(text)
         except BackendUnavailableError:
             behaviour = Behaviour()
         return Facts(
@@ -130,7 +120,6 @@ class NullBackend(Backend):
         )
 
     def probe(self) -> Probe:
-        """Report the devices as available unless the configuration is invalid."""
         try:
             _configured()
         except BackendUnavailableError as error:
@@ -138,7 +127,6 @@ class NullBackend(Backend):
         return Probe(True)
 
     def devices(self) -> list[Device]:
-        """Return the configured number of devices."""
         behaviour = _configured()
         return [
             Device(f"null:{index}", "computes nothing", behaviour.memory_mb << 20, "fp32")
@@ -155,7 +143,6 @@ class NullBackend(Backend):
         *,
         options: CompileOptions = DEFAULTS,
     ) -> LoadedNetwork:
-        """Load after `load_ms`. The present configuration holds for the executable's life."""
         precisions, options = wanted(self, device, precision, options)
         behaviour, state = _configured(), self._state(device)
         if engine not in ("auto", _NullEngine.name):
@@ -164,24 +151,19 @@ class NullBackend(Backend):
         return compile_first([_NullEngine(behaviour, state)], network, device, precisions, batch_sizes, options=options)
 
     def memory(self, device: str) -> Memory:
-        """Count leaked memory as allocated, cached memory as reserved. Raises BackendUnavailableError."""
+        """Count leaked memory as allocated, cached memory as reserved."""
         state = self._state(device)
         leaked, reserved = state.leaked_bytes, state.leaked_bytes + state.cached_bytes
         return Memory(leaked, reserved, reserved, _configured().memory_mb << 20)
 
     def release_cache(self, device: str) -> int:
-        """Release the cached memory, never the leaked. Raises BackendUnavailableError."""
         state = self._state(device)
         returned = state.cached_bytes
         state.cached.clear()
         return returned
 
     def telemetry(self, device: str) -> Telemetry:
-        """Report power, energy and utilization if `power_w` is set, else nothing. `sick` adds heat, and one
-        more error of each kind at every call.
-
-        Raises BackendUnavailableError.
-        """
+        """Report figures if `power_w` is set; `sick` adds heat, and one more error of each kind at every call."""
         state, behaviour = self._state(device), _configured()
         if not behaviour.power_w:
             return Telemetry()
@@ -220,7 +202,6 @@ class _NullEngine(Engine):
     def compile(
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
-        """Keep the shapes of the outputs and drop the network."""
         with translated_errors(device):
             outputs = _outputs(network, batch_sizes[0])
         if any(output.shape[:1] != batch_sizes[:1] for output in outputs):
@@ -238,22 +219,16 @@ class _NullEngine(Engine):
 
 
 def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
-    """Return outputs for `size` images; only their shapes and types count.
-
-    Run the network once. On PyTorch's "meta" device nothing would be computed, but its import takes a second, and most
-    networks take less.
-    """
+    """Return outputs for `size` images, for their shapes and types: a run takes less than importing "meta" does."""
     with torch.inference_mode():
         return network(torch.zeros((size, *network.input_shape), dtype=torch.uint8))
 
 
 def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
-    """Return a tensor's numpy type: float32 for floating point, as with every engine's outputs."""
     return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
 
 
 def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> tuple[int, ...]:
-    """Lengthen the last axis of the shape until an item has so many bytes."""
     others = math.prod(shape[:-1])
     return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
 
@@ -318,7 +293,6 @@ class _NullExecutable(Executable):
         return answers
 
     def _take(self, size: int, blocks: list[mmap.mmap]) -> None:
-        """Keep `size` bytes in `blocks`. Raises OutOfDeviceMemoryError if the device or the host has no more."""
         if not size:
             return
         if self._state.leaked_bytes + self._state.cached_bytes + size > self._behaviour.memory_mb << 20:
@@ -333,10 +307,7 @@ class _NullExecutable(Executable):
         blocks.append(block)
 
     def _act(self, kind: FaultKind) -> None:
-        """Raise BackendError or OutOfDeviceMemoryError, end or stop the process, or never return.
-
-        A process that was stopped and is continued (SIGCONT) answers as if nothing had happened.
-        """
+        """Raise an error, end or stop the process (SIGCONT continues it), or never return."""
         if kind == "fail":
             raise BackendError(f"{self.device} was told to fail.")
         if kind == "oom":
@@ -359,7 +330,6 @@ def _with_nan(answer: Array, rows: list[int]) -> Array:
 
 
 def _import() -> None:
-    """Sleep in a worker for as long as a vendor's package takes to import."""
     if multiprocessing.current_process().name != "MainProcess":
         try:
             import_ms = _configured().import_ms

@@ -1,9 +1,7 @@
 """Tables of the operators that each vendor's software lists: of this PyTorch's own devices by its dispatcher, of others
-in files beside this one.
+in files beside this one, whose first lines name source, version, date and the command that wrote them.
 
-Owns: the tables, one file a vendor (kernels) or compiler (converters), each with its source, version and date, and the
-command that wrote it in a checkout, in its first lines. Must not be taken for a measurement: a name in a table says
-that a kernel is registered, not that it takes every type and shape.
+Must not be taken for a measurement: a name says that a kernel is registered, not that it takes every type and shape.
 """
 
 from __future__ import annotations

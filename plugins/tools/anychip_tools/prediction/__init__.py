@@ -1,4 +1,1 @@
-"""Parts of `anychip predict`: finding images, answers here or by a service, and the files of answers.
-
-Must not know the command's options.
-"""
+"""Parts of `anychip predict`: its files, answers by a device here or by a service, and drawings."""

@@ -1,7 +1,4 @@
-"""Drawing of what was found into an image: `anychip predict --save`.
-
-Owns: colours and shapes, the same as the playground's. Must not know where predictions come from.
-"""
+"""Drawing of what was found into an image, in the playground's colours: `anychip predict --save`."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from anychip_tools.prediction.outcomes import Prediction
-
 Point = tuple[float, float]
+Prediction = Mapping[str, Any]
+"""Entry of "predictions" (docs/api.md), from postprocessing or from JSON."""
 
 _PLACES = {"box", "corners", "segments", "keypoints"}
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
@@ -26,10 +23,7 @@ _OPACITY = 0.6  # Opacity of a map over the image.
 
 
 def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
-    """Write the image as PNG with everything that was found, or its best class, drawn in; return the file's path.
-
-    Raises OSError.
-    """
+    """Write the image as PNG with what was found, or its best class, drawn in; return its path. Raises OSError."""
     image = ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).convert("RGB")
     if (over := _map(prediction)) is not None:
         image = Image.blend(image, over.resize(image.size, Image.Resampling.NEAREST), _OPACITY)
@@ -64,7 +58,6 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
 
 
 def _map(prediction: Prediction) -> Image.Image | None:
-    """Return the map of an answer: classes in their colours, depth from dark to bright; None without a map."""
     found = prediction.get("class_map") or prediction.get("depth") or {}
     if "png" not in found:
         return None
@@ -94,7 +87,6 @@ def polygons(found: Prediction) -> Iterator[list[Point]]:
 
 
 def _point(given: Any) -> Point:
-    """Read a point from `{"x": …, "y": …}` or `[x, y]`."""
     return (given["x"], given["y"]) if isinstance(given, Mapping) else (given[0], given[1])
 
 

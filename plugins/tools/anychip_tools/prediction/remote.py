@@ -1,7 +1,6 @@
 """Predictions for many images by a running service: `anychip predict --url`.
 
-Owns: the number of requests in flight, and the retries. Must not import the service: it may run on another
-machine.
+Must not import the service: it may run on another machine.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from typing import Any
 
 import httpx
 
-from anychip_tools.prediction.image_sources import ImageSource
-from anychip_tools.prediction.outcomes import FileOutcome
+from anychip_tools.prediction.files import FileOutcome, ImageSource
 from app.arguments import CommandError
 
 _TIMEOUT_S = 60.0
@@ -29,10 +27,7 @@ class RemotePredictor:
     """Model of a service."""
 
     def __init__(self, url: str, model: str, query: dict[str, Any], key: str, parallel: int) -> None:
-        """Ask for the model. `parallel`: requests in flight at a time; 0: what keeps the devices busy.
-
-        Raises CommandError if the service or the model is not there.
-        """
+        """Ask for the model; with `parallel` 0 as many requests are in flight as keep the devices busy."""
         self._url = url.rstrip("/")
         self._query = query
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -128,7 +123,6 @@ class RemotePredictor:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """Return the text of an error answer."""
     try:
         document = answer.json()
         return f"{document['error']} ({document['code']})"

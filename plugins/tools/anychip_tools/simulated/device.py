@@ -1,24 +1,33 @@
-"""Simulated device in this process, with the controls that tests use.
+"""Simulated device in this process: its installation, its module of torch over csrc/device.cpp, and tests' controls.
 
-Owns: installing it under its name, and the simulation's effect on each batch. PyTorch has one slot for a device type
-that is not its own, so that a process simulates one vendor.
+A name that the vendor's module lacks is absent here too, so that code which relies on it fails here as it would there.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from types import ModuleType
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.accelerator._utils import _get_device_index
+from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from anychip_tools.simulated import configured, graphs, module, recorded
-from anychip_tools.simulated.behaviour import Simulation, row_of
+from anychip_tools.behaviour import RECORDED, Simulation, row_of
+from anychip_tools.simulated import configured
 from backends.host import core_count
+from backends.vendors.torch_device import complete
+
+AnyDevice: TypeAlias = "torch.device | str | int | None"
 
 _installed: Simulation | None = None
+_quirks: list[torch.library.Library] = []  # Registrations last as long as their library.
 
 
 def install(device_type: str) -> ModuleType:
@@ -31,11 +40,11 @@ def install(device_type: str) -> ModuleType:
         simulation, library = configured()
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         backend_registration.rename_privateuse1_backend(simulation.device_type)
-        made = module.make(simulation.device_type)
+        made = _make(simulation.device_type)
         torch.ops.simdev.setup(simulation.device_type.upper(), simulation.devices)
         torch._register_device_module(simulation.device_type, made)
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-        module.set_quirks(made, simulation.device_type)
+        _set_quirks(made, simulation.device_type)
         # Each device gets its share of the cores, else their threads would wait for each other.
         torch.set_num_threads(max(1, core_count() // simulation.devices))
         _installed = simulation
@@ -47,11 +56,11 @@ def install(device_type: str) -> ModuleType:
         batches = _Batches(simulation)
         batches.watch_modules()
         if simulation.graphs:
-            graphs.add_graphs(made, row_of(simulation.device_type).graph_class, batches.begin)
+            _add_graphs(made, row_of(simulation.device_type).graph_class, batches.begin)
         if simulation.sick >= 0:
-            recorded.make_sick(made, simulation.sick, row_of(simulation.device_type).visibility_variable)
+            _make_sick(made, simulation.sick, row_of(simulation.device_type).visibility_variable)
         if simulation.fault:
-            recorded.fail(made, simulation.fault)
+            _fail(made, simulation.fault)
     if _installed.device_type != device_type:
         raise RuntimeError(f"this process simulates {_installed.device_type}, not {device_type}")
     loaded: ModuleType = getattr(torch, device_type)
@@ -99,8 +108,6 @@ def set_copy_delay(delay_ms: float) -> None:
 
 
 class _Batches:
-    """Effects on batches: each costs memory, and the chosen ones fail."""
-
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._depth = 0
@@ -144,3 +151,181 @@ class _Batches:
 
     def _after(self, *_: object) -> None:
         self._depth -= 1
+
+
+def _index(device: AnyDevice) -> int:
+    return int(_get_device_index(device, optional=True))
+
+
+def _set_quirks(made: Any, device_type: str) -> None:
+    """Add the vendor's switches, which change nothing here, and its tensors' differences from CUDA's."""
+    backends: Any = torch.backends
+    if device_type == "mlu":
+        backends.cnnl = SimpleNamespace(allow_tf32=True)
+        backends.mlu = SimpleNamespace(matmul=SimpleNamespace(allow_tf32=False))
+    elif device_type == "musa":
+        backends.mudnn = SimpleNamespace(allow_tf32=False)
+    if device_type != "npu":
+        return
+    made.set_compile_mode = lambda jit_compile=False: None
+    made.config = SimpleNamespace(allow_internal_format=True)
+    made.conv, made.matmul = SimpleNamespace(allow_hf32=True), SimpleNamespace(allow_hf32=False)
+
+    def contiguous(tensor: Tensor, *, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+        if memory_format not in (torch.contiguous_format, torch.preserve_format):
+            raise RuntimeError("NPU contiguous operator only supported contiguous memory format.")
+        return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl("contiguous", contiguous, "PrivateUse1")  # type: ignore[no-untyped-call]
+    _quirks.append(library)
+
+
+def _make(device_type: str) -> Any:
+    made: Any = ModuleType(f"torch.{device_type}")
+    _add_devices(made, device_type)
+    _add_memory(made)
+    complete(made, device_type)
+    if device_type == "musa":  # The public torch_musa has no such function.
+        del made.is_bf16_supported
+    return made
+
+
+def _add_devices(made: Any, device_type: str) -> None:
+    sample = row_of(device_type).sample
+    assert sample is not None
+    state = SimpleNamespace(initialized=False)
+
+    def init() -> None:  # PyTorch calls _lazy_init() before it touches the device.
+        torch.ops.simdev.init()  # It raises in a forked child.
+        state.initialized = True
+
+    def in_bad_fork() -> bool:
+        return bool(torch.ops.simdev.in_bad_fork())
+
+    def device_count() -> int:  # torch.accelerator.device_count() calls this one: it must not call back.
+        return int(torch.ops.simdev.device_count())
+
+    def current_device() -> int:
+        init()
+        return torch.accelerator.current_device_index()
+
+    def get_device_properties(device: AnyDevice = None) -> SimpleNamespace:
+        number = _index(device)
+        if not 0 <= number < device_count():
+            raise AssertionError("Invalid device id")
+        properties = SimpleNamespace(
+            name=f"Simulated {sample.device}", total_memory=torch.ops.simdev.stat(number, "capacity")
+        )
+        if sample.capability:
+            properties.major, properties.minor = sample.capability
+        return properties
+
+    made.init = made._lazy_init = init
+    made.is_initialized = lambda: state.initialized and not in_bad_fork()
+    made._is_in_bad_fork = in_bad_fork
+    made.device_count, made.is_available = device_count, lambda: device_count() > 0
+    made.current_device, made.set_device = current_device, torch.accelerator.set_device_index
+    made.get_device_properties = get_device_properties
+    made.device = lambda device: torch.accelerator.device_index(_index(device))
+    made.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    made.get_device_name = lambda device=None: get_device_properties(device).name
+    made.get_device_capability = lambda device=None: sample.capability  # torch.npu's answers None.
+    made.is_bf16_supported = lambda *_, **__: True
+    # Random numbers come from the CPU's generator, which torch.manual_seed has seeded already.
+    made.manual_seed = made.manual_seed_all = lambda seed: None
+
+
+def _add_memory(made: Any) -> None:
+    def read(what: str) -> Any:
+        return lambda device=None: int(torch.ops.simdev.stat(_index(device), what))
+
+    def empty_cache() -> None:
+        if made.is_initialized():
+            for number in range(made.device_count()):
+                torch.ops.simdev.empty_cache(number)
+
+    made.empty_cache = empty_cache
+    made.memory_allocated, made.memory_reserved = read("allocated"), read("reserved")
+    made.max_memory_allocated = read("peak_allocated")
+
+
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any], object]] = []
+
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        self.steps.append((func, args, kwargs or {}, result))
+        return result
+
+
+def _add_graphs(made: Any, graph_class: str, before_replay: Callable[[Tensor], None]) -> None:
+    """Add graphs to a device's module. Each replay calls `before_replay` with the first tensor of its capture."""
+
+    class Graph:
+        def __init__(self) -> None:
+            self._capture = _Capture()
+
+        def replay(self) -> None:
+            """Run the operators again, on the same tensors. Raises what an operator raises."""
+            steps = self._capture.steps
+            first = next((each for _, args, _, _ in steps for each in args if isinstance(each, Tensor)), None)
+            if first is not None:
+                before_replay(first)
+            with torch.inference_mode():
+                for func, args, kwargs, result in steps:
+                    again = pytree.tree_leaves(func(*args, **kwargs))
+                    for old, new in zip(pytree.tree_leaves(result), again, strict=True):
+                        if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                            old.copy_(new)
+
+        def reset(self) -> None:
+            self._capture.steps.clear()
+
+        def pool(self) -> tuple[int, int]:
+            return 0, 0
+
+    @contextmanager
+    def graph(captured: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        with torch.inference_mode(), captured._capture:
+            yield
+
+    Graph.__qualname__ = Graph.__name__ = graph_class
+    Graph.__module__ = made.__name__
+    setattr(made, graph_class, Graph)
+    made.graph, made.graph_pool_handle = graph, lambda: (0, 0)
+
+
+def _fail(made: Any, name: str) -> None:
+    """Let the module's function of this name, one of RECORDED, fail as recorded; do nothing if the module lacks it."""
+
+    def failing(*_: object, **__: object) -> NoReturn:
+        raise RuntimeError(RECORDED[name])
+
+    if hasattr(made, name):
+        setattr(made, name, failing)
+
+
+def _make_sick(made: Any, sick: int, variable: str | None) -> None:
+    """Let one device answer nothing, and none if it is the first visible one (torch_npu: NpuSysCtrl::Initialize)."""
+    properties, set_device = made.get_device_properties, made.set_device
+    visible = [name.strip() for name in os.environ.get(variable or "", "").split(",") if name.strip()]
+
+    def check(index: str) -> None:
+        if (visible[int(index)] if int(index) < len(visible) else index) == str(sick):
+            raise RuntimeError("the device does not answer: it is simulated as sick")
+
+    def get_device_properties(device: Any = None) -> Any:
+        check("0")
+        check(str(device).rpartition(":")[2])
+        return properties(device)
+
+    def checked_set_device(device: Any) -> None:
+        check(str(device).rpartition(":")[2])
+        set_device(device)
+
+    made.get_device_properties, made.set_device = get_device_properties, checked_set_device

@@ -1,4 +1,4 @@
 """Search for the place where a device's answers begin to differ from float32 on the CPU: networks, layers, cuts.
 
-Must not know requests or processes, nor decide what serves: that is the precision gate's task.
+Must not decide what serves: that is the precision gate's task.
 """

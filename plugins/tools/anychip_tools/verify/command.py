@@ -1,7 +1,6 @@
 """Command of `anychip verify`: it chooses the device, runs each part in a child process, and writes the report.
 
-Owns: the order, the time limits and the exit status. Must not touch the device itself beyond detection: a driver may
-end the process that does.
+Must not touch the device itself beyond detection: a driver may end the process that does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import split
-from app.telling import telling
+from app.telling import say
 
 if TYPE_CHECKING:
     from backends import Device
@@ -44,17 +43,18 @@ _TOOK_TOO_LONG = 124
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `anychip verify`."""
+    add = parser.add_argument
     add_settings(parser, ("device", "simulate"))
-    parser.add_argument("--models", default="resnet50,yolov8n", help="of the sample weights (default: %(default)s)")
-    parser.add_argument("--sizes", default="1,8,64", help="batch sizes of the sweep (default: %(default)s)")
-    parser.add_argument("--engines", default="", help="default: all of the backend")
-    parser.add_argument("--precisions", default="", help="default: all of the backend")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (default: %(default)g)")
-    parser.add_argument("--budget-s", type=float, default=600.0, help="what is not done by then is left out")
-    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="folder of the report (default: here)")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--part", nargs=2, default=None, metavar=("DEVICE", "WHAT"), help=argparse.SUPPRESS)
+    add("--models", default="resnet50,yolov8n", help="of the sample weights (default: %(default)s)")
+    add("--sizes", default="1,8,64", help="batch sizes of the sweep (default: %(default)s)")
+    add("--engines", default="", help="default: all of the backend")
+    add("--precisions", default="", help="default: all of the backend")
+    add("--seconds", type=float, default=1.0, help="length of one measurement (default: %(default)g)")
+    add("--budget-s", type=float, default=600.0, help="what is not done by then is left out")
+    add("--parts", default=",".join(PARTS), help="default: %(default)s")
+    add("--out", type=Path, default=Path(), metavar="DIR", help="folder of the report (default: here)")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--part", nargs=2, default=None, metavar=("DEVICE", "WHAT"), help=argparse.SUPPRESS)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -91,19 +91,18 @@ def run(parsed: argparse.Namespace) -> int:
         part = Part(name)
         report.parts.append(part)
         began_s = time.monotonic()
-        with telling(f"checking {name}"):
-            for finding in PARTS[name](parsed, report.device, end_s):
-                part.findings.append(finding)
-                part.seconds = round(time.monotonic() - began_s, 1)
-                if not parsed.json:
-                    _print(part.name, finding)
-                report.write(parsed.out)
+        say(f"checking {name}")
+        for finding in PARTS[name](parsed, report.device, end_s):
+            part.findings.append(finding)
+            part.seconds = round(time.monotonic() - began_s, 1)
+            if not parsed.json:
+                _print(part.name, finding)
+            report.write(parsed.out)
     print(report.json() if parsed.json else _verdict(report, parsed.out), end="", flush=True)
     return 0 if report.passed else 1
 
 
 def _about(device: Device, seconds: float) -> VerifyReport:
-    """Make a report without parts."""
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions("anychip", "numpy")}
     about |= {name: device.details[name] for name in _DETAILS if name in device.details}
     about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
@@ -130,7 +129,7 @@ def _doctor(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[F
 
 
 def _engines(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[Finding]:
-    from anychip_tools.verify.engines import cases
+    from anychip_tools.verify.measurements import cases
     from backends import choose
 
     backend = choose(device).backend
@@ -154,7 +153,6 @@ def _service(parsed: argparse.Namespace, device: str, end_s: float) -> Iterator[
 
 
 def _in_child(parsed: argparse.Namespace, device: str, end_s: float, *, what: str) -> Iterator[Finding]:
-    """Yield the findings that a child prints, one a line; and one more if it does not end well."""
     command = ["verify", "--part", device, what, "--models", parsed.models, "--sizes", parsed.sizes]
     command += ["--seconds", str(parsed.seconds), *_shared(parsed)]
     given_s = end_s - time.monotonic()
@@ -191,7 +189,7 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
 
         yield from run_checks(Subject(choice.backend, device, exact=choice.simulated), models)
     elif what == "decoding":
-        from anychip_tools.verify.decoding import run_decoding
+        from anychip_tools.verify.measurements import run_decoding
 
         yield from run_decoding(choice.backend, device, models, parsed.seconds)
     elif what == "service":
@@ -199,7 +197,7 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
 
         yield from run_service(["--device", device, *_simulation(parsed)], models, 3 * parsed.seconds)
     else:
-        from anychip_tools.verify.engines import cases, run_case
+        from anychip_tools.verify.measurements import cases, run_case
 
         # Compiled anew: the cache of an earlier run is not under test.
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,6 @@
 """Checks of what every backend promises of its devices, run on the device itself; the tests run the same checks.
 
-Owns: the checks that need nothing but a device. Must not need a test framework: they are part of the package, because
-the machine with the card has no repository.
+Must not need a test framework: the machine with the card has no repository.
 """
 
 from __future__ import annotations
@@ -52,8 +51,11 @@ class Subject:
         return ("eager", "fp32") if self.is_eager else ("auto", "auto")
 
     def same(self, ours: Any, theirs: Any) -> bool:
-        """Compare answers, up to the rounding of that precision."""
-        return same(ours, theirs, exact=self.exact and self.is_eager, tolerance=1e-5 if self.is_eager else 1e-2)
+        """Compare answers bit by bit, or up to the rounding of that precision."""
+        tolerance = (0 if self.exact else 1e-5) if self.is_eager else 1e-2
+        return len(ours) == len(theirs) and all(
+            np.allclose(mine, other, rtol=tolerance, atol=tolerance) for mine, other in zip(ours, theirs, strict=True)
+        )
 
 
 class _Fixed(nn.Module):
@@ -81,7 +83,6 @@ class SmallNetwork(_Fixed):
     """Convolution, matrix product, reduction, softmax, arg max: each a device kernel. Runs with `extra` bytes."""
 
     def __init__(self, extra: int = 0) -> None:
-        """Set the weights."""
         super().__init__(nn.Conv2d(3, 8, 3), nn.Linear(8, 5), 0, 0.3)
         self.extra = extra
         self.features.weight.data /= 64  # Of pixels up to 255 the scores must not all be 0 or 1, whatever is computed.
@@ -98,7 +99,6 @@ class Products(_Fixed):
     """Convolution and matrix product of numbers that need all 24 bits of float32, each an answer."""
 
     def __init__(self) -> None:
-        """Set the weights."""
         super().__init__(nn.Conv2d(3, 16, 3), nn.Linear(16 * 6 * 4, 10), 1, 1)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
@@ -116,14 +116,6 @@ def on_cpu(network: Network, pixels: Pixels) -> list[Array]:
     """Compute the network's answers in float32, eager, on the CPU."""
     with torch.inference_mode():
         return [output.numpy() for output in network(torch.from_numpy(pixels))]
-
-
-def same(ours: Any, theirs: Any, *, exact: bool, tolerance: float = 1e-5) -> bool:
-    """Compare answers: bit by bit, or up to a rounding, by default float32's."""
-    tolerance = 0 if exact else tolerance
-    return len(ours) == len(theirs) and all(
-        np.allclose(mine, other, rtol=tolerance, atol=tolerance) for mine, other in zip(ours, theirs, strict=True)
-    )
 
 
 def probe_and_devices(subject: Subject) -> None:

@@ -1,7 +1,4 @@
-"""Report of a verification: its JSON, its Markdown page, and the removal of everything that identifies the machine.
-
-Owns: the form of a report, and what is taken out of its texts. Must not know how anything was found.
-"""
+"""Report of a verification: its JSON, its Markdown page, and the removal of everything that identifies the machine."""
 
 from __future__ import annotations
 
@@ -107,7 +104,6 @@ class VerifyReport:
 
 
 def _table(findings: Sequence[Finding]) -> str:
-    """Tabulate one part; every figure that any of its findings has is a column."""
     names = list(dict.fromkeys(name for finding in findings for name in finding.figures))
     rows = [
         [

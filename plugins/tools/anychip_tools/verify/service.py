@@ -1,7 +1,4 @@
-"""Service on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile.
-
-Owns: the load on the service, and the checks; both processes have ended when `run_service` returns.
-"""
+"""Service on the device: load, a worker that dies, a hand-over, releases, and telemetry meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import psutil
@@ -30,48 +27,35 @@ _REQUEST_TIMEOUT_S = 300.0
 _LOOK_S = 0.1
 
 
-@dataclass
-class Clients:
-    """Clients that post the sample images until they are told to stop. Every answer is counted by its status."""
+@contextlib.contextmanager
+def _clients(url: str, model: str) -> Iterator[Counter[str]]:
+    """Post the sample images during the block; yield the counts of the answers by status, complete at its end."""
+    statuses: Counter[str] = Counter()
+    stopped, lock = threading.Event(), threading.Lock()
+    headers = {"Content-Type": "image/jpeg", "X-Timeout-Ms": str(int(_REQUEST_TIMEOUT_S * 1000))}
+    files = probe_files()
 
-    url: str
-    model: str
-    statuses: Counter[str] = field(default_factory=Counter)
-    _stopped: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[Counter[str]]:
-        """Run clients during the block; yield the counts of their answers, complete at its end."""
-        self.statuses, self._stopped = Counter(), threading.Event()
-        with ThreadPoolExecutor(_CLIENTS) as pool:
-            clients = [pool.submit(self._post, number) for number in range(_CLIENTS)]
-            try:
-                yield self.statuses
-            finally:
-                self._stopped.set()
-        for client in clients:
-            client.result()
-
-    def _post(self, number: int) -> None:
-        headers = {"Content-Type": "image/jpeg", "X-Timeout-Ms": str(int(_REQUEST_TIMEOUT_S * 1000))}
-        client = httpx.Client(
-            base_url=self.url,
-            timeout=_REQUEST_TIMEOUT_S,
-            trust_env=False,
-            headers=headers,
-            verify=False,  # The service speaks plain HTTP: no certificate authorities are read.
-        )
-        files = probe_files()
-        encoded = files[number % len(files)]
-        with client:
-            while not self._stopped.is_set():
+    def post(number: int) -> None:
+        # The service speaks plain HTTP: no certificate authorities are read.
+        options: Any = {"timeout": _REQUEST_TIMEOUT_S, "trust_env": False, "headers": headers, "verify": False}
+        with httpx.Client(base_url=url, **options) as client:
+            while not stopped.is_set():
                 try:
-                    status = str(client.post(f"/v1/models/{self.model}:predict", content=encoded).status_code)
+                    answer = client.post(f"/v1/models/{model}:predict", content=files[number % len(files)])
+                    status = str(answer.status_code)
                 except httpx.HTTPError as error:
                     status = type(error).__name__
-                with self._lock:
-                    self.statuses[status] += 1
+                with lock:
+                    statuses[status] += 1
+
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        posting = [pool.submit(post, number) for number in range(_CLIENTS)]
+        try:
+            yield statuses
+        finally:
+            stopped.set()
+    for each in posting:
+        each.result()
 
 
 def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -> Iterator[Finding]:
@@ -87,9 +71,9 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
             where = model["served_on"][0]
             yield Finding(f"{model['name']} is served", "PASS", f"{where['engine']} {where['precision']}")
         for model in models:
-            yield _loaded(Clients(url, model), seconds)
-        yield _killed(client, process, Clients(url, models[0]))
-        yield _handed_over(client, process, Clients(url, models[0]))
+            yield _loaded(url, model, seconds)
+        yield _killed(client, process, models[0])
+        yield _handed_over(client, process, models[0])
         yield _released(client)
         yield _telemetry(client)
         client.close()
@@ -99,18 +83,18 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
     yield Finding("stop", "PASS" if code == 0 else "FAIL", f"ended with {code}")
 
 
-def _loaded(load: Clients, seconds: float) -> Finding:
-    with load.running() as statuses:
+def _loaded(url: str, model: str, seconds: float) -> Finding:
+    with _clients(url, model) as statuses:
         _until_answers(statuses)  # A busy machine needs seconds to start so many clients.
         began_s, before = time.perf_counter(), statuses["200"]
         time.sleep(seconds)
     rate = (statuses["200"] - before) / (time.perf_counter() - began_s)
     good = set(statuses) == {"200"}
     figures = {"clients": float(_CLIENTS), "answers_per_s": round(rate, 1)}
-    return Finding(f"{load.model} over HTTP", "PASS" if good else "FAIL", _counted(statuses), figures)
+    return Finding(f"{model} over HTTP", "PASS" if good else "FAIL", _counted(statuses), figures)
 
 
-def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
+def _killed(client: httpx.Client, process: subprocess.Popen[str], model: str) -> Finding:
     """Kill the worker that serves, under load: no request is lost, and another worker starts and answers.
 
     The oldest worker serves: a younger one may be compiling beside it. A new process is therefore no sign of recovery;
@@ -118,18 +102,17 @@ def _killed(client: httpx.Client, process: subprocess.Popen[str], load: Clients)
     """
     victim = min(_workers(process), key=lambda pid: psutil.Process(pid).create_time())
     restarts = _restarts(client)
-    with load.running() as statuses:
+    with _clients(str(client.base_url), model) as statuses:
         os.kill(victim, signal.SIGKILL)
         took_s = _until(lambda: _restarts(client) > restarts and _ready(client))
         _until_answers(statuses)
     return _finding("a worker is killed", statuses, took_s)
 
 
-def _handed_over(client: httpx.Client, process: subprocess.Popen[str], load: Clients) -> Finding:
-    """Load the model again under load: new workers take over, no request is lost."""
+def _handed_over(client: httpx.Client, process: subprocess.Popen[str], model: str) -> Finding:
     before = _workers(process)
-    with load.running() as statuses:
-        answer = client.post(f"/v2/repository/models/{load.model}/load")
+    with _clients(str(client.base_url), model) as statuses:
+        answer = client.post(f"/v2/repository/models/{model}/load")
         took_s = _until(lambda: _replaced(before, process) and _ready(client))
         _until_answers(statuses)
     if answer.status_code != 200:
@@ -157,7 +140,6 @@ def _telemetry(client: httpx.Client) -> Finding:
 
 
 def _workers(service: subprocess.Popen[str]) -> set[int]:
-    """Return the process ids of the workers, found by their process names."""
     found = set()
     for child in psutil.Process(service.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):  # It has just ended.
@@ -176,7 +158,6 @@ def _ready(client: httpx.Client) -> bool:
 
 
 def _restarts(client: httpx.Client) -> int:
-    """Return the number of worker restarts for any reason, on all devices."""
     return sum(sum(device["restarts"].values()) for device in client.get("/v1/stats").json()["devices"])
 
 
@@ -187,7 +168,6 @@ def _until_answers(statuses: Counter[str]) -> None:
 
 
 def _until(condition: Callable[[], bool]) -> float | None:
-    """Wait until `condition` holds; return the seconds it took, or None at the time limit."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < _RECOVERY_LIMIT_S:
         with contextlib.suppress(httpx.HTTPError):

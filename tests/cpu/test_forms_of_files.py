@@ -1,0 +1,339 @@
+"""Exported networks as models: inputs that are not [n, 3, height, width] of floats, heads, torchvision's detectors.
+
+What is answered is what the network itself says, whatever its input and its head.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from app.precision.gate import Gate
+from app.precision.probes import probes
+from models import open_model, parse_spec
+from tests.support.exports_of_networks import answered, opened, written
+from tests.support.small_classifier import digest_of
+
+pytest.importorskip("onnx")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Exporters and PyTorch are not of one version's mind.
+
+SIDE = 32
+SIDECAR = {"task": "classify", "resize": "stretch", "scores": "logits"}
+PIXELS = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE, 3), dtype=np.uint8))
+PLANES = PIXELS.permute(0, 3, 1, 2)
+GREY = torch.stack([torch.from_numpy(np.array(Image.fromarray(each).convert("L")))[None] for each in PIXELS.numpy()])
+
+
+class Network(nn.Module):
+    """Of whatever channels, wherever they are; `scale`: what its numbers are divided by first."""
+
+    def __init__(self, channels: int = 3, *, last: bool = False, scale: float = 0.0, batch: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.layer, self.head = nn.Conv2d(channels, 8, 5, 2), nn.Linear(8, 4)
+        self.last, self.scale, self.batch = last, scale, batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, 4]."""
+        x = x.float() / self.scale if self.scale else x
+        x = self.layer(x.permute(0, 3, 1, 2) if self.last else x).relu().amax((2, 3))
+        logits: Tensor = self.head(x.reshape(self.batch, 8) if self.batch else x)
+        return logits * 3
+
+
+class Normalising(nn.Module):
+    """Normalises what another network gets."""
+
+    def __init__(self, network: nn.Module, scale: float, shift: float) -> None:
+        super().__init__()
+        self.network, self.scale, self.shift = network, scale, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [n, 4]."""
+        found: Tensor = self.network(x * self.scale + self.shift)
+        return found
+
+
+def exported(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidecar: dict[str, Any], axes: Any) -> Any:
+    """Export a network to a file and open the file as a model."""
+    file = folder / f"m{suffix}"
+    network = network.eval().requires_grad_(False)
+    if suffix == ".onnx":
+        written(file, network, example, input_names=["x"], dynamic_axes=axes)
+    elif suffix == ".ts":
+        torch.jit.save(torch.jit.trace(network, example), file)
+    elif suffix == ".xml":
+        openvino = pytest.importorskip("openvino")
+        openvino.save_model(openvino.convert_model(network, example_input=example), file, compress_to_fp16=False)
+    else:
+        dynamic = ({0: torch.export.Dim("n", min=1, max=8)},)
+        torch.export.save(torch.export.export(network, (example,), dynamic_shapes=dynamic), file)
+    file.with_suffix(".json").write_text(json.dumps({**SIDECAR, **sidecar}))
+    return open_model(parse_spec(f"m={file}@sha256:{digest_of(file)}"), folder)
+
+
+def check(model: Any, right: Tensor) -> None:
+    """Check the logits of PIXELS, alone and together; the gate's reference must be finite."""
+    network = model.network()
+    with torch.inference_mode():
+        together = network(PIXELS)[0]
+        alone = torch.cat([network(each[None])[0] for each in PIXELS])
+    torch.testing.assert_close(together, right, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(alone, right, rtol=1e-4, atol=1e-4)
+    assert np.isfinite(Gate(model, probes(model))._expected[0]).all()
+
+
+OPEN = {"x": {0: "n"}}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_input_of_bytes_is_normalised_by_the_network_alone(tmp_path: Path, suffix: str, last: bool) -> None:
+    network, given = Network(last=last, scale=255.0), PIXELS if last else PLANES.contiguous()
+    sidecar = {"size": SIDE, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    model = exported(tmp_path, network, given[:2], suffix, sidecar, OPEN)
+    check(model, network(given))
+    if suffix == ".onnx":  # Its floats follow the precision that is asked for, as of every file.
+        [half] = model.network().cast(torch.bfloat16)(PIXELS)
+        torch.testing.assert_close(half, network(given), rtol=0.05, atol=0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_input_of_whole_numbers_is_of_levels(tmp_path: Path, dtype: torch.dtype) -> None:
+    network = Network(scale=255.0)
+    check(exported(tmp_path, network, PLANES[:2].to(dtype), ".onnx", {}, OPEN), network(PLANES))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".ts"])
+def test_channels_may_come_last(tmp_path: Path, suffix: str) -> None:
+    network = Network(last=True)
+    sidecar = {"mean": 0, "std": 1 / 255, "size": SIDE}
+    model = exported(tmp_path, network, torch.rand(1, SIDE, SIDE, 3), suffix, sidecar, OPEN)
+    assert model.input_shape == (SIDE, SIDE, 3)
+    check(model, network(PIXELS.float()))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("last", [False, True])
+def test_one_channel_sees_grey(tmp_path: Path, suffix: str, last: bool) -> None:
+    network, given = Network(1, last=last), GREY.permute(0, 2, 3, 1) if last else GREY
+    model = exported(
+        tmp_path, network, torch.rand_like(given.float()), suffix, {"size": SIDE, "mean": 0.5, "std": 0.25}, OPEN
+    )
+    check(model, network((given.float() / 255 - 0.5) / 0.25))
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_file_of_one_size_of_batch_answers_any_number_of_images(tmp_path: Path, batch: int) -> None:
+    network = Network(batch=batch)
+    model = exported(tmp_path, network, torch.rand(batch, 3, SIDE, SIDE), ".onnx", {"mean": 0, "std": 1}, None)
+    assert model.batch_sizes((1, 2, 8)) == ((2,) if batch == 2 else (4,))
+    network.batch = 0
+    check(model, network(PLANES.float() / 255))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+def test_an_input_of_halves_is_one_of_floats(tmp_path: Path, suffix: str) -> None:
+    network = Network()
+    right = network(PLANES.float() / 255)
+    sidecar = {"mean": 0, "std": 1, "size": SIDE}
+    model = exported(tmp_path, network.half(), torch.rand(2, 3, SIDE, SIDE).half(), suffix, sidecar, OPEN)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.network()(PIXELS)[0], right, rtol=5e-3, atol=1e-2)
+
+
+def test_an_input_of_signed_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="its input is of int8, whose zero it does not say"):
+        exported(tmp_path, Network(scale=255.0), PLANES[:2].to(torch.int8), ".onnx", {}, OPEN)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "scale", "shift", "span"),
+    [
+        (".onnx", 1 / 255, 0, 255),
+        (".onnx", 1 / 0.226, -0.456 / 0.226, 1),
+        (".onnx", 1, 0, 0),
+        (".onnx", 1, -0.5, 1),
+        (".onnx", 2, 0, 1),
+        (".pt2", 1 / 127.5, -1, 255),
+        (".ts", 1 / 255, 0, 255),
+        (".xml", 1, -117.5, 255),
+    ],
+)
+def test_a_network_that_normalises_by_itself_gets_the_pixels_that_it_wants(
+    tmp_path: Path, suffix: str, scale: float, shift: float, span: int
+) -> None:
+    """Its owner states no mean: then those of ImageNet are only for networks that do nothing to their input."""
+    network = Normalising(Network(), scale, shift)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    given = PLANES / 255 * span if span else (PLANES / 255 - mean) / std
+    check(exported(tmp_path, network, torch.rand(2, 3, SIDE, SIDE), suffix, {"size": SIDE}, OPEN), network(given))
+
+
+def test_a_division_that_openvino_has_put_into_the_weights_is_to_be_stated(tmp_path: Path) -> None:
+    network, example, sized = Normalising(Network(), 1 / 255, 0), torch.rand(2, 3, SIDE, SIDE), {"size": SIDE}
+    with pytest.raises(Exception, match='state "input": "levels" beside it where its input is 0 to 255'):
+        exported(tmp_path, network, example, ".xml", sized, OPEN)
+    check(exported(tmp_path, network, example, ".xml", {**sized, "input": "levels"}, OPEN), network(PLANES))
+
+
+def test_a_second_normalisation_is_refused_unless_its_owner_insists(tmp_path: Path) -> None:
+    network, example = Normalising(Network(), 1 / 255, 0), torch.rand(2, 3, SIDE, SIDE)
+    with pytest.raises(Exception, match='state no "mean" and "std", or "input": "floats"'):
+        exported(tmp_path, network, example, ".onnx", {"mean": 0.5, "std": 0.5}, OPEN)
+    right = network(PLANES / 127.5 - 1)
+    check(exported(tmp_path, network, example, ".onnx", {"mean": 0.5, "std": 0.5, "input": "floats"}, OPEN), right)
+
+
+EVEN = torch.full((1, SIDE, SIDE, 3), 90, dtype=torch.uint8)
+PLAIN = {"task": "classify", "resize": "stretch", "mean": [0, 0, 0], "std": [1, 1, 1]}
+HEADS: dict[str, tuple[list[float], Any]] = {
+    "softmax": ([4.0, 0.0, -1.0], nn.Softmax(1)),
+    "sigmoid": ([4.0, 3.0, -1.0], nn.Sigmoid()),
+    "logits": ([4.0, 0.0, -1.0], None),
+    "one logit": ([-1.5], None),
+    "one probability": ([-1.5], nn.Sigmoid()),
+}
+
+
+def network(bias: list[float], end: nn.Module | None) -> nn.Sequential:
+    torch.manual_seed(0)
+    head = nn.Linear(3, len(bias))
+    head.bias.data = torch.tensor(bias)
+    layers = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, *([] if end is None else [end])]
+    return nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+def classifier_of(folder: Path, layers: nn.Module, sidecar: dict[str, Any]) -> Any:
+    axes = {"dynamic_axes": {"x": {0: "n"}}, "input_names": ["x"]}
+    return opened(written(folder / "m.onnx", layers, torch.rand(1, 3, SIDE, SIDE), sidecar, **axes))
+
+
+def scores_of(model: Any) -> list[float]:
+    found = {each["class_id"]: each["score"] for each in answered(model, EVEN)["classes"]}
+    return [found[number] for number in range(len(found))]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_is_told_by_what_it_answers(tmp_path: Path, head: str, caplog: pytest.LogCaptureFixture) -> None:
+    bias, end = HEADS[head]
+    layers = network(bias, end)
+    with caplog.at_level(logging.WARNING):
+        model = classifier_of(tmp_path, layers, PLAIN)
+    said: Tensor = layers(EVEN.permute(0, 3, 1, 2).float() / 255)
+    if end is None:
+        said = said.softmax(1) if len(bias) > 1 else said.sigmoid()
+    assert scores_of(model) == pytest.approx(said[0].tolist(), abs=1e-4)
+    assert model.adapter.scored_by == ("softmax" if head in ("softmax", "logits") else "sigmoid")
+    assert ("as it is" in caplog.text or "as they are" in caplog.text) == (end is not None)
+
+
+def test_two_labels_of_one_number_are_no_and_yes(tmp_path: Path) -> None:
+    layers = network([-1.5], nn.Sigmoid())
+    model = classifier_of(tmp_path, layers, {**PLAIN, "labels": ["good", "defect"]})
+    [[said]] = layers(EVEN.permute(0, 3, 1, 2).float() / 255).tolist()
+    assert scores_of(model) == pytest.approx([1 - said, said], abs=1e-4)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_number_of_a_class_is_refused(tmp_path: Path, keeps: bool) -> None:
+    class Number(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network([4.0, 0.0, -1.0], None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.argmax(self.layers(x), 1, keepdim=keeps)
+
+    with pytest.raises(Exception, match=r"the number of a class \(ArgMax\): export the network with its scores"):
+        classifier_of(tmp_path, Number(), PLAIN)
+
+
+class ClassMap(nn.Module):
+    """Of each pixel the channel that is most: [n, 1, h, w] of int64, as mmsegmentation and PaddleSeg export theirs; or
+    the channels themselves, last, as TensorFlow has them.
+    """
+
+    def __init__(self, last: bool) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Conv2d(3, 4, 1), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float [n, 3, h, w] -> int64 [n, 1, h, w], or float [n, h, w, 4]."""
+        found: Tensor = self.layer(x)
+        return found.permute(0, 2, 3, 1) if self.last else found.argmax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("labels", [None, ["road", "car", "sky", "tree"]])
+def test_a_map_has_classes_as_numbers_or_as_its_last_axis(tmp_path: Path, labels: list[str] | None, last: bool) -> None:
+    layers = ClassMap(last).eval().requires_grad_(False)
+    layers.layer.weight.data = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9], [-9, -9, -9]]).reshape(4, 3, 1, 1)
+    assert layers.layer.bias is not None
+    layers.layer.bias.data = torch.tensor([0.0, 0.0, 0.0, 3.0])
+    sidecar = {"task": "segment_semantic", "mean": 0, "std": 1, **({"labels": labels} if labels else {})}
+    pixels = torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
+    for number in range(3):
+        pixels[0, 8 * number : 8 * number + 8, :, number] = 200
+    answer = answered(classifier_of(tmp_path, layers, sidecar), pixels)
+    assert [each["class_id"] for each in answer["areas"]] == [0, 1, 2, 3]
+    assert [each["share"] for each in answer["areas"]] == [0.25] * 4
+    assert [each["label"] for each in answer["areas"]] == labels or [f"class {n}" for n in range(4)]
+
+
+def test_a_map_of_one_probability_is_read_as_it_is(tmp_path: Path) -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid()).eval().requires_grad_(False)
+    layers[0].weight.data = torch.tensor([9.0, 0, 0]).reshape(1, 3, 1, 1)
+    layers[0].bias.data = torch.tensor([-4.0])
+    sidecar = {"task": "segment_semantic", "mean": 0, "std": 1, "labels": ["other", "red"]}
+    pixels = torch.zeros((1, SIDE, SIDE, 3), dtype=torch.uint8)
+    pixels[0, :8, :, 0] = 200
+    answer = answered(classifier_of(tmp_path, layers, sidecar), pixels)
+    assert [(each["label"], each["share"]) for each in answer["areas"]] == [("other", 0.75), ("red", 0.25)]
+
+
+class Found(nn.Module):
+    """As torchvision's detectors: an image without a batch in, as many boxes, scores and labels out as it finds."""
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        places = (image[0] > 0.5).nonzero()
+        boxes = torch.cat((places.flip(1), places.flip(1) + 1), dim=1).float()
+        return boxes, boxes[:, 0] / 64, places[:, 1] % 2 + 1
+
+
+def detector_of(folder: Path, beside: dict[str, Any] | None) -> Any:
+    return opened(written(folder / "best.onnx", Found(), torch.rand(3, 48, 64), beside))
+
+
+@pytest.mark.parametrize(
+    ("beside", "labels"),
+    [
+        (None, ["class 2", "class 1"]),
+        ({"task": "detect", "labels": ["cat", "dog"]}, ["dog", "cat"]),
+        ({"task": "detect", "labels": ["__background__", "cat", "dog"]}, ["dog", "cat"]),
+        ({"task": "detect", "labels": "coco"}, ["bicycle", "person"]),
+        ({"labels": {0: "cat", 1: "dog"}}, ["dog", "cat"]),
+    ],
+)
+def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, labels: list[str]) -> None:
+    model = detector_of(tmp_path, beside)
+    assert (model.task, model.export.how.layout, model.file.size, model.input_shape) == (
+        "detect", "torchvision", (48, 64), (48, 64, 3)
+    )  # fmt: skip
+    if beside is not None and beside["labels"] == "coco":
+        assert (model.labels[13], model.labels[90], len(model.labels)) == ("stop sign", "toothbrush", 91)
+    pixels = torch.zeros((2, 48, 64, 3), dtype=torch.uint8)
+    pixels[1, 30, 40] = pixels[1, 10, 61] = 255
+    none, two = (answered(model, pixels, model.placement(128, 96), row)["detections"] for row in (0, 1))
+    assert none == []
+    assert [each["label"] for each in two] == labels
+    assert [[*each["box"].values()] for each in two] == [[122, 20, 124, 22], [80, 60, 82, 62]]

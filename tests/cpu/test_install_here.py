@@ -1,0 +1,85 @@
+"""Set-up for real: the virtual environments that it makes, and the Python and the index of wheels that it asks."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from deploy import install
+from tests.support.hub import say, serving
+
+
+def test_an_environment_is_made_once_and_sees_linked_packages(tmp_path):
+    python = install.make_venv(tmp_path / "env")
+    made = (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns
+    assert install.make_venv(tmp_path / "env") == python
+    assert (tmp_path / "env" / "pyvenv.cfg").stat().st_mtime_ns == made
+    assert install.installed_torch(python) == ""
+    install.link_packages(python)
+    assert install.installed_torch(python) == install.look().present["torch"]
+
+
+# setuptools' hook, which another test's import may have set off.
+@pytest.mark.filterwarnings("ignore:Setuptools is replacing distutils:UserWarning")
+def test_an_environment_borrows_pip_from_a_python_that_has_no_ensurepip(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None if name == "ensurepip" else found(name))
+    with pytest.raises(install.InstallError, match="python3-venv"):
+        install.make_venv(tmp_path / "own")
+    python = install.make_venv(tmp_path / "borrowed", borrow_pip=True)
+    install.link_packages(python)
+    ran = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_which_cuda_a_torch_is_for_is_read_and_not_asked(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.12.0'\ncuda: str | None = '13.0'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    assert install.cuda_of(python) == "13.0"
+    (tmp_path / "torch" / "version.py").write_text("cuda = None\n")
+    assert install.cuda_of(python) == ""
+
+
+class Index:
+    """A package index with one page at every address."""
+
+    url = ""
+    versions = ("9.0+cpu", "9.0+rocm7.2", "9.0+rocm7.10", "9.0+cu130", "8.0+cpu", "9.0.post1+cpu")
+
+    def answer(self, request):
+        links = [f"torch-{version}-py3-none-any.whl" for version in self.versions]
+        page = "".join(f'<a href="{link}">{link}</a>' for link in links)
+        say(request, f"<!DOCTYPE html><html><body>{page}</body></html>", "text/html")
+
+
+@pytest.fixture
+def loopback(monkeypatch):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def index(loopback):
+    with serving(Index()) as index:
+        yield f"{index.url}/whl"
+
+
+@pytest.mark.parametrize(
+    ("build", "version", "found"), [("cpu", "9.0", "cpu"), ("rocm", "9.0", "rocm7.10"), ("cpu", "7.0", "")]
+)
+def test_the_index_is_asked_for_the_exact_version_and_build(index, build, version, found):
+    assert install.find_build(sys.executable, index, build, version, timeout_s=20) == found
+
+
+def test_an_index_that_says_nothing_is_given_up_in_time(loopback):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl"
+        assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=1) == ""
