@@ -166,12 +166,8 @@ who waits for much is overtaken for ever by those who wait for little
 +                continue
 test_budget.py::test_what_is_spared_is_for_who_holds_little
 greedy clients take what is spared for modest ones
--        if free < 0 or mine > max(self._least, _SHARE * (free - self._spare)):
--            return False
--        self.held += size
-+        if free < 0 or mine > max(self._least, _SHARE * free):
-+            return False
-+        self.held += size
+-        return max(self._least, _SHARE * (free - self._spare))
++        return max(self._least, _SHARE * free)
 app/processes/place.py
 test_place.py::test_nobody_is_blamed_for_time_in_which_this_process_stood_still
 a child is blamed for time in which the server stood still
