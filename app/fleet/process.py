@@ -253,9 +253,12 @@ class WorkerProcess(SpawnedChild):
         )
 
     async def _spawned(self, begin: Begin) -> tuple[Child, Channel]:
-        packed = await pack(self.plan, "anychip-load")
-        descriptors = *self._arena.descriptors(self.plan.memory), packed
-        return await spawn(begin, descriptors, forks=self.plan.forks)
+        with contextlib.ExitStack() as undo:
+            descriptors = self._arena.descriptors(self.plan.memory)
+            undo.callback(close_all, descriptors)
+            packed = await pack(self.plan, "anychip-load")
+            undo.pop_all()
+        return await spawn(begin, (*descriptors, packed), forks=self.plan.forks)
 
     def disconnect(self) -> None:
         """Tell it to stop, and close the channel. Idempotent."""

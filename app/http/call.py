@@ -94,6 +94,8 @@ def common_headers(link: Link, context: RequestContext) -> list[Header]:
 
 Answer = TypeVar("Answer")
 
+LENGTH_DIGITS = 18
+"""Most digits of a length that is read. Python refuses to read thousands, which a client may send."""
 _LEAST_UPLOAD_BYTES_PER_S = 4096
 """Least speed of an upload after its first five seconds; slower ones are refused."""
 _MOST_FILES = 16
@@ -336,7 +338,7 @@ class AsgiRequest(HttpRequest):
     async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
         declared = self.headers.get(b"content-length", b"")
         too_large = ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
-        if declared.isdigit() and int(declared) > max_bytes:
+        if declared.isdigit() and (len(declared) > LENGTH_DIGITS or int(declared) > max_bytes):
             raise too_large
         chunks: list[bytes] = []
         size, more = 0, True

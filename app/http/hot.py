@@ -27,13 +27,13 @@ from uvicorn.server import ServerState
 
 from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
-from app.http.call import Body, Content, Fields, Header, HttpRequest, common_headers, error_content
+from app.http.call import LENGTH_DIGITS, Body, Content, Fields, Header, HttpRequest, common_headers, error_content
 from app.http.connection import HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
 from app.http.edge import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
 from app.ingress.carrying import Carried
-from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at
+from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at, taken_back
 from app.ingress.ingress import Ingress, Run
 from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
 
@@ -89,7 +89,7 @@ class HotRequest(HttpRequest):
         self._size = len(begun)
         self._reader: tuple[Lease, interrupted_at] | None = None
         self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
-        self._left = False
+        self.left = False
         self._on_leave: Callable[[], None] | None = None
 
     def room(self) -> memoryview:
@@ -119,7 +119,7 @@ class HotRequest(HttpRequest):
 
     def leave(self) -> None:
         """Cancel the request: the client is gone."""
-        self._left = True
+        self.left = True
         if self._on_leave is not None:
             self._on_leave()
             self.task.cancel()
@@ -145,7 +145,7 @@ class HotRequest(HttpRequest):
 
     async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
         self._on_leave = on_leave
-        if self._left:
+        if self.left:
             self.leave()
         try:
             return await run()
@@ -330,7 +330,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             return False
         if len(head.headers) > HEADERS or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
-        if int(length) > self.ingress.link.settings.max_body_bytes:
+        if len(length) > LENGTH_DIGITS or int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         promise = None
         if self.carries:
@@ -377,6 +377,13 @@ class HotProtocol(asyncio.BufferedProtocol):
                     if len(content[0]) > UNCOUNTED_BYTES:
                         context.hold(len(content[0]), self.ingress.bodies)
                     status = 200
+                except asyncio.CancelledError:
+                    if not request.left:
+                        raise
+                    # A task that ends with an error holds it, the error the frames, and these the task and the body.
+                    taken_back(request.task)
+                    context.code = "CANCELLED"
+                    return
                 except Exception as error:  # No answer to a client that has left: that error goes on, to the context.
                     failure = context.failure(error)
                     status, content = failure.status, error_content(failure, context)
@@ -427,8 +434,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     def _ended(self, request: HotRequest) -> None:
         self._request = None
         self._server_state.tasks.discard(request.task)
-        if request.missing:  # Else it has ended, or nobody has its body any more.
-            request.end()
+        request.end()
         if self._promise is not None:
             self._promise()
             self._promise = None

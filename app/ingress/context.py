@@ -59,9 +59,13 @@ class Interruption:
     ) -> None:
         if self._among is not None:
             self._among.discard(self)
-        if self._reason is not None and kind is asyncio.CancelledError:
+        reason, self._reason = self._reason, None
+        if reason is not None and kind is asyncio.CancelledError:
             taken_back(self.task)
-            raise self._reason from None
+            try:
+                raise reason from None
+            finally:
+                del reason  # Else the error and this frame, and all that called it, would hold each other.
 
 
 def taken_back(task: asyncio.Task[Any]) -> None:
@@ -253,7 +257,10 @@ class RequestContext:
         Raises ClientLeftError if the client has left.
         """
         if isinstance(error, ClientLeftError):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # Else the error and this frame, and all that called it, would hold each other.
         if not isinstance(error, ServiceError):
             log.error("the request failed", exc_info=error)
             error = internal_error()

@@ -240,6 +240,8 @@ class Talk:
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.error: Exception | None = None
         self._loop.add_reader(self._channel.fileno(), self._readable)
+        if channel.waiting:
+            self._wait_for_room()
         if early:
             self._loop.call_soon(self._readable, early)
 

@@ -72,7 +72,7 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 def settle(parent: int, name: str) -> None:
     """Settle a fork server: it ignores signals, as the server ends it in order, and it dies with the server."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(each, signal.SIG_IGN)
     name_process(name)
     die_with(parent)

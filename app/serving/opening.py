@@ -105,11 +105,19 @@ class Opening:
                 if not heard.done():
                     heard.set_result(ended)
 
+        def writable() -> None:
+            with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+                channel.flush()
+            if not channel.waiting:
+                loop.remove_writer(channel.fileno())
+
         loop.add_reader(channel.fileno(), readable)
         try:
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
             with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
                 channel.send(to_packet((Wanted(given, model),)))
+            if channel.waiting:  # A large environment does not fit into the socket at once.
+                loop.add_writer(channel.fileno(), writable)
             answer = await heard
             if answer is ended and await child.ends_within(_END_S):
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {child.exited.result()}")
@@ -120,6 +128,7 @@ class Opening:
                         each.files.hold()
         finally:
             loop.remove_reader(channel.fileno())
+            loop.remove_writer(channel.fileno())
             channel.close()
             child.kill()
             await child.ends_within(_END_S)

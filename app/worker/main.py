@@ -113,6 +113,7 @@ def main(end: socket.socket) -> None:
     # Ctrl-C and a service stop reach the whole process group; the server drains and then tells its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # As in the server: `systemctl kill` sends it to all of them.
     die_with(os.getppid())  # Even inside a driver call that hangs.
     channel = Channel(end)
     try:

@@ -15,7 +15,7 @@ from tests.support import warm, work
 from tests.support.grpc_client import image_request, infer
 from tests.support.images import GREY, JPEG
 from tests.support.load import WAIT_S, Load, until
-from tests.support.null_service import MODEL, PREDICT, gathered, metric, ready, serving
+from tests.support.null_service import MODEL, PREDICT, gathered, metric, post, ready, serving
 from tests.support.service_process import free_port
 
 REFUSED = (503, "DRAINING")
@@ -90,6 +90,18 @@ async def test_what_is_not_done_when_the_drain_ends_is_told_before_its_connectio
         service.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(service.process.wait, WAIT_S) == 0
     assert "3 images were cut off" in service.log.read_text()
+
+
+def test_a_signal_that_scripts_may_still_send_to_the_whole_unit_ends_nothing(tmp_path):
+    with serving(tmp_path, fresh=True) as service:
+        assert post(service)[0] == 200
+        children = service.children()
+        for each in children:
+            each.send_signal(signal.SIGUSR1)
+        service.process.send_signal(signal.SIGUSR1)
+        assert post(service)[0] == 200
+        assert {each.pid for each in children} == {each.pid for each in service.children()}
+        assert {"anychip-worker", "fork-workers"} <= {each.name() for each in children}
 
 
 def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 
@@ -14,6 +15,7 @@ from app.processes.channel import (
     MAX_WAITING_BYTES,
     Channel,
     ChannelError,
+    Talk,
     socket_pair,
 )
 
@@ -111,3 +113,17 @@ def test_the_end_is_heard_after_the_last_words():
             pair.theirs.receive()
         with pytest.raises(OSError, match="pipe"):
             pair.theirs.send(b"too late")
+
+
+async def test_what_waited_before_a_talk_is_sent_by_it():
+    """As the first message to a process, whose environment may be larger than the socket takes at once."""
+    ours, theirs = map(Channel, socket_pair())
+    ours.send(bytes(2_000_000))
+    assert ours.waiting
+    talk, heard = Talk(ours, int, lambda _: None), []
+    while not heard:
+        await asyncio.to_thread(theirs.wait, 10)
+        heard = theirs.receive()
+    assert [*map(len, heard)] == [2_000_000]
+    talk.end("")
+    theirs.close()

@@ -25,6 +25,7 @@ from app.serving.opening import Opened, Opening, OpeningError, Refused
 from app.worker.main import Begin
 from models import ModelError, open_model, parse_spec
 
+FIRST_BYTES = 2_000_000
 Dies = Callable[[Channel], None]
 GIVEN: dict[str, Any] = {"models": "resnet50", "weights": "sample"}
 
@@ -127,6 +128,34 @@ async def test_a_start_whose_reading_process_dies_ends_with_one_sentence(
         await Opening().apart(Settings(**GIVEN))
     assert str(failed.value) == reason
     assert isinstance(failed.value, _known_errors())
+
+
+async def test_a_first_message_that_the_socket_does_not_take_at_once_is_sent_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large environment does not fit."""
+    processes = Processes(Channel.close)
+    heard: list[int] = []
+
+    def read(channel: Channel) -> None:
+        while len(heard) < 2:
+            channel.wait(None)
+            heard.extend(map(len, channel.receive()))
+        channel.send(to_packet([Refused("", "all of it came")]))
+        channel.close()
+
+    async def spawn(begin: Begin, *, forks: bool) -> tuple[Child, Channel]:
+        ours, theirs = socket_pair()
+        channel, (child, unused) = Channel(ours), await processes.spawn(begin, forks=forks)
+        unused.close()
+        channel.send(bytes(FIRST_BYTES))
+        asyncio.get_running_loop().run_in_executor(None, read, Channel(theirs))
+        return child, channel
+
+    monkeypatch.setattr(opening, "spawn", spawn)
+    with pytest.raises(OpeningError, match="all of it came"):
+        await asyncio.wait_for(Opening().apart(Settings(**GIVEN)), 60)
+    assert heard[0] == FIRST_BYTES
 
 
 def test_a_model_is_read_again_though_the_folder_of_another_one_has_gone(tmp_path: Path) -> None:

@@ -154,14 +154,22 @@ async def test_a_large_answer_leaves_in_pieces(monkeypatch, encrypted):
     assert max(sizes) == (65536 if encrypted else 1 << 20)
 
 
-@pytest.mark.parametrize("model", ["refused", "leaves"])
+@pytest.mark.parametrize("model", ["refused", "leaves", "waits"])
 async def test_a_body_does_not_outlive_its_request(monkeypatch, model):
     body = bytes(1_000_000)
     async with listening(monkeypatch) as service:
         with nothing_kept(2_000_000):
             for _ in range(10):
                 begun = post(b"/v1/models/%b:predict" % model.encode(), body)
-                if model != "leaves":
+                if model == "waits":
+                    _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+                    writer.write(begun)
+                    await service.wanted.reached.wait()
+                    service.wanted.reached.clear()
+                    writer.close()
+                    await until(lambda: not service.server.server_state.connections, blocks=False)
+                    continue
+                if model == "refused":
                     assert (await ask(service.port, begun))[0][0] == 404
                     continue
                 await ask(service.port, begun[:900_000], answers=0)
@@ -199,9 +207,21 @@ async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatc
         (post(b"/v1/models/a/b:predict"),),
         (post(b"/v2/models/m/ready"),),
         (post().replace(b"POST", b"PUT"),),
+        (post().replace(b": 2", b": " + b"0" * 5000 + b"2"),),
         (post().replace(b"\r\n", b"\n").replace(b"\n\n", b"\r\n\r\n"),),
     ],
-    ids=["split", "chunked", "h2c", "many headers", "escaped", "no name", "another route", "method", "bare newlines"],
+    ids=[
+        "split",
+        "chunked",
+        "h2c",
+        "many headers",
+        "escaped",
+        "no name",
+        "another route",
+        "method",
+        "digits",
+        "bare newlines",
+    ],
 )
 async def test_what_is_not_ordinary_goes_the_general_way(monkeypatch, parts):
     async with listening(monkeypatch) as service:

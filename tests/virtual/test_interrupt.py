@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +15,8 @@ from app import clock
 from app.errors import ClientLeftError, ServiceError
 from app.http.call import AsgiRequest
 from app.ingress import context
-from app.ingress.context import interrupted_at
+from app.ingress.budget import Budget
+from app.ingress.context import RequestContext, interrupted_at
 
 
 class Client:
@@ -113,6 +117,46 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
     assert events == ["left", "cancelled"]
     await settled()
     assert not others()
+
+
+async def test_a_client_that_leaves_takes_what_it_sent_with_it():
+    """Not the collector's next run, which may come dozens of bodies later."""
+
+    class Held:
+        """What a request holds."""
+
+    async def request(held):
+        link = SimpleNamespace(settings=SimpleNamespace(log_requests=False), tracing=None, count=lambda *_: None)
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": None}
+        with RequestContext(link, scope) as about:
+            try:
+                await watched(client, asyncio.Event().wait, lambda: None)
+            except Exception as error:
+                about.failure(error)
+            del held
+
+    client, held = Client(), Held()
+    kept = weakref.ref(held)
+    gc.disable()
+    try:
+        task = asyncio.ensure_future(request(held))
+        del held
+        await settled()
+        client.left.set()
+        await task
+        del task
+        await settled()
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("declared", [b"0" * 5000 + b"5", b"9" * 19])
+async def test_a_length_that_python_does_not_read_is_too_large(declared):
+    request = AsgiRequest({"headers": [(b"content-length", declared)]}, Client().receive)
+    with interrupted_at(clock.monotonic() + 1) as limit, pytest.raises(ServiceError) as raised:
+        await request.body(1000, Budget(1000, "bytes").lease("c"), limit)
+    assert raised.value.code == "BODY_TOO_LARGE"
 
 
 async def test_a_cancelled_request_is_not_taken_for_a_client_that_left():

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from app.errors import invalid_request
-from app.http.call import WINDOW, AsgiRequest, Body, Content, Fields, HttpCall, HttpRequest, as_response
+from app.http.call import LENGTH_DIGITS, WINDOW, AsgiRequest, Body, Content, Fields, HttpCall, HttpRequest, as_response
 from app.ingress.budget import Lease
 from app.ingress.context import UNCOUNTED_BYTES
 from app.ingress.inference import run
@@ -230,7 +230,7 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
     given = headers.get(_HEADER_LENGTH)
     if given is None:
         return None
-    if not given.isdigit() or len(given) > 18:
+    if not given.isdigit() or len(given) > LENGTH_DIGITS:
         raise invalid_request(
             f"Inference-Header-Content-Length must be a whole number, not {given.decode('latin-1')!r}"
         )
