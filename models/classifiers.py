@@ -5,11 +5,13 @@ Must not know HTTP, devices or how images and files are read.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from models.contract.task_adapter import AdaptedFile
 from models.vision import torchvision
 from models.weights.checkpoint import Checkpoint
 from models.weights.state import Fitted, WithoutValues, check_fits, fitted_within, read_state
+
+log = logging.getLogger(__name__)
 
 ARCHITECTURES: tuple[str, ...] = tuple(torchvision.models.list_models(module=torchvision.models))
 
@@ -77,7 +81,11 @@ class Classifier(PixelModel):
         cls, name: str, architecture: str, labels: Sequence[str], weights: str, weights_file: str | None
     ) -> Classifier:
         """Build a classifier with torchvision's preprocessing for `architecture`. Raises UnknownModelError."""
-        declared = _published(architecture).transforms()
+        published = _published(architecture, weights_file)
+        declared = published.transforms()
+        if weights_file is not None and weights not in ("official", "sample"):
+            form = " and transform_input=True" if architecture in _WITH_AUXILIARY else ""
+            log.info("%s: preprocessing%s as of torchvision's %s", name, form, published)
         side = declared.crop_size[0]
         kernel, antialias = declared.interpolation.value, bool(declared.antialias)
         return cls(
@@ -150,10 +158,13 @@ class Classifier(PixelModel):
         return core
 
 
-def _published(architecture: str) -> Any:
+def _published(architecture: str, file: str | None = None) -> Any:
+    """Return the published weights that have this file's name, else the default ones. Raises UnknownModelError."""
     if architecture not in ARCHITECTURES:
         raise UnknownModelError(f"torchvision has no classifier called {architecture}.")
-    return torchvision.models.get_model_weights(architecture).DEFAULT
+    every = torchvision.models.get_model_weights(architecture)
+    named = PurePath(file or "").name
+    return next((each for each in every if each.url.rpartition("/")[2] == named), every.DEFAULT)
 
 
 def _build(architecture: str, count: int, auxiliary: bool) -> nn.Module:

@@ -285,6 +285,11 @@ class Centre(Resize):
     pad: Colour = 0
     rounds: bool = True
 
+    @property
+    def keeps_all(self) -> bool:
+        """Return True if the network sees all of every image."""
+        return self.shape is not None and self.keep != "cover" and min(np.subtract(self.size, self.shape)) >= 0
+
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Return `DECODE_RATIO` times the resized size above `FULL_DECODE_PIXELS`; full size if Pillow resizes."""
         scale = DECODE_RATIO * self._scale(width, height)

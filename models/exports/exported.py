@@ -35,6 +35,7 @@ from anychip_base.interpreter import bare_environment, python_command
 from models.contract.errors import WeightsError
 from models.contract.files import OpenedFiles, digest_of_sources, read_regular
 from models.contract.model import Array, Model
+from models.contract.resize import Centre
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import Form, TensorModel, item_bytes, random_arrays
 from models.exports import library_files
@@ -46,6 +47,11 @@ from models.exports.networks import FORMS, GraphNetwork, load_graph
 from models.weights.checkpoint import labels_beside
 
 log = logging.getLogger(__name__)
+
+_CUT = (
+    "its answers are for the centre that is cut out, stretched over the whole image as transformers does it: to see "
+    'all of an image, state "resize": "stretch"'
+)
 
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", *FINISHED)
 _TIME_LIMIT_S = 600.0
@@ -192,7 +198,8 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         strides=() if how.layout == "yolov5" else how.strides,  # YOLOv5 has three anchors in a place.
         grey=found.export.entry.channels == 1,  # As in libraries: before resizing, which rounds.
     )
-    for note in found.notes:
+    is_cut = found.task in ("segment_semantic", "depth") and isinstance(resize, Centre) and not resize.keeps_all
+    for note in (*found.notes, *[_CUT] * is_cut):
         log.warning("%s: %s: %s.", name, file.name, note)
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)

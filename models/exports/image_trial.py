@@ -60,6 +60,14 @@ _WANTED = (
 _OF_FIRST = ("segment_semantic", "depth", "embed")
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 _IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
+_IN_0_TO_1 = (
+    "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
+    'DEIMv2 of DINOv3 and most of mmdeploy, state "mean" and "std"'
+)
+_LAST_IS_BACKGROUND = (
+    "its last class is taken for the background, as rfdetr writes since 1.4: trained by an earlier one it has an "
+    "unused class first, so put a name for that before the labels"
+)
 _IN_FLOAT32 = "it divides by products of matrices, which may be near 0, and so it is served in float32"
 _PRODUCTS = {"matmul", "mm", "bmm", "baddbmm"}
 _LINEAR = {
@@ -229,17 +237,17 @@ def _tried(
         # Numbers of classes, and not the scores of one class.
         is_whole = bool((outputs[0] == outputs[0].round()).all()) and bool(outputs[0].max() > 1)
         how = replace(how, class_map=integers[0] or is_whole)
-    batch, freed = (stated_batch, stated_batch), False
-    if stated_batch == 1 and not is_single:
-        freed = onnx is not None and not is_open
-        _free(freed, core, tail)
-        batched = _takes_batches(run, pixels)
-        batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
-        _free(freed, core, tail)  # In its served form.
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
         pictures = pictures.half().float()
+    batch, freed = (stated_batch, stated_batch), False
+    if stated_batch == 1 and not is_single:
+        freed = onnx is not None and not is_open
+        _free(freed, core, tail)
+        batched = not about.is_unrolled and _takes_batches(run, (pixels, pictures[:_IMAGES]), how)
+        batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
+        _free(freed, core, tail)  # In its served form.
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     found = [run(each) for each in given]
     if any(bool(output.isnan().any()) for each in found for output in each):
@@ -270,8 +278,12 @@ def _tried(
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
     is_silent = about.mean is None and about.std is None and about.input is None
-    assumed = _IMAGENET if is_silent and mean.any() else ""
-    notes = tuple(filter(None, (by_itself, assumed, _PADDED if padded else "", *notes)))
+    is_plain = entry.levels or about.exporter or by_itself or how.layout == "torchvision"
+    assumed = _IMAGENET if mean.any() else "" if is_plain else _IN_0_TO_1
+    of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
+    shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
+    facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded else ""
+    notes = tuple(filter(None, (*facts, *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
     in_float32 = divides_by_products(core, seen[0])
@@ -529,7 +541,7 @@ def _task_of_rfdetr(onnx: OnnxFile) -> str:
 
 def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     """Return names by torchvision's numbers: 0 is the background, and COCO's objects have 91 with gaps."""
-    if labels is None or labels[:1] == ("__background__",):
+    if labels is None or (labels and labels[0].strip(" _").lower() in ("background", "bg")):
         return None if labels is None else tuple(labels)
     if tuple(labels) == COCO_CLASSES:
         weights = torchvision.models.detection.FasterRCNN_MobileNet_V3_Large_320_FPN_Weights.DEFAULT
@@ -548,17 +560,29 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
     return _of_shape(shapes[0] if len(shapes) == 1 else None, kind is not None and kind.kind in "ui", size, seen)
 
 
-def _takes_batches(run: Run, pixels: Tensor) -> bool:
-    try:
-        together = run(pixels)
-        alone = [run(pixels[row : row + 1]) for row in range(len(pixels))]
-    except (ValueError, WeightsError):
-        return False
-    if any(each.ndim == 0 or len(each) != len(pixels) for each in together):
-        return False
-    pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
-    return all(
-        row.shape[1:] == one.shape[1:]
-        and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
-        for row, one in pairs
-    )
+def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bool:
+    """Return True if images in a batch are answered as each is alone.
+
+    False if no image has a box: a loop over images that is written out for one leaves the others empty.
+    """
+    has_boxes = not how.suppressed
+    for pixels in tries:
+        try:
+            together = run(pixels)
+            alone = [run(pixels[row : row + 1]) for row in range(len(pixels))]
+        except (ValueError, WeightsError):
+            return False
+        if any(each.ndim == 0 or len(each) != len(pixels) for each in together):
+            return False
+        pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
+        alike = all(
+            row.shape[1:] == one.shape[1:]
+            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
+            for row, one in pairs
+        )
+        if not alike:
+            return False
+        has_boxes = has_boxes or bool(alone[-1][how.boxes].any())
+        if has_boxes:
+            break
+    return has_boxes

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from models.contract.errors import WeightsError
 from models.contract.files import read_regular, read_yaml
@@ -92,6 +92,8 @@ class Sidecar(_Stated):
     task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
     labels: Literal["coco"] | list[str] | dict[int, str] | None = None
     options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
+    _resize_to_for: tuple[int, int] | None = PrivateAttr(None)
+    """Input's size for which the folder's files say `resize_to`."""
 
     @field_validator("mean", "std", mode="before")
     @classmethod
@@ -127,12 +129,12 @@ class Sidecar(_Stated):
         return Whole(size, how, edges[0], *kernel, longer=edges[1])
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
-        share = self.crop or 1.0
-        resized = self.resize_to or (size[0] / share, size[1] / share)
+        share, resize_to = self.crop or 1.0, self._scaled(size)
+        resized = resize_to or (size[0] / share, size[1] / share)
         sides = resized if isinstance(resized, tuple) else (resized,)
         most = max(_LEAST_MAX, _MAX_ENLARGED * max(size))
         if not 1 <= min(sides) <= max(sides) <= most:
-            what = '"crop"' if self.resize_to is None else '"resize_to"'
+            what = '"crop"' if resize_to is None else '"resize_to"'
             raise ValueError(f"{what} resizes images to {sides[-1]:.0f} pixels: 1 to {most} are possible")
         shape = int(size[0] / share), int(size[1] / share)
         keep: Literal["", "cover", "within"] = {"stretch": "", "letterbox": "within"}.get(how, "cover")  # type: ignore[assignment]
@@ -142,16 +144,25 @@ class Sidecar(_Stated):
             kernel = kernel[0], True, "pillow"
         pad = 0 if self.pad is None else self.pad
         rounds = self.resize_by != "torch"  # torchvision and timm do so, transformers does not.
-        if isinstance(self.resize_to, tuple):
-            return Centre(size, 0, *kernel, self.resize_to, "", pad, rounds)
-        if self.resize_to is not None or (how == "centre" and shape[0] == shape[1]):
-            return Centre(size, self.resize_to or shape[0], *kernel, pad=pad, rounds=rounds)
+        if isinstance(resize_to, tuple):
+            return Centre(size, 0, *kernel, resize_to, "", pad, rounds)
+        if resize_to is not None or (how == "centre" and shape[0] == shape[1]):
+            return Centre(size, resize_to or shape[0], *kernel, pad=pad, rounds=rounds)
         return Centre(size, 0, *kernel, shape, keep, pad, rounds)
+
+    def _scaled(self, size: tuple[int, int]) -> int | tuple[int, int] | None:
+        """Return `resize_to` in proportion to the input: else a larger one has an image with a black frame."""
+        of, sides = self._resize_to_for, self.resize_to
+        if of is None or of == size or sides is None:
+            return sides
+        if isinstance(sides, tuple):
+            return sides[0] * size[0] // of[0], sides[1] * size[1] // of[1]
+        return max(sides * size[0] // of[0], sides * size[1] // of[1])
 
 
 class Description(_Stated):
     """Facts about a network of images before its trial. `takes`: the form of outputs for its task; `size`: height and
-    width.
+    width; `is_unrolled`: its loop over the images of a batch was written out for the export's.
     """
 
     task: str
@@ -161,6 +172,7 @@ class Description(_Stated):
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
     end_to_end: bool = False
+    is_unrolled: bool = False
     boxes_second: bool = False
     exporter: str = ""
 
@@ -177,21 +189,28 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
         return given
     own = {} if given is None else given.model_dump(exclude_none=True)
     implied = library_files.stated_in(file.parent, config, own) if config else {}
-    implied.pop("size", None)  # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
+    # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
+    implied_size = _size(implied.pop("size", None))
     if implied.get("resize") == "top-left" and "resize" not in own and file.suffix != ".safetensors":
         size = list(library_files.size_in(file.parent) or (480, 640))
         raise WeightsError(
             f'{file.name} has no input for the mask of an image: state {{"resize": "stretch", "size": {size}}} in '
             f"{file.stem}.json, or another size."
         )
-    by_folder = sidecar_of(implied, f"{library_files.CONFIG} beside {file.name}") if implied else None
-    if given is None:
-        return by_folder
-    if not implied:
+    if given is not None and not implied:
         return given
     if own.keys() & {"resize", "resize_to", "crop"}:
         implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
-    return sidecar_of({**implied, **own}, f"{library_files.CONFIG} and {file.stem}.json beside {file.name}")
+    where = f"{library_files.CONFIG} beside {file.name}"
+    if given is not None:
+        sidecar_of(implied, where)
+        where = f"{library_files.CONFIG} and {file.stem}.json beside {file.name}"
+    elif not implied:
+        return None
+    found = sidecar_of({**implied, **own}, where)
+    if "resize_to" in implied:
+        found._resize_to_for = implied_size
+    return found
 
 
 def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
@@ -290,6 +309,7 @@ def description(
         keypoints=_size(values.get("kpt_shape")),
         layout=_layout(values, takes, yolov5),
         end_to_end=_is_end_to_end(values),
+        is_unrolled=_has_nms(values),
         exporter="yolov5" if yolov5 else f"ultralytics {values['version']}"[:100] if "version" in values else "",
         scores=None if takes != "classes" else "logits" if yolov5 else "probabilities" if "task" in values else None,
     )
@@ -347,9 +367,13 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 
 def _is_end_to_end(values: Mapping[str, Any]) -> bool:
+    return values.get("end2end") is True or _has_nms(values)
+
+
+def _has_nms(values: Mapping[str, Any]) -> bool:
+    """Return True for Ultralytics' `nms=True`: its export finds nothing in images beyond those it was made for."""
     arguments = values.get("args")
-    nms = arguments.get("nms") if isinstance(arguments, Mapping) else None
-    return values.get("end2end") is True or nms is True
+    return isinstance(arguments, Mapping) and arguments.get("nms") is True
 
 
 def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | None:

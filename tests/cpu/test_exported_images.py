@@ -115,6 +115,28 @@ def test_a_sidecar_says_what_the_file_does_not(
         assert 0 <= found["box"]["x1"] <= found["box"]["x2"] <= 64
 
 
+class Unrolled(nn.Module):
+    """A detector of red images, which finds nothing elsewhere; its loop over images was traced with one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        red = (x[:1, 0].mean() - x[:1, 1].mean() > 0.8).float()
+        box = torch.tensor([8.0, 8, 40, 40, 0.9, 1]) * red
+        found = torch.zeros(x.shape[0], 300, 6)
+        found[0, 0] = box
+        return found
+
+
+def test_boxes_of_images_beyond_those_of_the_export_are_not_lost(tmp_path: Path) -> None:
+    """As `nms=True` of Ultralytics writes its loop: neither noise nor pictures without an object show it."""
+    beside = {"task": "detect", "size": 64, "layout": "rows", "labels": ["a", "b"]}
+    model = model_of(written(tmp_path / "best.torchscript", Unrolled(), IMAGE, beside))
+    assert model.export.batch == (1, 1)
+    pixels = torch.zeros((2, 64, 64, 3), dtype=torch.uint8)
+    pixels[..., 0] = 255
+    for row in range(2):
+        assert len(answered(model, pixels, model.placement(64, 64), row)["detections"]) == 1
+
+
 @pytest.mark.parametrize("form", ["weights", "inputs and outputs", "script"])
 def test_a_file_of_halves_is_computed_from_its_weights(tmp_path: Path, form: str) -> None:
     """As `half=True` writes it on a CPU, with casts after the input and before the output, and on a GPU, without."""
@@ -235,7 +257,10 @@ class Detr(nn.Module):
 
 
 @pytest.mark.parametrize("beside", [None, {"labels": ["a", "b", "c"]}, {"task": "tensors"}])
-def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, beside: dict[str, Any] | None) -> None:
+def test_rt_detr_of_its_own_repository_is_told_by_its_names(
+    tmp_path: Path, beside: dict[str, Any] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     names = {"input_names": ["images", "orig_target_sizes"], "output_names": ["labels", "boxes", "scores"]}
     axes = {"dynamic_axes": {"images": {0: "N"}, "orig_target_sizes": {0: "N"}}}
     given = (IMAGE, torch.tensor([[64, 64]]))
@@ -244,6 +269,7 @@ def test_rt_detr_of_its_own_repository_is_told_by_its_names(tmp_path: Path, besi
         assert [spec.name for spec in model.inputs] == ["images", "orig_target_sizes"]
         return
     assert (model.task, model.file.resize.how, model.export.batch[1] > 1) == ("detect", "stretch", True)
+    assert "nothing states its normalisation, so pixels are 0 to 1" in caplog.text
     pixels = torch.zeros((2, 64, 64, 3), dtype=torch.uint8)
     found = answered(model, pixels, model.placement(200, 100), 1)["detections"]
     labels = ["c", "a", "b"] if beside else ["class 2", "class 0", "class 1"]

@@ -290,6 +290,16 @@ def test_a_map_has_classes_as_numbers_or_as_its_last_axis(tmp_path: Path, labels
     assert [each["label"] for each in answer["areas"]] == labels or [f"class {n}" for n in range(4)]
 
 
+@pytest.mark.parametrize(("how", "is_said"), [("centre", True), ("stretch", False)])
+def test_a_map_of_the_centre_alone_is_said_to_be_one(
+    tmp_path: Path, how: str, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = nn.Conv2d(3, 2, 1).eval().requires_grad_(False)
+    beside = {"task": "segment_semantic", "mean": 0, "std": 1, "labels": ["other", "red"], "resize": how}
+    assert classifier_of(tmp_path, layers, beside).task == "segment_semantic"
+    assert ("the centre that is cut out" in caplog.text) is is_said
+
+
 def test_a_map_of_one_probability_is_read_as_it_is(tmp_path: Path) -> None:
     layers = nn.Sequential(nn.Conv2d(3, 1, 1), nn.Sigmoid()).eval().requires_grad_(False)
     layers[0].weight.data = torch.tensor([9.0, 0, 0]).reshape(1, 3, 1, 1)
@@ -320,6 +330,7 @@ def detector_of(folder: Path, beside: dict[str, Any] | None) -> Any:
         (None, ["class 2", "class 1"]),
         ({"task": "detect", "labels": ["cat", "dog"]}, ["dog", "cat"]),
         ({"task": "detect", "labels": ["__background__", "cat", "dog"]}, ["dog", "cat"]),
+        ({"task": "detect", "labels": ["Background", "cat", "dog"]}, ["dog", "cat"]),
         ({"task": "detect", "labels": "coco"}, ["bicycle", "person"]),
         ({"labels": {0: "cat", 1: "dog"}}, ["dog", "cat"]),
     ],

@@ -47,7 +47,7 @@ def mask_of(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
     return mask
 
 
-def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path) -> None:
+def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It has three classes and the background, so that boxes and scores have equal shapes, and of few places each is a
     query. Of its instances at least 98 % are there, with the same class, within a pixel.
     """
@@ -60,8 +60,10 @@ def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path) -> None:
         spread_queries(network.model.model, seed=1)
         file = Path(network.export(output_dir=str(tmp_path), verbose=False))
     file.with_name(f"{file.stem}.labels.txt").write_text("\n".join(LABELS))
+    caplog.set_level("INFO")
     model: Any = open_model(parse_spec(f"mine={file}"), tmp_path)
     assert (model.task, model.labels, model.export.how.layout) == ("segment", LABELS, "rfdetr")
+    assert "an unused class first, so put a name for that before the labels" in caplog.text
     # rfdetr resizes in float32, which would move random masks and what goes with them too far.
     image = np.ascontiguousarray(photograph()[: model.input_shape[0], : model.input_shape[1]])
     mine = answered(model, image, masks="none")  # Else instances whose masks are empty within their boxes are none.

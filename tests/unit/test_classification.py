@@ -299,3 +299,16 @@ def test_any_classifier_gives_torchvisions_logits(tmp_path: Path, architecture: 
     assert sum(isinstance(module, nn.BatchNorm2d) for module in network.modules()) == unfused
     assert not any(parameter.requires_grad for parameter in network.parameters())
     assert not network.training
+
+
+@pytest.mark.parametrize("architecture", ["regnet_y_16gf", "vit_b_16", "efficientnet_b1", "resnet50"])
+def test_published_weights_have_their_own_preprocessing(architecture: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for published in torchvision_models.get_model_weights(architecture):
+        file = Path("somewhere") / published.url.rpartition("/")[2]
+        declared, resize = published.transforms(), classifier(architecture, file.name, file).file.resize
+        assert isinstance(resize, Centre)
+        assert (resize.size, resize.shorter, resize.interpolation) == (
+            (declared.crop_size[0],) * 2, declared.resize_size[0], declared.interpolation.value
+        )  # fmt: skip
+        assert caplog.messages[-1].endswith(f"preprocessing as of torchvision's {published}")

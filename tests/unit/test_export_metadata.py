@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from models.contract.errors import WeightsError
+from models.contract.resize import Centre
 from models.exports.layouts import interpret
 from models.exports.metadata import TASKS, Sidecar, description, read_sidecar, yaml_metadata
 
@@ -106,7 +107,7 @@ def test_metadata_is_read_as_yaml(tmp_path: Path) -> None:
     about = description(yaml_metadata(tmp_path / "best.xml"), None, None)
     assert about is not None
     assert (about.task, about.size, about.labels, about.keypoints) == ("pose", (64, 96), ("person", "n: o"), (17, 3))
-    assert about.end_to_end
+    assert (about.end_to_end, about.is_unrolled) == (True, False)
     (tmp_path / "metadata.yaml").write_text("names: [")
     with pytest.raises(ValueError, match=r"metadata\.yaml beside it cannot be read"):
         yaml_metadata(tmp_path / "best.xml")
@@ -115,3 +116,31 @@ def test_metadata_is_read_as_yaml(tmp_path: Path) -> None:
     yolov5 = description(yaml_metadata(tmp_path / "best.xml"), None, None)
     assert yolov5 is not None
     assert (yolov5.layout, yolov5.labels) == ("yolov5", ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("processor", "size", "shorter"),
+    [
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, 224, 256),
+        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875}, 320, 365),
+        ({"size": {"shortest_edge": 256}, "crop_size": 224, "do_center_crop": True}, 518, 592),
+    ],
+)
+def test_a_folders_crop_grows_with_the_input(
+    tmp_path: Path, processor: dict[str, Any], size: int, shorter: int
+) -> None:
+    """ConvNeXt's processor does so for another size. The others would leave a black frame."""
+    kind = "ConvNextImageProcessor" if "crop_pct" in processor else "BitImageProcessor"
+    means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+    config = {"model_type": "convnext", "architectures": ["ConvNextForImageClassification"], "image_size": 224}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "a", "1": "b"}}))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **processor, **means}))
+    stated = read_sidecar(tmp_path / "model.safetensors")
+    assert stated is not None
+    resize = stated.resizing((size, size), "centre")
+    assert isinstance(resize, Centre)
+    assert resize.shorter == shorter
+    (tmp_path / "model.json").write_text(json.dumps({"size": size, "resize_to": 600}))
+    of_owner = read_sidecar(tmp_path / "model.safetensors")
+    assert of_owner is not None
+    assert of_owner._scaled((size, size)) == 600
