@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from app import clock
 from app.decoding.waiting import DecodeFailedError
 from app.errors import ServiceError
 from app.ingress.ingress import Replies
@@ -447,6 +448,21 @@ async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back
             each.close()
         await turns()
         assert [len(each.told(End)) for each in fleet.ends] == [1, 1]
+
+
+async def test_an_ingress_that_does_not_answer_gets_no_new_connections():
+    async with linked(ingresses=2) as fleet:
+        silent, other = fleet.ingresses._ready
+        other.heard_s = clock.monotonic()
+        silent.heard_s = other.heard_s - 2 * silent.look_s - 1
+        theirs = []
+        for _ in range(3):
+            ours, end = socket.socketpair()
+            theirs.append(end)
+            assert fleet.ingresses.take(ours, lambda: None)
+        assert (len(silent.connections), len(other.connections)) == (0, 3)
+        for each in theirs:
+            each.close()
 
 
 async def test_a_connection_that_is_carried_has_the_address_that_the_owner_saw_and_counts_until_both_ends_are_over():
