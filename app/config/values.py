@@ -45,11 +45,6 @@ def sizes_of(batch_sizes: str) -> tuple[int, ...]:
     return tuple(int(size) for size in split(_FIRST_SIZES if batch_sizes == "auto" else batch_sizes))
 
 
-def _joined(value: Any) -> Any:
-    # A TOML file reads better with a list than with commas in a string.
-    return ",".join(str(part) for part in value) if isinstance(value, list | tuple) else value
-
-
 def _not_empty(value: str) -> str:
     if not split(value):
         raise ValueError("name at least one")
@@ -131,7 +126,10 @@ def _count_or_auto(value: Any) -> Any:
 
 
 _MOST_INGRESSES = 32
-CommaSeparated = Annotated[str, BeforeValidator(_joined)]
+CommaSeparated = Annotated[
+    # A TOML file reads better with a list than with commas in a string.
+    str, BeforeValidator(lambda given: ",".join(map(str, given)) if isinstance(given, list | tuple) else given)
+]
 ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
 BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]

@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from types import FrameType
 
 from app import clock
 
@@ -112,8 +111,5 @@ class LoopWatchdog:
             return
         self._reported = True
         frame = sys._current_frames().get(self._ident)
-        log.warning("the event loop has stood still for %.1f s, in:\n%s", still_s, _stack(frame))
-
-
-def _stack(frame: FrameType | None) -> str:
-    return "".join(traceback.format_stack(frame)).rstrip() if frame else "(its thread is gone)"
+        stack = "".join(traceback.format_stack(frame)).rstrip() if frame else "(its thread is gone)"
+        log.warning("the event loop has stood still for %.1f s, in:\n%s", still_s, stack)

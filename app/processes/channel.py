@@ -134,6 +134,15 @@ class Channel:
             else:
                 self.waiting[0] = (frame[sent:], descriptors)
 
+    def flush_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Write what waits now, and what the socket does not take later in `loop`."""
+        with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
+            self.flush()
+        if self.waiting:
+            loop.add_writer(self.fileno(), self.flush_in, loop)
+        else:
+            loop.remove_writer(self.fileno())
+
     def receive(self) -> list[bytes]:
         """Return the messages that have arrived whole; none if none has.
 
@@ -235,13 +244,11 @@ class Talk:
         self._decode = reader(heard)
         self._out: list[Any] = []
         self._out_bytes = 0
-        self._writing = False
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.error: Exception | None = None
         self._loop.add_reader(self._channel.fileno(), self._readable)
-        if channel.waiting:
-            self._wait_for_room()
+        channel.flush_in(self._loop)
         if early:
             self._loop.call_soon(self._readable, early)
 
@@ -268,8 +275,8 @@ class Talk:
             except ChannelError as error:
                 self.end(str(error), error)
             else:
-                if self._channel.waiting or self._writing:
-                    self._wait_for_room()
+                if self._channel.waiting:
+                    self._channel.flush_in(self._loop)
 
     def take_descriptor(self) -> int:
         """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
@@ -281,8 +288,7 @@ class Talk:
             self.error = error
             self.ended.set_result(reason)
             self._loop.remove_reader(self._channel.fileno())
-            if self._writing:
-                self._loop.remove_writer(self._channel.fileno())
+            self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
 
     def _readable(self, early: Sequence[bytes] = ()) -> None:
@@ -308,18 +314,6 @@ class Talk:
         if self._pace.wait_s(clock.monotonic(), size):
             raise ChannelError(f"it said more than {self._most:g} bytes a second")
         self._pace.take(size)
-
-    def _wait_for_room(self) -> None:
-        self._writing = bool(self._channel.waiting)
-        if self._writing:
-            self._loop.add_writer(self._channel.fileno(), self._writable)
-        else:
-            self._loop.remove_writer(self._channel.fileno())
-
-    def _writable(self) -> None:
-        with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
-            self._channel.flush()
-        self._wait_for_room()
 
 
 def close_all(descriptors: Sequence[int] | deque[int]) -> None:

@@ -105,19 +105,12 @@ class Opening:
                 if not heard.done():
                     heard.set_result(ended)
 
-        def writable() -> None:
-            with contextlib.suppress(OSError):  # It has ended already, which is heard next.
-                channel.flush()
-            if not channel.waiting:
-                loop.remove_writer(channel.fileno())
-
         loop.add_reader(channel.fileno(), readable)
         try:
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
             with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
                 channel.send(to_packet((Wanted(given, model),)))
-            if channel.waiting:  # A large environment does not fit into the socket at once.
-                loop.add_writer(channel.fileno(), writable)
+            channel.flush_in(loop)  # A large environment does not fit into the socket at once.
             answer = await heard
             if answer is ended and await child.ends_within(_END_S):
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {child.exited.result()}")

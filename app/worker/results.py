@@ -137,12 +137,8 @@ def _record(layout: tuple[ArrayLayout, ...]) -> np.dtype[Any]:
             raise ResultError(f"an array of {name!r} {shape} cannot be sent")
         formats.append((dtype, shape))
         offsets.append(end)
-        end = _aligned(end + math.prod(shape) * dtype.itemsize)
+        end = -(-(end + math.prod(shape) * dtype.itemsize) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     if end > MAX_LARGE_BYTES:
         raise ResultError(f"a result of {end} bytes cannot be sent")
     names, size = [str(number) for number in range(len(formats))], max(end, _ALIGNMENT_BYTES)
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

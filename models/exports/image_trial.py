@@ -565,7 +565,6 @@ def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bo
 
     False if no image has a box: a loop over images that is written out for one leaves the others empty.
     """
-    has_boxes = not how.suppressed
     for pixels in tries:
         try:
             together = run(pixels)
@@ -575,14 +574,12 @@ def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bo
         if any(each.ndim == 0 or len(each) != len(pixels) for each in together):
             return False
         pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
-        alike = all(
+        if not all(
             row.shape[1:] == one.shape[1:]
             and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
             for row, one in pairs
-        )
-        if not alike:
+        ):
             return False
-        has_boxes = has_boxes or bool(alone[-1][how.boxes].any())
-        if has_boxes:
-            break
-    return has_boxes
+        if not how.suppressed or alone[-1][how.boxes].any():
+            return True
+    return False

@@ -285,7 +285,7 @@ class _Outputs(nn.Module):
             return self._wanted(found)
         # Rows and columns up to the last one of another colour belong to the image.
         seen = ((pixels - self.pad).abs() > self.tolerance).any(dim=1)
-        rows, columns = (_up_to_last(seen.any(dim=axis)) for axis in (2, 1))
+        rows, columns = (seen.any(dim=axis).flip(1).long().cumsum(1).flip(1) > 0 for axis in (2, 1))
         mask = rows.unsqueeze(2) & columns.unsqueeze(1)
         found = self.network(pixel_values=pixels * mask.unsqueeze(1), pixel_mask=mask.long())
         shares = torch.stack((columns.float().mean(1), rows.float().mean(1)), dim=1).repeat(1, 2).unsqueeze(1)
@@ -302,10 +302,6 @@ class _Outputs(nn.Module):
         if self.task == "depth":
             return (found["predicted_depth"],)
         return (found["logits"][0] if isinstance(found["logits"], tuple) else found["logits"],)
-
-
-def _up_to_last(true: Tensor) -> Tensor:
-    return true.flip(1).long().cumsum(1).flip(1) > 0
 
 
 def _settings_of_timm(timm: Any, name: str, given: Any) -> dict[str, Any]:

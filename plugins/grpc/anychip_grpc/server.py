@@ -148,7 +148,10 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
             POOL.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
         methods = Methods(ingress)
         served: list[tuple[Any, Any, Receiver]] = [
-            *((descriptor, getattr(methods, _snake(name)), models) for name, descriptor in METHODS.items()),
+            *(
+                (descriptor, getattr(methods, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()), models)
+                for name, descriptor in METHODS.items()
+            ),
             (HEALTH.methods_by_name["Check"], methods.check, checking),
             (HEALTH.methods_by_name["Watch"], methods.watch, watching),
             (REFLECTION.methods[0], methods.reflect, watching),
@@ -186,10 +189,6 @@ _OPENING = {
     f"/{SERVICE}/ModelReady": message("ModelReadyResponse")(ready=False).SerializeToString(),
 }
 """Answers before there is a service."""
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def credentials(tls: Tls) -> Any:

@@ -156,11 +156,10 @@ def sidecar_beside(file: Path) -> dict[str, Any]:
     try:
         document = read_yaml(content, texts=True, aliases=True)
         steps = {name: stated for step in document["PreProcess"]["transform_ops"] for name, stated in step.items()}
-        return {
-            **_normalised(steps.get("NormalizeImage")),
-            **_resized(steps.get("ResizeImage")),
-            "options": _options(document["PostProcess"]),
-        }
+        size = (
+            {"size": [int(side) for side in reversed(steps["ResizeImage"]["size"])]} if steps.get("ResizeImage") else {}
+        )
+        return {**_normalised(steps.get("NormalizeImage")), **size, "options": _options(document["PostProcess"])}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ModelError(f"{beside} is not understood: {line}.") from error
@@ -173,10 +172,6 @@ def _normalised(stated: Mapping[str, Any] | None) -> dict[str, list[float]]:
     if abs(float(over) / float(under or 1) - _PIXEL_SCALE) > _PIXEL_SCALE / 1000:
         raise ValueError(f"pixels are scaled by {stated['scale']}, and not by 1/255")
     return {name: [float(number) for number in stated[name]] for name in ("mean", "std")}
-
-
-def _resized(stated: Mapping[str, Any] | None) -> dict[str, list[int]]:
-    return {"size": [int(side) for side in reversed(stated["size"])]} if stated else {}
 
 
 def _options(after: Mapping[str, Any]) -> dict[str, Any]:

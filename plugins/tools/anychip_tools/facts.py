@@ -73,11 +73,7 @@ def in_json() -> str:
     from backends.registry import external_backends
 
     facts = [backend.facts for backend in external_backends() if backend.facts.name and backend.facts.engines]
-    return json.dumps(facts, default=_encoded)
-
-
-def _encoded(value: Any) -> Any:
-    return {"row": vars(value)} if is_dataclass(value) else dict(value)
+    return json.dumps(facts, default=lambda value: {"row": vars(value)} if is_dataclass(value) else dict(value))
 
 
 def main() -> None:

@@ -172,14 +172,6 @@ def _findings(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _worst_rows(document: dict[str, Any]) -> list[list[report.Cell]]:
-    return [
-        [each["precision"], one["layer"], one["alone"], one["sum"]]
-        for each in document["layers"]
-        for one in each["worst"]
-    ]
-
-
 def show(document: dict[str, Any]) -> None:
     """Print the report in the terminal."""
     console = report.console()
@@ -188,5 +180,6 @@ def show(document: dict[str, Any]) -> None:
     console.print(report.table("", _COLUMNS, _rows(document)))
     for line in _findings(document):
         console.print(line, soft_wrap=True)
-    if worst := _worst_rows(document):
+    layers = [(each["precision"], one) for each in document["layers"] for one in each["worst"]]
+    if worst := [[name, one["layer"], one["alone"], one["sum"]] for name, one in layers]:
         console.print(report.table("\nlayers with the largest error", ("precision", "layer", "alone", "sum"), worst))
