@@ -11,6 +11,7 @@ plainest attack, and is no sandbox (docs/which-file.md).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import warnings
 import zipfile
@@ -353,6 +354,8 @@ def load_graph(file: str, form: Form) -> Graph:
     kind, what = kinds[form]
     if form in ("program", "script") and not zipfile.is_zipfile(file):
         raise WeightsError(f"{Path(file).name} is damaged, cut short, or not {what}.")
+    if form in ("program", "script"):
+        importlib.import_module("models.vision")  # It registers torchvision's operators, which files may name: nms.
     try:
         return kind(file)
     except WeightsError:

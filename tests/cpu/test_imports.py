@@ -37,6 +37,28 @@ _CHECKS = {
         "except SystemExit:\n"
         "    assert 'torch' not in sys.modules"
     ),
+    "a file's operators are torchvision's": (
+        "import subprocess, sys, tempfile\n"
+        "from pathlib import Path\n"
+        "if not sys.argv[1:]:\n"
+        "    import torch, torchvision\n"
+        "    class Suppressed(torch.nn.Module):\n"
+        "        def forward(self, boxes):\n"
+        "            return torchvision.ops.nms(boxes, boxes[:, 0], 0.5)\n"
+        "    kept = tempfile.TemporaryDirectory()\n"
+        "    folder = Path(kept.name)\n"
+        "    boxes = torch.rand(4, 4).cumsum(1)\n"
+        "    torch.jit.trace(Suppressed(), boxes, check_trace=False).save(str(folder / 'a.ts'))\n"
+        "    torch.export.save(torch.export.export(Suppressed(), (boxes,)), folder / 'a.pt2')\n"
+        "    program = sys.orig_argv[sys.orig_argv.index('-c') + 1]\n"
+        "    for name in ('a.ts', 'a.pt2'):\n"
+        "        subprocess.run([sys.executable, '-c', program, str(folder / name)], check=True)\n"
+        "    kept.cleanup()\n"
+        "else:\n"
+        "    from models.exports.networks import load_graph\n"
+        "    form = 'script' if sys.argv[1].endswith('.ts') else 'program'\n"
+        "    load_graph(sys.argv[1], form)\n"
+    ),
     "the rows of vendors, which set-up reads where torch is not installed yet": (
         "import importlib.util, sys\n"
         "sys.modules['torch'] = sys.modules['numpy'] = None\n"
