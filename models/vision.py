@@ -15,10 +15,6 @@ from typing import Any
 _DYNAMO = ("torch._dynamo", "torch._dynamo.utils")
 
 
-def _is_compile_supported(device_type: Any) -> Any:
-    return importlib.import_module(_DYNAMO[1]).is_compile_supported(device_type)
-
-
 def _imported() -> Any:
     """Import torchvision. If it needs more of torch._dynamo, import it again with the real one, which takes longer."""
     if "torch._dynamo" in sys.modules or "torchvision" in sys.modules:
@@ -27,7 +23,8 @@ def _imported() -> Any:
     package, utils = stand_ins = [ModuleType(name) for name in _DYNAMO]
     package.__path__ = []
     package.utils = utils  # type: ignore[attr-defined]
-    utils.is_compile_supported = _is_compile_supported  # type: ignore[attr-defined]
+    later = lambda device_type: importlib.import_module(_DYNAMO[1]).is_compile_supported(device_type)  # noqa: E731
+    utils.is_compile_supported = later  # type: ignore[attr-defined]
     sys.modules.update(zip(_DYNAMO, stand_ins, strict=True))
     try:
         return importlib.import_module("torchvision")

@@ -392,9 +392,8 @@ class Ingresses:
             address = accepted.getpeername()
         except OSError:  # It has left already.
             address = ""
-        now_s = clock.monotonic()
-        # One that does not answer may be about to be killed, with its connections.
-        far = min(takes, key=lambda each: (now_s - each.heard_s > 2 * each.look_s, len(each.connections)))
+        heard_s = clock.monotonic() - 2 * _Far.look_s  # One that is silent may soon be killed.
+        far = min(takes, key=lambda each: (each.heard_s < heard_s, len(each.connections)))
         self._connections += 1
         client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
         far.connections[self._connections] = _Connection(client, lost)

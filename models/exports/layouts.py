@@ -33,6 +33,7 @@ _ROWS = (100, 300, 1000)
 MOST_DETECTIONS = 300
 """Most boxes in an answer of torchvision's detectors: at least as many as its own networks give (100 to 300)."""
 _LEAST_PROBABILITY = 1e-12
+_LEAST_TOTAL, _ROUNDED = 10.0, 0.05
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
@@ -144,16 +145,19 @@ def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple
     that and a note to its owner. `stated`: the statement of its owner or its exporter.
 
     Numbers of all images that are never outside 0 to 1 are no logits: logits leave that range when the input is
-    multiplied. No more are those whose sum is always 100: softmax of their logarithm divides by that sum.
+    multiplied. No more are those that have one sum for all images, such as 100: they are divided by it.
 
     Raises ValueError if the stated form is impossible.
     """
     inside = bool(((outputs >= 0) & (outputs <= 1)).all())
     alone = how.each or how.two_of_one
     whole = not alone and bool(((outputs.sum(1) - 1).abs() <= _WHOLE).all())
-    percent = not alone and bool(((outputs >= 0).all(1) & ((outputs.sum(1) - 100).abs() <= 100 * _WHOLE)).all())
-    if percent and stated != "logits":
-        return replace(how, probabilities=True), "its outputs are probabilities in percent: answered as shares of 1"
+    total = float(outputs.sum(1).mean())
+    is_whole = bool((outputs == outputs.round()).all())  # Each was rounded, by half at most.
+    off = total * (_WHOLE if not is_whole else min(_ROUNDED, outputs.shape[1] / 2 / max(total, 1)))
+    of_total = bool(((outputs >= 0).all(1) & ((outputs.sum(1) - total).abs() <= off)).all())
+    if of_total and total > _LEAST_TOTAL and not alone and stated != "logits":
+        return replace(how, probabilities=True), f"its outputs have one sum, {total:.4g}: answered as shares of it"
     if stated == "probabilities" and not inside:
         least, most = float(outputs.min()), float(outputs.max())
         raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')

@@ -321,7 +321,8 @@ def _refuse(where: str, key: str, value: Any, why: str) -> NoReturn:
 
 
 def _refuse_own_size(where: str, key: str, value: Any) -> NoReturn:
+    edge = value.get("shortest_edge") if isinstance(value, Mapping) else value
     raise WeightsError(
         f'"{key}": {str(value)[:100]} in {where} gives each image a size of its own: state one in a sidecar beside '
-        'the weights, {"resize": "stretch", "size": [480, 640]}.'
+        f'the weights, {{"resize": "stretch", "size": {[edge, edge] if edge and edge % 14 == 0 else [480, 640]}}}.'
     )

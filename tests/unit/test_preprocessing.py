@@ -141,6 +141,10 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
         ),
         ({"do_resize": False}, '"do_resize": False in preprocessor_config.json gives each image a size of its own'),
         ({"size": 64, "do_pad": True, "pad_size": {"height": 80, "width": 80}}, "would fill up images of 64 x 64"),
+        (
+            {"image_processor_type": "BitImageProcessor", "size": 518, "do_center_crop": False},
+            '{"resize": "stretch", "size": [518, 518]}',
+        ),
         ({"image_processor_type": "YolosImageProcessor"}, '{"resize": "stretch", "size": [480, 640]}'),
         ({**DETR, "pad_size": {"height": 64, "width": 64}}, "has no room for images of 133 pixels"),
     ],

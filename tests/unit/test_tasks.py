@@ -211,7 +211,17 @@ def test_probabilities_in_percent_are_answered_as_shares_of_one(stated: Any) -> 
     scores, each, note = read([[97.6, 1.6, 0.8], [30.0, 30.0, 40.0]], stated)
     assert scores == pytest.approx([0.976, 0.016, 0.008], abs=1e-6)
     assert not each
-    assert "in percent" in note
+    assert "have one sum, 100" in note
+
+
+def test_probabilities_as_bytes_are_answered_as_shares_of_one() -> None:
+    """As a phone's classifier gives them: softmax times 255, rounded."""
+    scores, each, note = read([[14.0, 117.0, 110.0, 15.0], [0.0, 255.0, 0.0, 0.0]])
+    assert scores == pytest.approx([0.0547, 0.457, 0.4297, 0.0586], abs=1e-4)
+    assert not each
+    assert "have one sum, 255" in note
+    softmax, _, note = read([[14.0, 117.0, 110.0, 15.0], [0.0, 155.0, 0.0, 0.0]])
+    assert (softmax[1], note) == (pytest.approx(0.9991, abs=1e-4), "")
 
 
 def test_what_is_stated_holds_where_it_can() -> None:
