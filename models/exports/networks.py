@@ -352,9 +352,9 @@ def load_graph(file: str, form: Form) -> Graph:
         "openvino": (OpenVinoGraph, "a network of OpenVINO"),
     }
     kind, what = kinds[form]
-    if form in ("program", "script") and not zipfile.is_zipfile(file):
-        raise WeightsError(f"{Path(file).name} is damaged, cut short, or not {what}.")
     if form in ("program", "script"):
+        if not zipfile.is_zipfile(file):
+            raise WeightsError(f"{Path(file).name} is damaged, cut short, or not {what}.")
         importlib.import_module("models.vision")  # It registers torchvision's operators, which files may name: nms.
     try:
         return kind(file)

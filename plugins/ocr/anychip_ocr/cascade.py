@@ -156,9 +156,8 @@ def sidecar_beside(file: Path) -> dict[str, Any]:
     try:
         document = read_yaml(content, texts=True, aliases=True)
         steps = {name: stated for step in document["PreProcess"]["transform_ops"] for name, stated in step.items()}
-        size = (
-            {"size": [int(side) for side in reversed(steps["ResizeImage"]["size"])]} if steps.get("ResizeImage") else {}
-        )
+        resized = steps.get("ResizeImage")
+        size = {"size": [int(side) for side in reversed(resized["size"])]} if resized else {}
         return {**_normalised(steps.get("NormalizeImage")), **size, "options": _options(document["PostProcess"])}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
