@@ -96,7 +96,8 @@ class Edge:
 
             async def answer(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    if (size := _length(message)) > UNCOUNTED_BYTES:
+                    size = int(dict(message["headers"]).get(b"content-length", 0))
+                    if size > UNCOUNTED_BYTES:
                         context.hold(size, self._bodies)
                     context.status = message["status"]
                     answered.set()
@@ -143,11 +144,6 @@ def _left_once(answered: asyncio.Event) -> Receive:
         return {"type": "http.disconnect"}
 
     return receive
-
-
-def _length(start: Message) -> int:
-    """Return the size that an answer declares; 0 if it declares none."""
-    return int(dict(start["headers"]).get(b"content-length", 0))
 
 
 async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> None:

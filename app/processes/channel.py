@@ -17,6 +17,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -62,11 +63,7 @@ def reader(kind: Any) -> Callable[[bytes], list[Any]]:
     return msgspec.msgpack.Decoder(list[kind]).decode
 
 
-def _number(value: Any) -> Any:
-    return value.item()
-
-
-to_packet: Callable[[Sequence[Any]], bytes] = msgspec.msgpack.Encoder(enc_hook=_number).encode
+to_packet: Callable[[Sequence[Any]], bytes] = msgspec.msgpack.Encoder(enc_hook=methodcaller("item")).encode
 """Function that encodes messages for `reader` at the other end."""
 
 

@@ -176,7 +176,8 @@ class Whole(Resize):
     fits; `stretch` fills the input.
 
     `shorter`: length of a `top-left` image's shorter side; the image is smaller where its longer side would exceed
-    `longer` or the input; 0: as large as fits. With `antialias` torch resizes, else OpenCV does.
+    `longer` or the input; 0: as large as fits; `multiple_of`: its sides are rounded down to multiples of this. With
+    `antialias` torch resizes, else OpenCV does.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
@@ -185,6 +186,7 @@ class Whole(Resize):
     antialias: bool = False
     pad: Colour = _GREY
     longer: int = 0
+    multiple_of: int = 1
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Return six times the resized size for images of twice that or more; others are decoded in full.
@@ -235,11 +237,10 @@ class Whole(Resize):
             # transformers limits the longer side here, and rounds the shorter side to the nearest whole number.
             exact = self.longer * min(width, height) / max(width, height)
             sides = round(exact), int(exact * max(width, height) / min(width, height))
-            new_width, new_height = sides if width <= height else sides[::-1]
-            return Geometry(max(1, new_width), max(1, new_height), 0, 0, *kernel)
+            return self._at_corner(sides if width <= height else sides[::-1])
         if self.how == "top-left":
             # 1e-6 keeps the product from falling below a whole number by its last digit.
-            return Geometry(max(1, int(width * scale + 1e-6)), max(1, int(height * scale + 1e-6)), 0, 0, *kernel)
+            return self._at_corner((int(width * scale + 1e-6), int(height * scale + 1e-6)))
         new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
         # As Ultralytics does: of an odd border the smaller half is above and to the left.
         left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
@@ -257,6 +258,10 @@ class Whole(Resize):
             geometry = self.geometry(placement.width, placement.height)
             return Fit(placement, np.array([geometry.width, geometry.height]) / full, fit.pad, self.size)
         return fit
+
+    def _at_corner(self, sides: tuple[int, ...]) -> Geometry:
+        width, height = (max(each - each % self.multiple_of, self.multiple_of) for each in sides)
+        return Geometry(width, height, 0, 0, self.interpolation, self.antialias, self.pad)
 
     def _scale(self, width: int, height: int) -> float:
         scale = min(self.size[0] / height, self.size[1] / width)

@@ -165,7 +165,9 @@ class TensorModel(Model):
         if array.dtype != spec.dtype:
             raise InputError(f"the input {spec.name!r} must be {spec.datatype}, not {datatype_of(array)}")
         item = array.shape[1:] if self.batched else array.shape
-        wanted = f"[{', '.join((*(['n'] if self.batched else []), *map(_length, spec.shape, spec.named)))}]"
+        named = zip(spec.shape, spec.named, strict=True)
+        lengths = [f"{name} <= {length}" if name else str(length) for length, name in named]
+        wanted = f"[{', '.join((['n'] if self.batched else []) + lengths)}]"
         if len(item) != len(spec.shape) or (self.batched and not array.ndim):
             raise InputError(f"the input {spec.name!r} must have the shape {wanted}, not {list(array.shape)}")
         for length, longest, name in zip(item, spec.shape, spec.named, strict=True):
@@ -266,7 +268,3 @@ def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> di
 def datatype_of(array: Array) -> str:
     """Return the protocol's name of an array's type; NumPy's if the protocol has none."""
     return next((name for name, dtype in DATATYPES.items() if dtype == array.dtype), str(array.dtype))
-
-
-def _length(length: int, name: str) -> str:
-    return f"{name} <= {length}" if name else str(length)

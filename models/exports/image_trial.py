@@ -277,6 +277,7 @@ def _tried(
             check_axes(how, halves[:2], halves[2:], size)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
+    padded = padded and about.multiple_of is None
     is_silent = about.mean is None and about.std is None and about.input is None
     is_plain = entry.levels or about.exporter or by_itself or how.layout == "torchvision"
     assumed = _IMAGENET if mean.any() else "" if is_plain else _IN_0_TO_1

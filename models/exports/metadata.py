@@ -58,6 +58,7 @@ Every image of the model takes that memory.
 """
 _SHARE = 10  # A greater mean or deviation is one of levels.
 _MAX_TEXT = 1 << 20
+_GEOMETRY = {"resize", "resize_to", "crop", "pad", "multiple_of"}
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
     "scores": ("classes", "outputs", "boxes", "masks", "keypoints", "turned"),
@@ -73,6 +74,7 @@ class _Stated(BaseModel):
     scores: Scores | None = None
     keypoints: tuple[int, int] | None = None
     resize: ResizeHow | None = None
+    multiple_of: _Side | None = None
     channels: Channels | None = None
     input: Levels | None = None
 
@@ -115,6 +117,8 @@ class Sidecar(_Stated):
             raise ValueError(f'"resize_to" has no effect where "resize" is {how!r}: "centre" and "top-left" know it')
         if self.pad is not None and how not in ("top-left", "letterbox"):
             raise ValueError(f'"pad" has no effect where "resize" is {how!r}: nothing is left to fill')
+        if self.multiple_of is not None and (how != "top-left" or self.multiple_of > min(size)):
+            raise ValueError('"multiple_of" is for "resize": "top-left", and at most the shorter side of the input')
         if self.crop is not None and how == "top-left":
             raise ValueError('"crop" has no effect where "resize" is "top-left": all of the image is seen')
         if how == "centre" or self.crop is not None:
@@ -126,7 +130,7 @@ class Sidecar(_Stated):
         if kernel[0] == "lanczos":
             raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
         edges = self.resize_to if isinstance(self.resize_to, tuple) else (self.resize_to or 0, 0)
-        return Whole(size, how, edges[0], *kernel, longer=edges[1])
+        return Whole(size, how, edges[0], *kernel, longer=edges[1], multiple_of=self.multiple_of or 1)
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
         share, resize_to = self.crop or 1.0, self._scaled(size)
@@ -194,13 +198,13 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     if implied.get("resize") == "top-left" and "resize" not in own and file.suffix != ".safetensors":
         size = list(library_files.size_in(file.parent) or (480, 640))
         raise WeightsError(
-            f'{file.name} has no input for the mask of an image: state {{"resize": "stretch", "size": {size}}} in '
-            f"{file.stem}.json, or another size."
+            f'{file.name} cannot be told which part of its input is the image: state {{"resize": "stretch", "size": '
+            f"{size}}} in {file.stem}.json, or another size."
         )
     if given is not None and not implied:
         return given
-    if own.keys() & {"resize", "resize_to", "crop"}:
-        implied = {key: value for key, value in implied.items() if key not in ("resize", "resize_to", "crop", "pad")}
+    if own.keys() & _GEOMETRY - {"pad", "multiple_of"}:
+        implied = {key: value for key, value in implied.items() if key not in _GEOMETRY}
     where = f"{library_files.CONFIG} beside {file.name}"
     if given is not None:
         sidecar_of(implied, where)
@@ -301,15 +305,17 @@ def description(
         if task not in TASKS:
             return None
         takes = task_class(task).takes
+    has_nms = _has_nms(values)
+    end_to_end = has_nms or values.get("end2end") is True
     found = Description(
         task=str(task),
         takes=takes,
         labels=tuple(labels) if labels else _names(values.get("names")),
         size=_size(values.get("imgsz")),
         keypoints=_size(values.get("kpt_shape")),
-        layout=_layout(values, takes, yolov5),
-        end_to_end=_is_end_to_end(values),
-        is_unrolled=_has_nms(values),
+        layout=_layout(values, takes, yolov5, end_to_end),
+        end_to_end=end_to_end,
+        is_unrolled=has_nms,
         exporter="yolov5" if yolov5 else f"ultralytics {values['version']}"[:100] if "version" in values else "",
         scores=None if takes != "classes" else "logits" if yolov5 else "probabilities" if "task" in values else None,
     )
@@ -366,17 +372,13 @@ def _size(value: Any) -> tuple[int, int] | None:
     return None
 
 
-def _is_end_to_end(values: Mapping[str, Any]) -> bool:
-    return values.get("end2end") is True or _has_nms(values)
-
-
 def _has_nms(values: Mapping[str, Any]) -> bool:
     """Return True for Ultralytics' `nms=True`: its export finds nothing in images beyond those it was made for."""
     arguments = values.get("args")
     return isinstance(arguments, Mapping) and arguments.get("nms") is True
 
 
-def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | None:
+def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool, end_to_end: bool) -> Layout | None:
     if takes == "classes":
         return "classes"
     if yolov5:
@@ -384,4 +386,4 @@ def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool) -> Layout | N
     about = f"{values.get('head', '')} {values.get('description', '')}".lower()
     if "rtdetr" in about or "rt-detr" in about:
         return "rtdetr"
-    return "rows" if _is_end_to_end(values) else None
+    return "rows" if end_to_end else None

@@ -41,7 +41,8 @@ class Processor:
     """An image processor. `given`: its defaults for missing keys; `models`: the `model_type` of networks whose files
     need not name it; `keys`: its own keys; `is_square`: whether one number is the size of a square, or the shorter
     side; `masks`: whether the network is told which pixels are the image's; `crops`: whether it knows `do_center_crop`;
-    `antialias`: whether a smaller image is averaged; `floats`: whether it resizes numbers without rounding them.
+    `antialias`: whether a smaller image is averaged; `floats`: whether it resizes numbers without rounding them;
+    `multiple_of`: divides both sides of an image that keeps their ratio, and is seen without padding.
     """
 
     given: Mapping[str, Any]
@@ -52,6 +53,7 @@ class Processor:
     crops: bool = field(default=True, kw_only=True)
     antialias: bool = field(default=True, kw_only=True)
     floats: bool = field(default=False, kw_only=True)
+    multiple_of: int = field(default=1, kw_only=True)
 
 
 _OF_BOXES = frozenset({"format", "do_convert_annotations", "max_size"})
@@ -59,7 +61,7 @@ _OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor"
 
 
 def _edged(
-    models: tuple[str, ...], keys: frozenset[str], given: Mapping[str, Any] = _EDGES, **further: bool
+    models: tuple[str, ...], keys: frozenset[str], given: Mapping[str, Any] = _EDGES, **further: Any
 ) -> Processor:
     """Return a processor that keeps the sides' ratio, and knows no `do_center_crop`."""
     return Processor(given, models, keys, is_square=False, crops=False, **further)
@@ -153,7 +155,7 @@ PROCESSORS: Mapping[str, Processor] = {
         {"size": _square(224), **_HALF},
         ("vit", "dinat", "ijepa", "nat", "swiftformer", "swin", "swinv2", "vit_mae", "vit_msn"),
     ),
-    "Yolos": _edged(("yolos",), _OF_BOXES),
+    "Yolos": _edged(("yolos",), _OF_BOXES, multiple_of=16),
 }
 """Processors by the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
 
@@ -250,12 +252,14 @@ def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float,
         _refuse_own_size(where, "keep_aspect_ratio", True)
     if "height" in size:
         return _of_shape(cfg, _pair(size), crop, where)
-    if kind.masks and shorter and longer and crop is None:
+    fills = bool(cfg.get("pad_size")) and not kind.masks
+    if (kind.masks or kind.multiple_of > 1) and shorter and longer and crop is None and not fills:
         pad = tuple(min(255, max(0, round(255 * each))) for each in mean)
-        padded = _pair(_sides(cfg.get("pad_size") or longer, True))
-        if min(padded) < longer:
+        padded = _pair(_sides(cfg.get("pad_size") or longer - longer % kind.multiple_of, True))
+        if cfg.get("pad_size") and min(padded) < longer:
             _refuse(where, "pad_size", cfg["pad_size"], f"has no room for images of {longer} pixels")
-        return {"size": padded, "resize": "top-left", "resize_to": (shorter, longer), "pad": pad}
+        sides = {"multiple_of": kind.multiple_of} if kind.multiple_of > 1 else {}
+        return {"size": padded, "resize": "top-left", "resize_to": (shorter, longer), "pad": pad, **sides}
     if not shorter or longer:
         _refuse_own_size(where, "size", cfg["size"])
     if name == "ConvNext":

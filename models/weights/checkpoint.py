@@ -200,7 +200,8 @@ def _read_legacy(path: Path) -> Checkpoint:
     torch itself unpickles this format. Before 2.6 and 2.10 a file could make torch run code despite `weights_only`
     (CVE-2025-32434, CVE-2026-24747), so an older torch reads none.
     """
-    if _torch_version() < _SAFE_LOAD:
+    # Vendors' builds append more: 2.9.0a0+git1234.
+    if tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2]) < _SAFE_LOAD:
         raise RefusedError("is of the format before torch 1.6, which torch before 2.10 cannot read safely")
     try:
         root = torch.load(path, map_location="cpu", weights_only=True)
@@ -215,11 +216,6 @@ def _read_legacy(path: Path) -> Checkpoint:
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
     return Checkpoint(state, _labels(root), _metadata(root), chosen=_chosen(root))
-
-
-def _torch_version() -> tuple[int, ...]:
-    """Return major and minor version; vendors' builds append more: 2.9.0a0+git1234."""
-    return tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 
 
 def _saved(root: Any, depth: int = 0) -> Any:

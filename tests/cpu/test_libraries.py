@@ -199,3 +199,32 @@ def test_arguments_of_timm_s_networks_are_those_of_networks(tmp_path: Path, give
         (tmp_path / "config.json").write_text(json.dumps({**config, "architecture": name}))
         with pytest.raises(WeightsError, match="has no network"):
             opened(tmp_path)
+
+
+def test_yolos_sees_each_image_of_a_batch_in_its_own_size_and_without_padding(tmp_path: Path) -> None:
+    import transformers
+    from PIL import Image
+
+    torch.manual_seed(0)
+    config = transformers.YolosConfig(
+        image_size=[96, 128], num_detection_tokens=5, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, num_labels=3,
+    )  # fmt: skip
+    folders.enliven(transformers.YolosForObjectDetection(config)).save_pretrained(tmp_path)
+    processor = transformers.YolosImageProcessor(size={"shortest_edge": 96, "longest_edge": 140})
+    processor.save_pretrained(tmp_path)
+    network: Any = transformers.YolosForObjectDetection.from_pretrained(tmp_path).eval()
+    model = opened(tmp_path)
+    assert model.input_shape == (128, 128, 3)
+    pictures = [Image.fromarray(photograph()).resize(size) for size in ((500, 333), (90, 300), (96, 96), (40, 300))]
+    pixels = torch.zeros((len(pictures), *model.input_shape), dtype=torch.uint8)
+    for picture, place in zip(pictures, pixels, strict=True):
+        model.preprocess(torch.from_numpy(np.array(picture)), place, *picture.size)
+    with torch.inference_mode():
+        logits, boxes = model.network().core(model.network().normalise(pixels))
+        for number, picture in enumerate(pictures):
+            seen = processor(images=picture, return_tensors="pt")["pixel_values"]
+            wanted = network(pixel_values=seen)
+            shares = torch.tensor([seen.shape[3], seen.shape[2]]).repeat(2) / 128
+            torch.testing.assert_close(logits[number], wanted.logits[0], atol=2e-2, rtol=2e-2)
+            torch.testing.assert_close(boxes[number], wanted.pred_boxes[0] * shares, atol=2e-3, rtol=2e-2)

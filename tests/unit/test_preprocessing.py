@@ -104,6 +104,7 @@ CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"he
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}  # fmt: skip
 DETR = {"image_processor_type": "DetrImageProcessor", "size": {"shortest_edge": 80, "longest_edge": 133},
         "image_mean": [0.5, 0.5, 0.5], "image_std": [1, 1, 1]}  # fmt: skip
+YOLOS = {"image_processor_type": "YolosImageProcessor", "size": DETR["size"]}
 CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "resample": 2}
 
 
@@ -114,6 +115,7 @@ CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "resample": 2}
         ({"size": {"height": 64, "width": 48}}, Whole((64, 48), "stretch", antialias=True)),
         ({"size": 64, "resample": 1}, Centre((64, 64), 0, "lanczos", True, "pillow", (64, 64), rounds=False)),
         (DETR, Whole((133, 133), "top-left", shorter=80, antialias=True, pad=(128, 128, 128), longer=133)),
+        (YOLOS, Whole((128, 128), "top-left", 80, antialias=True, pad=(124, 116, 104), longer=133, multiple_of=16)),
         ({**CONVNEXT, "size": {"shortest_edge": 64}, "crop_pct": 0.8}, Centre((64, 64), 80, rounds=False)),
         ({**CONVNEXT, "size": {"shortest_edge": 384}}, Whole((384, 384), "stretch", antialias=True)),
     ],
@@ -145,7 +147,7 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
             {"image_processor_type": "BitImageProcessor", "size": 518, "do_center_crop": False},
             '{"resize": "stretch", "size": [518, 518]}',
         ),
-        ({"image_processor_type": "YolosImageProcessor"}, '{"resize": "stretch", "size": [480, 640]}'),
+        ({**YOLOS, "pad_size": {"height": 133, "width": 133}}, '{"resize": "stretch", "size": [480, 640]}'),
         ({**DETR, "pad_size": {"height": 64, "width": 64}}, "has no room for images of 133 pixels"),
     ],
 )

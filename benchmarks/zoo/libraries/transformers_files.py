@@ -281,8 +281,7 @@ def _made(name: str) -> tuple[Any, Any]:
         "d-fine": lambda: (t.DFineForObjectDetection(t.DFineConfig(**_RT, **_NAMED,
             backbone_config=t.HGNetV2Config(**_HG, out_features=_LAST))), t.RTDetrImageProcessor(size=_square(160))),
         "yolos": lambda: (t.YolosForObjectDetection(t.YolosConfig(
-            image_size=[160, 160], num_detection_tokens=30, **_TINY, **_NAMED)),
-            t.YolosImageProcessor(size=_square(160), do_pad=False)),
+            image_size=[160, 160], num_detection_tokens=30, **_TINY, **_NAMED)), t.YolosImageProcessor(size=edges)),
         "segformer": lambda: (t.SegformerForSemanticSegmentation(t.SegformerConfig(
             hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], decoder_hidden_size=32,
             num_attention_heads=[1, 1, 2, 2], **_NAMED)), t.SegformerImageProcessor(size=_square(96))),

@@ -224,9 +224,10 @@ def _of_transformers(
     masked = task == "detect" and "pixel_mask" in inspect.signature(network.forward).parameters
     mean, std = sidecar.mean or (0.0,) * 3, sidecar.std or (1.0,) * 3
     pad: list[float] = []
-    if masked and sidecar.resize == "top-left" and isinstance(sidecar.pad, tuple):
+    multiple_of = sidecar.multiple_of if task == "detect" and not masked else None
+    if (masked or multiple_of) and sidecar.resize == "top-left" and isinstance(sidecar.pad, tuple):
         pad = [(level / 255 - m) / s for level, m, s in zip(sidecar.pad, mean, std, strict=True)]
-    return _Outputs(network, task, pad, max(std))
+    return _Outputs(network, task, pad, max(std), multiple_of)
 
 
 class _First(nn.Module):
@@ -268,15 +269,15 @@ class _Outputs(nn.Module):
     """Network that gives a task's outputs, in the order of models.exports.layouts.
 
     `pad`: colour, as the network sees it, of the padding right of and below images at the upper left corner. The
-    network is then told which pixels are the image, and its boxes, which are parts of the image, become parts of
-    the input.
+    network is then told which pixels are the image, or gets each image alone and cut out if `multiple_of` says what
+    divides its sides. Its boxes, which are parts of the image, become parts of the input.
     """
 
     pad: Tensor | None
 
-    def __init__(self, network: nn.Module, task: str, pad: list[float], std: float) -> None:
+    def __init__(self, network: nn.Module, task: str, pad: list[float], std: float, multiple_of: int | None) -> None:
         super().__init__()
-        self.network, self.task, self.tolerance = network, task, 0.5 / 255 / std  # Half a grey level.
+        self.network, self.task, self.multiple_of, self.tolerance = network, task, multiple_of, 0.5 / 255 / std  # Half a level.
         self.register_buffer("pad", torch.tensor(pad).view(1, 3, 1, 1) if pad else None, persistent=False)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
@@ -286,11 +287,21 @@ class _Outputs(nn.Module):
         # Rows and columns up to the last one of another colour belong to the image.
         seen = ((pixels - self.pad).abs() > self.tolerance).any(dim=1)
         rows, columns = (seen.any(dim=axis).flip(1).long().cumsum(1).flip(1) > 0 for axis in (2, 1))
-        mask = rows.unsqueeze(2) & columns.unsqueeze(1)
-        found = self.network(pixel_values=pixels * mask.unsqueeze(1), pixel_mask=mask.long())
-        shares = torch.stack((columns.float().mean(1), rows.float().mean(1)), dim=1).repeat(1, 2).unsqueeze(1)
-        logits, boxes = self._wanted(found)
-        return logits, boxes * shares.to(boxes.dtype)
+        shares = torch.stack((columns.float().mean(1), rows.float().mean(1)), dim=1)
+        if self.multiple_of is None:
+            mask = rows.unsqueeze(2) & columns.unsqueeze(1)
+            logits, boxes = self._wanted(self.network(pixel_values=pixels * mask.unsqueeze(1), pixel_mask=mask.long()))
+        elif torch.compiler.is_compiling() or torch._C._is_tracing():
+            raise RuntimeError("it sees each image in a size of its own, which a graph of one size cannot")
+        else:
+            # Rounded up: an image may have the padding's colour itself.
+            size = shares.new_tensor([pixels.shape[3], pixels.shape[2]])
+            sides = (shares * size).round().div(self.multiple_of).ceil().clamp_min(1) * self.multiple_of
+            cuts = zip(pixels.unsqueeze(1), sides.int().tolist(), strict=True)
+            found = [self._wanted(self.network(pixel_values=each[..., :high, :wide])) for each, (wide, high) in cuts]
+            shares = sides / size
+            logits, boxes = (torch.cat(each) for each in zip(*found, strict=True))
+        return logits, boxes * shares.repeat(1, 2).unsqueeze(1).to(boxes.dtype)
 
     def _wanted(self, found: Any) -> tuple[Tensor, ...]:
         if self.task == "detect":

@@ -68,10 +68,18 @@ async def listening(
         for bind, opened in ports.items():
             opened.become(ingress, bind, calls)
 
+    options = [
+        ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
+        ("grpc.max_metadata_size", _METADATA_BYTES),
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
+        ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
+    ]
     async with contextlib.AsyncExitStack() as stack:
 
         async def listen(bind: Bind, host: str, port: int, counted: Budget, tls: Tls | None = None) -> None:
-            server, relay = grpc.aio.server(options=_options(settings)), Relay(counted, settings.max_connections)
+            server, relay = grpc.aio.server(options=options), Relay(counted, settings.max_connections)
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             opened = RpcPort(relay, said)
             server.add_generic_rpc_handlers((opened,))
@@ -100,17 +108,6 @@ async def listening(
             except OSError as error:
                 log.warning("%s; administration by gRPC is off until --grpc-port is below a free one", error)
         yield become
-
-
-def _options(settings: Settings) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", settings.max_body_bytes + OVERHEAD_BYTES),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", _STREAMS_A_CONNECTION),
-        ("grpc.max_metadata_size", _METADATA_BYTES),
-        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1e3)),
-        ("grpc.max_connection_idle_ms", _IDLE_S * 1000),
-    ]
 
 
 async def _stop(server: Any, relay: Relay, hurry: asyncio.Event) -> None:

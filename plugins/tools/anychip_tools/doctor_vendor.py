@@ -82,7 +82,8 @@ def versions() -> dict[str, str]:
 def compatibility(device: str) -> Check:
     """Check that the versions here fit each other, and that a package of each vendor concerned is installed."""
     for row in concerned(device):
-        if row.packages and not any(map(_is_here, row.packages)):
+        # A toolkit may bring a package without saying its version, as CANN's acl.
+        if row.packages and not any(_version(each) or importlib.util.find_spec(each) for each in row.packages):
             missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
             return Check("compatibility", "FAIL", missing, row.install)
     found = findings(versions(), _pairs())
@@ -205,11 +206,6 @@ def _answer(command: tuple[str, ...]) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-
-
-def _is_here(package: str) -> bool:
-    """Return True for an installed package, or one that a toolkit brings without saying its version (CANN's acl)."""
-    return bool(_version(package)) or importlib.util.find_spec(package) is not None
 
 
 def _version(package: str) -> str:
