@@ -166,8 +166,8 @@ class TensorModel(Model):
             raise InputError(f"the input {spec.name!r} must be {spec.datatype}, not {datatype_of(array)}")
         item = array.shape[1:] if self.batched else array.shape
         named = zip(spec.shape, spec.named, strict=True)
-        lengths = [f"{name} <= {length}" if name else str(length) for length, name in named]
-        wanted = f"[{', '.join((['n'] if self.batched else []) + lengths)}]"
+        sides = [f"{name} <= {length}" if name else str(length) for length, name in named]
+        wanted = f"[{', '.join((['n'] if self.batched else []) + sides)}]"
         if len(item) != len(spec.shape) or (self.batched and not array.ndim):
             raise InputError(f"the input {spec.name!r} must have the shape {wanted}, not {list(array.shape)}")
         for length, longest, name in zip(item, spec.shape, spec.named, strict=True):

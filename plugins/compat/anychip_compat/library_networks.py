@@ -277,7 +277,7 @@ class _Outputs(nn.Module):
 
     def __init__(self, network: nn.Module, task: str, pad: list[float], std: float, multiple_of: int | None) -> None:
         super().__init__()
-        self.network, self.task, self.multiple_of, self.tolerance = network, task, multiple_of, 0.5 / 255 / std  # Half a level.
+        self.network, self.task, self.multiple_of, self.tolerance = network, task, multiple_of, 0.5 / 255 / std
         self.register_buffer("pad", torch.tensor(pad).view(1, 3, 1, 1) if pad else None, persistent=False)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
