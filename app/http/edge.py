@@ -96,8 +96,7 @@ class Edge:
 
             async def answer(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    size = int(dict(message["headers"]).get(b"content-length", 0))
-                    if size > UNCOUNTED_BYTES:
+                    if (size := int(dict(message["headers"]).get(b"content-length", 0))) > UNCOUNTED_BYTES:
                         context.hold(size, self._bodies)
                     context.status = message["status"]
                     answered.set()

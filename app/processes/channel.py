@@ -17,7 +17,6 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -63,7 +62,7 @@ def reader(kind: Any) -> Callable[[bytes], list[Any]]:
     return msgspec.msgpack.Decoder(list[kind]).decode
 
 
-to_packet: Callable[[Sequence[Any]], bytes] = msgspec.msgpack.Encoder(enc_hook=methodcaller("item")).encode
+to_packet: Callable[[Sequence[Any]], bytes] = msgspec.msgpack.Encoder(enc_hook=lambda value: value.item()).encode
 """Function that encodes messages for `reader` at the other end."""
 
 

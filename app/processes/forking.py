@@ -103,7 +103,6 @@ def run_spawned() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    os.dup2(2, 1)  # What a compiler or driver prints is no answer of the command.
     settle(parent, "fork-servers")
     for name in filter(None, libraries.split(",")):
         with contextlib.suppress(Exception):  # Code that needs them meets the error again and reports it.

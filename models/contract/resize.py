@@ -233,18 +233,21 @@ class Whole(Resize):
         if self.how == "stretch":
             return Geometry(input_width, input_height, 0, 0, *kernel)
         scale = self._scale(width, height)
+        if self.how == "letterbox":
+            new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
+            # As Ultralytics does: of an odd border the smaller half is above and to the left.
+            left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
+            return Geometry(new_width, new_height, left, top, *kernel)
         if self.longer and self.longer * min(width, height) < self.shorter * max(width, height):
             # transformers limits the longer side here, and rounds the shorter side to the nearest whole number.
             exact = self.longer * min(width, height) / max(width, height)
             sides = round(exact), int(exact * max(width, height) / min(width, height))
-            return self._at_corner(sides if width <= height else sides[::-1])
-        if self.how == "top-left":
+            sides = sides if width <= height else sides[::-1]
+        else:
             # 1e-6 keeps the product from falling below a whole number by its last digit.
-            return self._at_corner((int(width * scale + 1e-6), int(height * scale + 1e-6)))
-        new_width, new_height = max(1, round(width * scale)), max(1, round(height * scale))
-        # As Ultralytics does: of an odd border the smaller half is above and to the left.
-        left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
-        return Geometry(new_width, new_height, left, top, *kernel)
+            sides = int(width * scale + 1e-6), int(height * scale + 1e-6)
+        new_width, new_height = (max(each - each % self.multiple_of, self.multiple_of) for each in sides)
+        return Geometry(new_width, new_height, 0, 0, *kernel)
 
     def fit(self, placement: Placement) -> Fit:
         """Return the position with a scale for each axis if images are stretched, or rounded to whole pixels, as
@@ -254,14 +257,10 @@ class Whole(Resize):
         full = np.array([placement.width, placement.height])
         if self.how == "stretch":
             return Fit(placement, np.array([self.size[1], self.size[0]]) / full, fit.pad, self.size)
-        if self.shorter or self.how == "letterbox":
+        if self.shorter or self.multiple_of > 1 or self.how == "letterbox":
             geometry = self.geometry(placement.width, placement.height)
             return Fit(placement, np.array([geometry.width, geometry.height]) / full, fit.pad, self.size)
         return fit
-
-    def _at_corner(self, sides: tuple[int, ...]) -> Geometry:
-        width, height = (max(each - each % self.multiple_of, self.multiple_of) for each in sides)
-        return Geometry(width, height, 0, 0, self.interpolation, self.antialias, self.pad)
 
     def _scale(self, width: int, height: int) -> float:
         scale = min(self.size[0] / height, self.size[1] / width)

@@ -277,13 +277,12 @@ def _tried(
             check_axes(how, halves[:2], halves[2:], size)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
-    padded = padded and about.multiple_of is None
     is_silent = about.mean is None and about.std is None and about.input is None
     is_plain = entry.levels or about.exporter or by_itself or how.layout == "torchvision"
     assumed = _IMAGENET if mean.any() else "" if is_plain else _IN_0_TO_1
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
     shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
-    facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded else ""
+    facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
     notes = tuple(filter(None, (*facts, *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)

@@ -53,7 +53,7 @@ class Processor:
     crops: bool = field(default=True, kw_only=True)
     antialias: bool = field(default=True, kw_only=True)
     floats: bool = field(default=False, kw_only=True)
-    multiple_of: int = field(default=1, kw_only=True)
+    multiple_of: int | None = field(default=None, kw_only=True)
 
 
 _OF_BOXES = frozenset({"format", "do_convert_annotations", "max_size"})
@@ -252,14 +252,14 @@ def _size(cfg: Mapping[str, Any], name: str, kind: Processor, mean: tuple[float,
         _refuse_own_size(where, "keep_aspect_ratio", True)
     if "height" in size:
         return _of_shape(cfg, _pair(size), crop, where)
-    fills = bool(cfg.get("pad_size")) and not kind.masks
-    if (kind.masks or kind.multiple_of > 1) and shorter and longer and crop is None and not fills:
+    is_unpadded = kind.multiple_of is not None and not cfg.get("pad_size")
+    if (kind.masks or is_unpadded) and shorter and longer and crop is None:
         pad = tuple(min(255, max(0, round(255 * each))) for each in mean)
-        padded = _pair(_sides(cfg.get("pad_size") or longer - longer % kind.multiple_of, True))
+        padded = _pair(_sides(cfg.get("pad_size") or longer - longer % (kind.multiple_of or 1), True))
         if cfg.get("pad_size") and min(padded) < longer:
             _refuse(where, "pad_size", cfg["pad_size"], f"has no room for images of {longer} pixels")
-        sides = {"multiple_of": kind.multiple_of} if kind.multiple_of > 1 else {}
-        return {"size": padded, "resize": "top-left", "resize_to": (shorter, longer), "pad": pad, **sides}
+        found = {"size": padded, "resize": "top-left", "resize_to": (shorter, longer), "pad": pad}
+        return {**found, "multiple_of": kind.multiple_of}
     if not shorter or longer:
         _refuse_own_size(where, "size", cfg["size"])
     if name == "ConvNext":

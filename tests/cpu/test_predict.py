@@ -207,3 +207,16 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     assert main([*command, "--resume"]) == 0
     assert output.read_bytes().startswith(before)
     assert sorted(Path(each["file"]).name for each in lines(output)) == [f"{number:02}.png" for number in range(60)]
+
+
+def test_what_a_worker_prints_is_no_part_of_the_answer(tmp_path):
+    """As a compiler does from C++, where no redirection of Python's reaches."""
+    (tmp_path / "printing.py").write_text("import os\nos.write(1, b'a graph of the network\\n')\n")
+    image(tmp_path / "a.png")
+    command = ["predict", "resnet18", str(tmp_path / "a.png"), "--json", "--plugins", "printing", *NULL]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT), *sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert "a graph of the network" in done.stderr
+    assert len(json.loads(done.stdout)["predictions"]) == 1

@@ -17,16 +17,8 @@ ROOT = Path(__file__).parents[2]
 USUAL = {
     "timm": ("timm-flat", "timm-ema", "timm-vit_tiny_patch16_224", "timm-rexnet"),
     "transformers": (
-        *(
-            "hf-mobilevitv2",
-            "hf-timm-wrapper",
-            "hf-optimum",
-            "hf-detr",
-            "hf-deformable-detr",
-            "hf-yolos",
-            "hf-segformer",
-        ),
-        *("hf-depth-anything", "hf-clip"),
+        *("hf-mobilevitv2", "hf-timm-wrapper", "hf-optimum", "hf-detr", "hf-deformable-detr", "hf-segformer"),
+        *("hf-depth-anything", "hf-clip", "hf-yolos"),
     ),
     "torchvision": ("tv-fasterrcnn", "tv-ssdlite"),
 }

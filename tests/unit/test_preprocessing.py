@@ -54,6 +54,7 @@ def made(usual: Any = "centre", size: tuple[int, int] = (64, 64), **keys: Any) -
         ({"resize": "stretch", "crop": 0.5}, Centre((64, 64), 0, shape=(128, 128))),
         ({"resize": "letterbox", "pad": 0}, Whole((64, 64), pad=0)),
         ({"resize": "top-left", "resize_to": 32}, Whole((64, 64), "top-left", shorter=32)),
+        ({"resize": "top-left", "multiple_of": 16}, Whole((64, 64), "top-left", multiple_of=16)),
     ],
 )
 def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
@@ -66,6 +67,8 @@ def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
         ({"crop": 0.8, "resize_to": 80}, "same in two ways"),
         ({"resize": "stretch", "resize_to": 80}, '"resize_to" has no effect'),
         ({"pad": 0}, '"pad" has no effect'),
+        ({"resize": "stretch", "multiple_of": 16}, '"multiple_of" is for "resize": "top-left"'),
+        ({"resize": "top-left", "multiple_of": 65}, "at most the shorter side of the input"),
         ({"resize": "letterbox", "interpolation": "lanczos"}, "does without"),
         # Decoders would take gigabytes for every image, or end.
         ({"resize_to": 60_000}, '"resize_to" resizes images to 60000 pixels: 1 to 2048'),
@@ -98,6 +101,15 @@ def test_the_shorter_side_is_met_where_the_longer_one_fits() -> None:
     assert not (pixels[:48, :64] == 9).all(axis=(0, 2)).any()
     strip = resize.fit(resize.placement(400, 50))
     assert strip.boxes(np.array([[0.0, 0, 96, 12]])).round(3).tolist() == [[0, 0, 400, 50]]
+
+
+@pytest.mark.parametrize("shorter", [0, 50])
+def test_boxes_of_sides_rounded_to_a_multiple_cover_the_image(shorter: int) -> None:
+    resize = Whole((64, 64), "top-left", shorter, longer=shorter and 64, multiple_of=16)
+    geometry = resize.geometry(100, 70)
+    assert (geometry.width, geometry.height) == (64, 32)
+    fit = resize.fit(resize.placement(100, 70))
+    assert fit.boxes(np.array([[0.0, 0, 64, 32]])).round(3).tolist() == [[0, 0, 100, 70]]
 
 
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,

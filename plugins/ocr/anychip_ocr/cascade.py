@@ -77,7 +77,7 @@ class Ppocr(Cascade):
             for number, found in zip(numbers, await request.parts(model, whole), strict=True):
                 answers[number] = found
 
-        by_size = _grouped([max(self.sizes, key=lambda to: (np.prod(fitted(*of, to)), -np.prod(to))) for of in sizes])
+        by_size = _grouped([self._size_for(*size) for size in sizes])
         await asyncio.gather(*(detect(self.detectors[size], numbers) for size, numbers in by_size.items()))
         lines = [(number, line) for number, found in enumerate(answers) for line in found["lines"]]
         parts = [(number, cut_of(np.array(line["corners"], np.float32))) for number, line in lines]
@@ -104,6 +104,9 @@ class Ppocr(Cascade):
                 if line["text"].strip() and line["score"] >= least
             ]
         return answers
+
+    def _size_for(self, width: int, height: int) -> tuple[int, int]:
+        return max(self.sizes, key=lambda size: (np.prod(fitted(width, height, size)), -np.prod(size)))
 
 
 def _grouped(keys: Sequence[Key]) -> Mapping[Key, list[int]]:
