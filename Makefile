@@ -127,7 +127,7 @@ $(VENV)/.installed: $(SETUP)
 	@touch $@
 
 $(VENV)/.developer: $(VENV)/.installed
-	$(if $(ANYCHIP_ENVIRONMENTS_CACHE),,$(PYTHON) deploy/install.py --dev $(VENV))
+	$(if $(ANYCHIP_ENVIRONMENTS_CACHE),test -x $(BIN)/ruff ||) $(PYTHON) deploy/install.py --dev $(VENV)
 	@touch $@
 
 $(NPU_VENV)/.installed: $(MAKER) $(SETUP)

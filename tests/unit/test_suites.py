@@ -24,9 +24,14 @@ def files() -> Iterator[str]:
     """Every file of the repository: what is there, without what git ignores."""
     ignored = [".git", *(line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split())]
     for folder, folders, names in os.walk(ROOT):
+        slash = "/" if folder == str(ROOT) else ""  # In .gitignore, a pattern of it is for this folder alone.
         for found in (folders, names):
-            found[:] = [each for each in found if not any(fnmatch.fnmatchcase(each, one) for one in ignored)]
+            found[:] = [name for name in found if not any(_matches(name, slash, each) for each in ignored)]
         yield from (Path(folder, name).relative_to(ROOT).as_posix() for name in names)
+
+
+def _matches(name: str, slash: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(slash + name if pattern.startswith("/") else name, pattern)
 
 
 def functions_of(path: str) -> set[str]:
