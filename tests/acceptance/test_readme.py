@@ -108,9 +108,10 @@ def clone(tmp_path: Path, command: Path) -> Path:
     """Link the repository and its environment into a folder, as a clone."""
     folder = tmp_path / "anychip"
     folder.mkdir()
-    for entry in ROOT.iterdir():
-        if entry.name != ".venv":
-            (folder / entry.name).symlink_to(entry)
+    files = ("git", "-c", "safe.directory=*", "ls-files", "-z")
+    kept = subprocess.run(files, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    for name in {Path(each).parts[0] for each in kept}:  # No file of the user's own: best.onnx would be written over.
+        (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").symlink_to(command.parent.parent)
     made = subprocess.run(["make", "--question", ".venv/.installed"], cwd=folder, capture_output=True, check=False)
     assert made.returncode == 0, "the environment is older than pyproject.toml: make install first"
