@@ -88,7 +88,7 @@ DECODE_RATIO = 4
 # Beyond this, resizing all of a long strip only to cut out its centre would cost memory without bound.
 _LONGEST_STRIP = 4
 _LONGEST_STRIP_BY_PILLOW = 64  # If the result must be Pillow's.
-_GREY = 114
+GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Colour = int | tuple[int, int, int]
@@ -184,7 +184,7 @@ class Whole(Resize):
     shorter: int = 0
     interpolation: Interpolation = "bilinear"
     antialias: bool = False
-    pad: Colour = _GREY
+    pad: Colour = GREY
     longer: int = 0
     multiple_of: int = 1
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from models.contract.errors import WeightsError
 from models.contract.files import read_regular, read_yaml
-from models.contract.resize import Centre, Interpolation, Resize, ResizeHow, Whole
+from models.contract.resize import GREY, Centre, Interpolation, Resize, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
@@ -126,7 +126,7 @@ class Sidecar(_Stated):
         if self.resize_by == "pillow":
             raise ValueError(f'"resize_by": "pillow" has no effect where "resize" is {how!r} without "crop"')
         by_torch = self.resize_by == "torch" if self.antialias is None else self.antialias
-        kernel = self.interpolation or "bilinear", by_torch, 114 if self.pad is None else self.pad
+        kernel = self.interpolation or "bilinear", by_torch, GREY if self.pad is None else self.pad
         if kernel[0] == "lanczos":
             raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
         edges = self.resize_to if isinstance(self.resize_to, tuple) else (self.resize_to or 0, 0)

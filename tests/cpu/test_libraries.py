@@ -201,7 +201,10 @@ def test_arguments_of_timm_s_networks_are_those_of_networks(tmp_path: Path, give
             opened(tmp_path)
 
 
-def test_yolos_sees_each_image_of_a_batch_in_its_own_size_and_without_padding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stated", [{}, {"pad": 7}])
+def test_yolos_sees_each_image_of_a_batch_in_its_own_size_and_without_padding(
+    tmp_path: Path, stated: dict[str, int]
+) -> None:
     import transformers
     from PIL import Image
 
@@ -213,6 +216,7 @@ def test_yolos_sees_each_image_of_a_batch_in_its_own_size_and_without_padding(tm
     folders.enliven(transformers.YolosForObjectDetection(config)).save_pretrained(tmp_path)
     processor = transformers.YolosImageProcessor(size={"shortest_edge": 96, "longest_edge": 140})
     processor.save_pretrained(tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps(stated))
     network: Any = transformers.YolosForObjectDetection.from_pretrained(tmp_path).eval()
     model = opened(tmp_path)
     assert model.input_shape == (128, 128, 3)

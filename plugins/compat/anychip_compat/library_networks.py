@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
+from models.contract.resize import GREY
 from models.exports import library_files
 from models.exports.library_files import CONFIG
 from models.exports.metadata import read_sidecar
@@ -225,8 +226,10 @@ def _of_transformers(
     mean, std = sidecar.mean or (0.0,) * 3, sidecar.std or (1.0,) * 3
     pad: list[float] = []
     multiple_of = sidecar.multiple_of if task == "detect" and not masked else None
-    if (masked or multiple_of) and sidecar.resize == "top-left" and isinstance(sidecar.pad, tuple):
-        pad = [(level / 255 - m) / s for level, m, s in zip(sidecar.pad, mean, std, strict=True)]
+    if (masked or multiple_of) and sidecar.resize == "top-left":
+        colour = GREY if sidecar.pad is None else sidecar.pad
+        levels = colour if isinstance(colour, tuple) else (colour,) * 3
+        pad = [(level / 255 - m) / s for level, m, s in zip(levels, mean, std, strict=True)]
     return _Outputs(network, task, pad, max(std), multiple_of)
 
 
