@@ -32,6 +32,7 @@ MAX_DEPTH = 20
 MAX_ENTRIES = 200_000
 """Largest number of entries, aliases expanded. A network that reads text lists characters; PP-OCRv5 has 18,000."""
 _MAX_SCALAR = 4096
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """Characters of a scalar: the time that YAML's numbers to the base of 60 take grows with the square of their length."""
 
 
@@ -164,6 +165,8 @@ def sha256_of(path: Path, folder: Path | None = None) -> str:
         with open(open_regular(path, folder), "rb", buffering=0) as file:
             digest, chunk = hashlib.sha256(), bytearray(1 << 20)
             while count := file.readinto(chunk):
+                if chunk.startswith(_LFS_POINTER):
+                    raise WeightsError(f"{path.name} is a pointer of Git LFS: `git lfs pull` brings the file.")
                 digest.update(memoryview(chunk)[:count])
             return digest.hexdigest()
     except OSError as error:

@@ -74,6 +74,7 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a socket": (lambda path: os.mknod(path, 0o600 | stat.S_IFSOCK), "cannot be read"),
     "a pipe": (os.mkfifo, "no plain file"),
     "a folder": (Path.mkdir, "no plain file"),
+    "a pointer": (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid 1\n"), "git lfs pull"),
 }
 
 
