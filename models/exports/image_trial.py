@@ -76,6 +76,8 @@ _LINEAR = {
     *("split_with_sizes", "squeeze", "to", "transpose", "unbind", "unsqueeze", "view"),
 }
 """Operators whose result is near 0 where that of a product is."""
+_LAYERS = {*_PRODUCTS, "addmm", "linear", "convolution", "_convolution", "conv2d"}
+_UNBOUNDED = _LINEAR - {"clamp", "clamp_min"} | {"cat", "div", "flatten", "mean", "mul", "sub", "sum"}
 
 Run = Callable[[Tensor], list[Tensor]]
 
@@ -255,6 +257,7 @@ def _tried(
             'its outputs for pictures are not numbers (NaN): state what its input is, "input": "levels", or "mean" and '
             '"std" of pixels in 0 to 1'
         )
+    in_float32, is_layer = watched(core, partial(run, given[0]))
     notes: tuple[str, ...] = ()
     far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
 
@@ -262,9 +265,9 @@ def _tried(
         return run(given.clamp(*far))
 
     if how.takes == "classes":
-        how, notes = _scored(about, how, clamped, pictures, found, batch=stated_batch)
+        how, notes = _scored(about, how, clamped, pictures, found, batch=stated_batch, is_layer=is_layer)
     elif how.takes == "outputs":
-        if _is_probability(about, how, outputs[0].shape, clamped, pictures, found):
+        if not is_layer and _is_probability(about, how, outputs[0].shape, clamped, pictures, found):
             how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
         if len(outputs) > 1 and about.task in _OF_FIRST:
             notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
@@ -286,38 +289,41 @@ def _tried(
     notes = tuple(filter(None, (*facts, *notes)))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
-    in_float32 = divides_by_products(core, seen[0])
     notes = (*notes, _IN_FLOAT32) if in_float32 else notes
     export = Export(how, batch, freed, entry, in_float32)
     return replace(_as_tried(about, export, size, shapes), notes=notes, witness=said)
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     divides = False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._products: Any = WeakTensorKeyDictionary()
+        self.layers: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
-        given = [isinstance(each, Tensor) and each in self._products for each in args]
-        self.divides |= name == "div" and given[1:2] == [True]
-        if name in _PRODUCTS or (name in _LINEAR and any(given)):
-            self._products.update((each, True) for each in (found if isinstance(found, list | tuple) else [found]))
+        given = [one for each in args for one in (each if isinstance(each, list | tuple) else [each])]
+        rules = (self._products, _PRODUCTS, _LINEAR), (self.layers, _LAYERS, _UNBOUNDED)
+        products, layers = ([isinstance(each, Tensor) and each in kept for each in given] for kept, _, _ in rules)
+        self.divides |= name == "div" and products[1:2] == [True]
+        for (kept, begin, through), has in zip(rules, (products, layers), strict=True):
+            if name in begin or (name in through and any(has)):
+                kept.update((each, True) for each in (found if isinstance(found, list | tuple) else [found]))
         return found
 
 
-def divides_by_products(network: nn.Module, *given: Tensor) -> bool:
-    """Return True for a network that divides by products of matrices, as linear attention does: where these are near 0,
-    shorter types than float32 answer wrongly, though for few images.
+def watched(network: nn.Module, run: Callable[[], Sequence[Tensor]]) -> tuple[bool, bool]:
+    """Return two facts. It divides by products of matrices, as linear attention does: where these are near 0, shorter
+    types than float32 answer wrongly, though for few images. Its first output is a layer's, which nothing bounds.
     """
     if isinstance(network, OpenVinoGraph):
-        return network.divides_by_products()
-    mode = _Products()
+        return network.divides_by_products(), network.ends_in_a_layer()
+    mode, found = _Watched(), list[Tensor]()
     with contextlib.suppress(Exception), torch.inference_mode(), mode:  # A library's code may refuse to be watched.
-        network(*given)
-    return mode.divides
+        found += run()
+    return mode.divides, bool(found) and found[0] in mode.layers
 
 
 def _free(free: bool, *parts: object) -> None:
@@ -368,12 +374,13 @@ def _scored(
     found: Sequence[Sequence[Tensor]],
     *,
     batch: int,
+    is_layer: bool,
 ) -> tuple[Interpretation, tuple[str, ...]]:
     seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
     if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
         far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
         seen = torch.cat((seen, far[far.isfinite().all(1)]))
-    scores, note = scored(how, about.scores, seen)
+    scores, note = scored(how, about.scores, seen, is_layer=is_layer)
     return scores, (note,) if note else ()
 
 

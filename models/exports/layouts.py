@@ -140,9 +140,11 @@ def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretati
     return Interpretation("classes", "classes", count, probabilities=given, each=each)
 
 
-def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple[Interpretation, str]:
+def scored(
+    how: Interpretation, stated: Scores | None, outputs: Tensor, *, is_layer: bool = False
+) -> tuple[Interpretation, str]:
     """Find how scores are read, by a network's `outputs`, [n, classes], for images, real and far from real ones; return
-    that and a note to its owner. `stated`: the statement of its owner or its exporter.
+    that and a note to its owner. `stated`: the statement of its owner or its exporter; `is_layer`: nothing bounds them.
 
     Numbers of all images that are never outside 0 to 1 are no logits: logits leave that range when the input is
     multiplied. No more are those that have one sum for all images, such as 100: they are divided by it.
@@ -156,12 +158,12 @@ def scored(how: Interpretation, stated: Scores | None, outputs: Tensor) -> tuple
     is_whole = bool((outputs == outputs.round()).all())  # Each was rounded, by half at most.
     off = total * (_WHOLE if not is_whole else min(_ROUNDED, outputs.shape[1] / 2 / max(total, 1)))
     of_total = bool(((outputs >= 0).all(1) & ((outputs.sum(1) - total).abs() <= off)).all())
-    if of_total and total > _LEAST_TOTAL and not alone and stated != "logits":
+    if of_total and total > _LEAST_TOTAL and not alone and not is_layer and stated != "logits":
         return replace(how, probabilities=True), f"its outputs have one sum, {total:.4g}: answered as shares of it"
     if stated == "probabilities" and not inside:
         least, most = float(outputs.min()), float(outputs.max())
         raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')
-    if stated == "logits" or not inside:
+    if stated == "logits" or not inside or (is_layer and not whole and stated != "probabilities"):
         warned = "its outputs are probabilities, and softmax is done once more, as its sidecar says"
         return how, warned if whole and inside else ""
     if how.two_of_one or whole:

@@ -200,7 +200,9 @@ HEADS: dict[str, tuple[list[float], Any]] = {
     "softmax": ([4.0, 0.0, -1.0], nn.Softmax(1)),
     "sigmoid": ([4.0, 3.0, -1.0], nn.Sigmoid()),
     "logits": ([4.0, 0.0, -1.0], None),
+    "small logits": ([0.3, 0.7, 0.2], None),
     "one logit": ([-1.5], None),
+    "one small logit": ([0.4], None),
     "one probability": ([-1.5], nn.Sigmoid()),
 }
 
@@ -209,7 +211,8 @@ def network(bias: list[float], end: nn.Module | None) -> nn.Sequential:
     torch.manual_seed(0)
     head = nn.Linear(3, len(bias))
     head.bias.data = torch.tensor(bias)
-    layers = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), head, *([] if end is None else [end])]
+    head.weight.data *= 0.1  # The small logits of no picture are outside 0 to 1.
+    layers = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Sigmoid(), head, *([] if end is None else [end])]
     return nn.Sequential(*layers).eval().requires_grad_(False)
 
 
@@ -233,7 +236,7 @@ def test_a_head_is_told_by_what_it_answers(tmp_path: Path, head: str, caplog: py
     if end is None:
         said = said.softmax(1) if len(bias) > 1 else said.sigmoid()
     assert scores_of(model) == pytest.approx(said[0].tolist(), abs=1e-4)
-    assert model.adapter.scored_by == ("softmax" if head in ("softmax", "logits") else "sigmoid")
+    assert model.adapter.scored_by == ("softmax" if head in ("softmax", "logits", "small logits") else "sigmoid")
     assert ("as it is" in caplog.text or "as they are" in caplog.text) == (end is not None)
 
 
