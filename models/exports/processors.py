@@ -119,7 +119,7 @@ PROCESSORS: Mapping[str, Processor] = {
     ),
     **{
         f"PPDocLayoutV{version}": Processor(
-            {"size": _square(800), "resample": 3, "do_normalize": False},
+            {"size": _square(800), "resample": 3, "image_mean": 0, "image_std": 1},
             (f"pp_doclayout_v{version}",),
             _OF_BOXES,
             antialias=False,
@@ -202,6 +202,11 @@ def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: 
     if is_sized:
         return stated
     stated |= _size(found, name, kind, mean, where)
+    padded = found.get("pad_size") if found.get("do_pad") else None
+    if padded and _pair(_sides(padded, True)) != stated["size"]:
+        _refuse(where, "pad_size", padded, "would fill up its images")
+    if found.get("do_pad") and name == "Sapiens2":
+        _refuse(where, "do_pad", True, "would keep the ratio of an image's sides, and fill it up")
     if interpolation == "lanczos" and stated["resize"] == "stretch":
         stated["crop"] = 1.0
     return stated
@@ -288,12 +293,10 @@ def _of_shape(
         larger = int(shape[0] / share), int(shape[1] / share)
         return {"size": _pair(crop), "resize": "centre", "resize_to": larger[0] if shape[0] == shape[1] else larger}
     seen = shape if crop is None else _pair(crop)
-    divisor, padded = cfg.get("size_divisor"), cfg.get("pad_size")
+    divisor = cfg.get("size_divisor")
     is_padded = cfg.get("do_pad", "ensure_multiple_of" not in cfg)
     if divisor and is_padded and any(side % divisor for side in seen):
         _refuse(where, "size_divisor", divisor, f"would fill up images of {seen[0]} x {seen[1]}")
-    if cfg.get("do_pad") and padded and _pair(_sides(padded, True)) != seen:
-        _refuse(where, "pad_size", padded, f"would fill up images of {seen[0]} x {seen[1]}")
     if crop is not None:
         return {"size": seen, "resize": "centre", "resize_to": shape}
     return {"size": shape, "resize": "stretch"}
