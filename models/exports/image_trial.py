@@ -265,9 +265,11 @@ def _tried(
         return run(given.clamp(*far))
 
     if how.takes == "classes":
-        how, notes = _scored(about, how, clamped, pictures, found, batch=stated_batch, is_layer=is_layer)
+        how, note = scored(how, about.scores, _seen(clamped, pictures, found), is_layer=is_layer)
+        notes = (note,)
     elif how.takes == "outputs":
-        if not is_layer and _is_probability(about, how, outputs[0].shape, clamped, pictures, found):
+        is_map = about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1
+        if is_map and not (is_layer or about.scores or how.class_map) and _is_inside(_seen(clamped, pictures, found)):
             how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
         if len(outputs) > 1 and about.task in _OF_FIRST:
             notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
@@ -366,37 +368,18 @@ def _as_tried(
     )
 
 
-def _scored(
-    about: Description,
-    how: Interpretation,
-    run: Run,
-    pictures: Tensor,
-    found: Sequence[Sequence[Tensor]],
-    *,
-    batch: int,
-    is_layer: bool,
-) -> tuple[Interpretation, tuple[str, ...]]:
+def _seen(run: Run, pictures: Tensor, found: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the first outputs, [n, numbers], for pictures; if all are in 0 to 1, for images far from pictures, too."""
+    batch = len(found[0][0])
     seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
-    if about.scores != "logits" and bool(((seen >= 0) & (seen <= 1)).all()):
-        far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
-        seen = torch.cat((seen, far[far.isfinite().all(1)]))
-    scores, note = scored(how, about.scores, seen, is_layer=is_layer)
-    return scores, (note,) if note else ()
+    if not _is_inside(seen):
+        return seen
+    far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
+    return torch.cat((seen, far[far.isfinite().all(1)]))
 
 
-def _is_probability(  # noqa: PLR0917
-    about: Description,
-    how: Interpretation,
-    shape: Sequence[int],
-    run: Run,
-    pictures: Tensor,
-    found: Sequence[Sequence[Tensor]],
-) -> bool:
-    if about.task != "segment_semantic" or about.scores or how.class_map or len(shape) != 4 or shape[1] != 1:
-        return False
-    far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), len(found[0][0]))
-    seen = [*(outputs[0] for outputs in found), far[far.isfinite().all(1)]]
-    return all(bool(((each >= 0) & (each <= 1)).all()) for each in seen)
+def _is_inside(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
 
 
 def _has_channels_last(shape: Sequence[int], size: tuple[int, int]) -> bool:

@@ -119,7 +119,7 @@ PROCESSORS: Mapping[str, Processor] = {
     ),
     **{
         f"PPDocLayoutV{version}": Processor(
-            {"size": _square(800), "resample": 3, "image_mean": 0, "image_std": 1},
+            {"size": _square(800), "resample": 3, "image_mean": (0,) * 3, "image_std": (1,) * 3},
             (f"pp_doclayout_v{version}",),
             _OF_BOXES,
             antialias=False,
