@@ -9,12 +9,13 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import isfinite
 from typing import TypeVar, cast
 
 import psutil
+from msgspec.structs import replace
 
 from app.worker.messages import (
     CACHE,
@@ -55,17 +56,6 @@ _SUSPECT_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """Bytes now: of the device as in `backends.Memory`, and the process's resident set."""
-
-    allocated: int
-    reserved: int
-    used: int
-    total: int
-    resident: int
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """The rung to climb now, and why."""
 
@@ -93,7 +83,7 @@ class Guard:
     budget_s, cooldown_s = 0.1, 5.0
     """Time between two batches after which no further rung begins, and least time between two releases."""
 
-    def __init__(self, policy: Policy, start: Level, now_s: float, *, shared: bool) -> None:
+    def __init__(self, policy: Policy, start: Stats, now_s: float, *, shared: bool) -> None:
         """Begin at `start`, the level after warm-up. `shared`: the device's memory is the host's; others add to it."""
         self._policy = policy
         if isinstance(policy, float):
@@ -119,7 +109,7 @@ class Guard:
         """Return True if memory is to be measured now."""
         return self._policy != "off" and now_s >= self._look_s
 
-    def look(self, level: Level, now_s: float, cost_s: float) -> Step | None:
+    def look(self, level: Stats, now_s: float, cost_s: float) -> Step | None:
         """Return the step to take at this level. `cost_s`: the cost of measuring; the dearer, the rarer."""
         self._look_s = now_s + cost_s / _LOOK_SHARE
         if level.used < self._start.used:  # The worker before this one was still there at the start.
@@ -139,7 +129,7 @@ class Guard:
         pressing = self._pressing(level)
         return None if pressing is None else Step(COLLECT, pressing)
 
-    def released(self, step: Step, level: Level, now_s: float, cost_s: float) -> Step | None:
+    def released(self, step: Step, level: Stats, now_s: float, cost_s: float) -> Step | None:
         """Return the rung that follows one that took `cost_s` and left `level`; None for now."""
         self._spent_s += cost_s
         self._gap_s += cost_s
@@ -176,7 +166,7 @@ class Guard:
             if left:
                 left[:] = [(batches, level + more) for batches, level in left]
 
-    def exhausted(self, level: Level) -> bool:
+    def exhausted(self, level: Stats) -> bool:
         """Return True if a leak is to blame that the smallest batch found no memory; `level` is after all releases.
 
         A slope takes too long here: batches may end faster than looking is allowed. Between batches a process holds
@@ -187,7 +177,7 @@ class Guard:
             return False
         return leaked > 0 and level.used - leaked < self._low("device", level)
 
-    def _end(self, trigger: Trigger, level: Level, now_s: float) -> None:
+    def _end(self, trigger: Trigger, level: Stats, now_s: float) -> None:
         # A climb that helped is worth its time: without it memory runs out, which takes longer.
         helped = not self._needed(trigger, level)
         wait_s = 0.0 if helped else self._spent_s / _RELEASE_SHARE
@@ -200,7 +190,7 @@ class Guard:
             self._left.pop(trigger, None)
             self._futile.pop(trigger, None)
 
-    def _pressing(self, level: Level) -> Trigger | None:
+    def _pressing(self, level: Stats) -> Trigger | None:
         triggers: tuple[Trigger, ...] = ("device", "resident", "cache")
         for trigger in triggers:
             value, mark = self._value(trigger, level), self._mark(trigger, level)
@@ -211,10 +201,10 @@ class Guard:
         every = self._policy
         return "batches" if isinstance(every, int) and self._batches - self._released_batches >= every else None
 
-    def _needed(self, trigger: Trigger, level: Level) -> bool:
+    def _needed(self, trigger: Trigger, level: Stats) -> bool:
         return trigger == "batches" or self._value(trigger, level) >= self._low(trigger, level)
 
-    def _leaks(self, trigger: Trigger, level: Level) -> bool:
+    def _leaks(self, trigger: Trigger, level: Stats) -> bool:
         """Return True after a release if its level grows with the batches, and would be low enough without growth."""
         if trigger not in ("device", "resident") or (trigger == "device" and self._shared):
             return False
@@ -231,27 +221,27 @@ class Guard:
         leaked = slope * self._batches
         return slope >= max(1, self.leak_bytes_per_batch) and value - leaked < self._low(trigger, level)
 
-    def _step(self, trigger: Trigger, level: Level) -> int:
+    def _step(self, trigger: Trigger, level: Stats) -> int:
         """Return how much a level that a release could not lower has to grow before the next release."""
         mark = self._mark(trigger, level)
         # As much as it should have fallen; less is enough to see whether the level goes on growing with the batches.
         may_leak = len(self._left.get(trigger, ())) > 1
         return int(_SUSPECT_SHARE * mark) if may_leak else mark - self._low(trigger, level)
 
-    def _value(self, trigger: Trigger, level: Level) -> int:
+    def _value(self, trigger: Trigger, level: Stats) -> int:
         if trigger == "device":
             return level.used
         if trigger == "cache":
             return max(0, level.reserved - level.allocated)
         return level.resident - self._start.resident
 
-    def _mark(self, trigger: Trigger, level: Level) -> int:
+    def _mark(self, trigger: Trigger, level: Stats) -> int:
         if trigger == "resident":
             return self.resident_bytes
         ratio = self.device_ratio if trigger == "device" else self.cache_ratio
         return int(ratio * level.total)
 
-    def _low(self, trigger: Trigger, level: Level) -> int:
+    def _low(self, trigger: Trigger, level: Stats) -> int:
         return int(_LOW_RATIO * self._mark(trigger, level))
 
 
@@ -326,9 +316,9 @@ class MemoryWatch:
         """Measure memory and telemetry now. Raises DeviceLostError."""
         telemetry = asdict(self._asked("telemetry", self._backend.telemetry, Telemetry()))
         known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
-        return Stats(**asdict(self._level()), telemetry=known, fallbacks=dict(fallback_counts()))
+        return replace(self._level(), telemetry=known, fallbacks=dict(fallback_counts()))
 
-    def _climb(self, step: Step, before: Level, report: Released) -> Level:
+    def _climb(self, step: Step, before: Stats, report: Released) -> Stats:
         """Climb a rung, and report what it returned; return the level left. Raises DeviceLostError."""
         counted = 0
         try:
@@ -347,9 +337,9 @@ class MemoryWatch:
         log.debug("rung %d for %s returned %d bytes of the device", step.rung, step.trigger, device)
         return level
 
-    def _level(self) -> Level:
+    def _level(self) -> Stats:
         self._memory = memory = self._asked("memory", self._backend.memory, self._memory)
-        return Level(memory.allocated, memory.reserved, memory.used, memory.total, _resident())
+        return Stats(memory.allocated, memory.reserved, memory.used, memory.total, _resident())
 
     def _asked(self, what: str, query: Callable[[str], T], otherwise: T) -> T:
         """Return the device's answer, or `otherwise` if its query fails. Raises DeviceLostError."""

@@ -224,7 +224,7 @@ class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Bytes of device memory by kind and of the worker itself, and the device's telemetry. The first one says that
+    """Bytes of device memory by kind (backends.Memory) and of the worker itself, with telemetry. The first says that
     every model of the start is loaded and warm.
 
     `telemetry`: the figures of backends.Telemetry that are known, by name. `fallbacks`: how often each operator ran on

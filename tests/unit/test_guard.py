@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from app.worker import memory
-from app.worker.memory import Guard, Level, MemoryWatch
-from app.worker.messages import CACHE, COLLECT, HAND_OVER, Released
+from app.worker.memory import Guard, MemoryWatch
+from app.worker.messages import CACHE, COLLECT, HAND_OVER, Released, Stats
 from backends import Memory, Telemetry
 
 GIB = 1 << 30
-START = Level(allocated=100, reserved=100, used=100, total=1000, resident=GIB)
+START = Stats(allocated=100, reserved=100, used=100, total=1000, resident=GIB)
 
 
 class SmallGuard(Guard):
@@ -88,7 +88,7 @@ def test_out_of_memory_what_the_process_has_allocated_since_its_start_is_a_leak(
 
 
 LEVELS = st.builds(
-    Level,
+    Stats,
     allocated=st.integers(0, 500),
     reserved=st.integers(500, 1000),
     used=st.integers(0, 1000),
