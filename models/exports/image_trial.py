@@ -288,10 +288,9 @@ def _tried(
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
     shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
     facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
-    notes = tuple(filter(None, (*facts, *notes)))
+    notes = tuple(filter(None, (*facts, *notes, _IN_FLOAT32 if in_float32 else "")))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
-    notes = (*notes, _IN_FLOAT32) if in_float32 else notes
     export = Export(how, batch, freed, entry, in_float32)
     return replace(_as_tried(about, export, size, shapes), notes=notes, witness=said)
 
@@ -307,10 +306,9 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         name, found = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
         given = [one for each in args for one in (each if isinstance(each, list | tuple) else [each])]
-        rules = (self._products, _PRODUCTS, _LINEAR), (self.layers, _LAYERS, _UNBOUNDED)
-        products, layers = ([isinstance(each, Tensor) and each in kept for each in given] for kept, _, _ in rules)
-        self.divides |= name == "div" and products[1:2] == [True]
-        for (kept, begin, through), has in zip(rules, (products, layers), strict=True):
+        for kept, begin, through in (self._products, _PRODUCTS, _LINEAR), (self.layers, _LAYERS, _UNBOUNDED):
+            has = [isinstance(each, Tensor) and each in kept for each in given]
+            self.divides |= kept is self._products and name == "div" and has[1:2] == [True]
             if name in begin or (name in through and any(has)):
                 kept.update((each, True) for each in (found if isinstance(found, list | tuple) else [found]))
         return found

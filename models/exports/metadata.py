@@ -58,6 +58,7 @@ Every image of the model takes that memory.
 """
 _SHARE = 10  # A greater mean or deviation is one of levels.
 _MAX_TEXT = 1 << 20
+_SIDES = "a side in pixels, or height and width"
 _GEOMETRY = {"resize", "resize_to", "crop", "pad", "multiple_of"}
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
@@ -72,7 +73,7 @@ class _Stated(BaseModel):
 
     layout: Layout | None = None
     scores: Scores | None = None
-    keypoints: tuple[int, int] | None = None
+    keypoints: tuple[int, int] | None = Field(None, description="their number, and how many numbers each has")
     resize: ResizeHow | None = None
     multiple_of: _Side | None = None
     channels: Channels | None = None
@@ -82,18 +83,18 @@ class _Stated(BaseModel):
 class Sidecar(_Stated):
     """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
-    size: _Side | tuple[_Side, _Side] | None = None
-    mean: tuple[_Mean, _Mean, _Mean] | None = None
-    std: tuple[_Deviation, _Deviation, _Deviation] | None = None
-    resize_to: _Side | tuple[_Side, _Side] | None = None
-    crop: float | None = Field(default=None, gt=0, le=4, description="Over 1 the image is smaller than the input")
+    size: _Side | tuple[_Side, _Side] | None = Field(None, description=_SIDES)
+    mean: tuple[_Mean, _Mean, _Mean] | None = Field(None, description="one number or three")
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = Field(None, description="one number over 0, or three")
+    resize_to: _Side | tuple[_Side, _Side] | None = Field(None, description=_SIDES)
+    crop: float | None = Field(None, gt=0, le=4, description="a share over 0 and up to 4")  # Over 1: a black frame.
     interpolation: Interpolation | None = None
     antialias: bool | None = None
-    pad: _Level | tuple[_Level, _Level, _Level] | None = None
+    pad: _Level | tuple[_Level, _Level, _Level] | None = Field(None, description="one level from 0 to 255, or three")
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
-    task: str | None = Field(default=None, description="One of ours, tensors, or one that another package brings")
-    labels: Literal["coco"] | list[str] | dict[int, str] | None = None
-    options: dict[str, Any] | None = Field(default=None, description="For a task that another package brings")
+    task: str | None = Field(None, description="the name of a task, or tensors")
+    labels: Literal["coco"] | list[str] | dict[int, str] | None = Field(None, description='names, or "coco"')
+    options: dict[str, Any] | None = Field(None, description="an object, for a task that another package brings")
     _resize_to_for: tuple[int, int] | None = PrivateAttr(None)
     """Input's size for which the folder's files say `resize_to`."""
 
@@ -225,7 +226,12 @@ def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
         first = error.errors()[0]
         at = ".".join(str(each) for each in first["loc"][:1])
         given = json.dumps(content.get(at), default=str)[:100]
-        raise WeightsError(f"{where}: {at} is {given}: {first['msg'].removeprefix('Value error, ')}.") from error
+        why = first["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
+        if at not in Sidecar.model_fields:
+            why = f"no such key; there are {', '.join(sorted(Sidecar.model_fields))}"
+        elif first["type"] != "value_error" and (expected := Sidecar.model_fields[at].description):
+            why = f"it takes {expected}"
+        raise WeightsError(f"{where}: {at} is {given}: {why}.") from error
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:

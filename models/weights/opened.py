@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 _UNUSED_S = 7 * 86_400.0
 _SPARE_BYTES = 256 << 20
 """Bytes that stay free on the disk."""
-_CHUNK_BYTES = 1 << 20
 
 
 def looked_at(
@@ -147,7 +146,7 @@ def _copy(original: OpenedFiles, name: str, target: Path, wanted: str) -> None:
     source = open_regular(Path(original.folder, name), Path(original.folder))
     with open(source, "rb", buffering=0) as read, open(target, "xb") as written:
         os.fchmod(written.fileno(), 0o400)
-        shutil.copyfileobj(read, written, _CHUNK_BYTES)
+        shutil.copyfileobj(read, written)
         written.flush()
         os.fsync(written.fileno())
     if sha256_of(target) != wanted:
