@@ -66,7 +66,7 @@ def located(
     counted = (scores > 0) & (scores >= _COUNTS * scores.max())
     if how.layout not in _CANDIDATES and (how.layout != "rtdetr" or not how.classes):
         _check_classes(about, how, pictures, counted)
-    if how.takes == "turned" and float(found[3].abs().max()) > _TURN:
+    if how.takes == "turned" and not about.exporter and float(found[3].abs().max()) > _TURN:
         raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
     reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
     in_shares = how.layout not in (*QUERIES, "rtdetr") and 0 < reach <= _REACH
