@@ -123,6 +123,7 @@ for _name, _on_tensors, _on_numbers in (
     ("LessOrEqual", torch.le, lambda a, b: a <= b),
     ("And", torch.logical_and, lambda a, b: a and b),
     ("Or", torch.logical_or, lambda a, b: a or b),
+    ("Xor", torch.logical_xor, lambda a, b: bool(a) != bool(b)),
     ("Neg", torch.neg, lambda a: -a),
     ("Not", torch.logical_not, lambda a: not a),
 ):
