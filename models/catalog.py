@@ -22,7 +22,7 @@ from models.exports import exported
 from models.exports.files import names_beside, names_within
 from models.exports.library_files import CONFIG, class_of, config_of, export_of, is_timm, library_of
 from models.vision import torchvision
-from models.weights.checkpoint import SUFFIXES, Checkpoint, read
+from models.weights.checkpoint import SUFFIXES, Checkpoint, labels_beside, read
 from models.weights.opened import copied, looked_at
 from models.weights.state import Fitted, SeveralNetworksError, check_modules
 from models.yolo import model as yolo
@@ -205,6 +205,8 @@ def open_model(
         every = ", ".join(header.chosen)
         said = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"
         log.warning(said, files.source, every, header.chosen[0])
+    if (beside := file.with_suffix(".json")).is_file() and labels_beside(file) is None:
+        log.warning("%s is not read beside %s: it is for exported networks", beside.name, file.name)
     labels, count = header.labels, fitted.class_count
     if labels is not None and len(labels) != count:
         raise WeightsError(f"{file.name} has {count} classes, but {len(labels)} labels were found for it.")

@@ -28,7 +28,7 @@ from models.contract.task_adapter import Takes, task_class
 from models.exports import library_files, witness
 from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, is_inside, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import check_axes, has_two_orders, located
@@ -76,7 +76,7 @@ _LINEAR = {
     *("split_with_sizes", "squeeze", "to", "transpose", "unbind", "unsqueeze", "view"),
 }
 """Operators whose result is near 0 where that of a product is."""
-_LAYERS = {*_PRODUCTS, "addmm", "linear", "convolution", "_convolution", "conv2d"}
+_LAYERS = {"addmm", "linear", "convolution", "_convolution", "conv2d"}  # Not those that may have no weights.
 _UNBOUNDED = _LINEAR - {"clamp", "clamp_min"} | {"cat", "div", "flatten", "mean", "mul", "sub", "sum"}
 
 Run = Callable[[Tensor], list[Tensor]]
@@ -233,12 +233,14 @@ def _tried(
     if about.takes == "classes" and integers[0]:
         raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
-    if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size):
+    is_whole = bool((outputs[0] == outputs[0].round()).all())
+    if about.task == "segment_semantic" and outputs[0].ndim == 3 and not is_whole:
+        raise ValueError("its map [n, h, w] has fractions, and is none of classes: let the network give [n, 1, h, w]")
+    if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
         how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
     if about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1:
         # Numbers of classes, and not the scores of one class.
-        is_whole = bool((outputs[0] == outputs[0].round()).all()) and bool(outputs[0].max() > 1)
-        how = replace(how, class_map=integers[0] or is_whole)
+        how = replace(how, class_map=integers[0] or (is_whole and bool(outputs[0].max() > 1)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
@@ -269,7 +271,7 @@ def _tried(
         notes = (note,)
     elif how.takes == "outputs":
         is_map = about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1
-        if is_map and not (is_layer or about.scores or how.class_map) and _is_inside(_seen(clamped, pictures, found)):
+        if is_map and not (is_layer or about.scores or how.class_map) and is_inside(_seen(clamped, pictures, found)):
             how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
         if len(outputs) > 1 and about.task in _OF_FIRST:
             notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
@@ -319,7 +321,7 @@ def watched(network: nn.Module, run: Callable[[], Sequence[Tensor]]) -> tuple[bo
     types than float32 answer wrongly, though for few images. Its first output is a layer's, which nothing bounds.
     """
     if isinstance(network, OpenVinoGraph):
-        return network.divides_by_products(), network.ends_in_a_layer()
+        return network.divides_by_products(), False  # Its numbers for images far from pictures have to tell.
     mode, found = _Watched(), list[Tensor]()
     with contextlib.suppress(Exception), torch.inference_mode(), mode:  # A library's code may refuse to be watched.
         found += run()
@@ -370,23 +372,19 @@ def _seen(run: Run, pictures: Tensor, found: Sequence[Sequence[Tensor]]) -> Tens
     """Return the first outputs, [n, numbers], for pictures; if all are in 0 to 1, for images far from pictures, too."""
     batch = len(found[0][0])
     seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
-    if not _is_inside(seen):
+    if not is_inside(seen):
         return seen
     far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
     return torch.cat((seen, far[far.isfinite().all(1)]))
 
 
-def _is_inside(values: Tensor) -> bool:
-    return bool(((values >= 0) & (values <= 1)).all())
-
-
-def _has_channels_last(shape: Sequence[int], size: tuple[int, int]) -> bool:
+def _has_channels_last(shape: Sequence[int], size: tuple[int, int], is_usual: bool) -> bool:
     """Return True if the sides of a map [n, a, b, c] are a and b, by those of the input, and cannot be b and c."""
 
     def is_like(height: int, width: int) -> bool:
         return abs(height * size[1] - width * size[0]) <= max(size)
 
-    return len(shape) == 4 and is_like(*shape[1:3]) and not is_like(*shape[2:4])
+    return len(shape) == 4 and is_like(*shape[1:3]) and (is_usual or not is_like(*shape[2:4]))
 
 
 def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
@@ -444,7 +442,7 @@ def _entry_of(graph: Graph, size: tuple[int, int] | None) -> tuple[tuple[int, in
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         return size, 1, USUAL
     seen = f"{graph.signature.names[0]} {list(shapes[0])}"
-    size, batch, _, entry = _of_shape(shapes[0], datatypes[0] == "UINT8", size, seen)
+    size, batch, _, entry = _of_shape(shapes[0], "INT" in str(datatypes[0]), size, seen)
     return size, batch, replace(entry, of_bytes=entry.levels)
 
 

@@ -140,6 +140,11 @@ def _read_classes(about: Description, shapes: Shapes, seen: str) -> Interpretati
     return Interpretation("classes", "classes", count, probabilities=given, each=each)
 
 
+def is_inside(values: Tensor) -> bool:
+    """Return True if all are in 0 to 1, but for their last digits."""
+    return bool(((values >= 0) & (values <= 1 + 1e-5)).all())
+
+
 def scored(
     how: Interpretation, stated: Scores | None, outputs: Tensor, *, is_layer: bool = False
 ) -> tuple[Interpretation, str]:
@@ -151,7 +156,7 @@ def scored(
 
     Raises ValueError if the stated form is impossible.
     """
-    inside = bool(((outputs >= 0) & (outputs <= 1)).all())
+    inside = is_inside(outputs)
     alone = how.each or how.two_of_one
     whole = not alone and bool(((outputs.sum(1) - 1).abs() <= _WHOLE).all())
     total = float(outputs.sum(1).mean())

@@ -114,7 +114,8 @@ def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()
     with _sense():
         multiple = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
         if is_timm(config):
-            task = "embed" if config.get("num_classes") == 0 else "classify"
+            of_head = "regress" if config.get("problem_type") == "regression" else "classify"
+            task = "embed" if config.get("num_classes") == 0 else of_head
             multiple = multiple if task == "classify" else {}
             return {"task": task, **_timm_labels(config), **multiple, **timm_preprocessing(config["pretrained_cfg"])}
         labels = config.get("id2label")
@@ -129,9 +130,9 @@ def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()
 
 
 def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
-    names, descriptions = config.get("label_names"), config.get("label_descriptions")
+    names, descriptions = config.get("label_names") or config.get("id2label"), config.get("label_descriptions")
     if not isinstance(names, list):
-        return {}
+        return {"labels": names} if isinstance(names, Mapping) else {}
     if isinstance(descriptions, list) and len(descriptions) == len(names):
         return {"labels": descriptions}
     if isinstance(descriptions, Mapping) and all(name in descriptions for name in names):

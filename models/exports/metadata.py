@@ -58,7 +58,6 @@ Every image of the model takes that memory.
 """
 _SHARE = 10  # A greater mean or deviation is one of levels.
 _MAX_TEXT = 1 << 20
-_SIDES = "a side in pixels, or height and width"
 _GEOMETRY = {"resize", "resize_to", "crop", "pad", "multiple_of"}
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
@@ -83,10 +82,10 @@ class _Stated(BaseModel):
 class Sidecar(_Stated):
     """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
-    size: _Side | tuple[_Side, _Side] | None = Field(None, description=_SIDES)
+    size: _Side | tuple[_Side, _Side] | None = Field(None, description="a side in pixels, or height and width")
     mean: tuple[_Mean, _Mean, _Mean] | None = Field(None, description="one number or three")
     std: tuple[_Deviation, _Deviation, _Deviation] | None = Field(None, description="one number over 0, or three")
-    resize_to: _Side | tuple[_Side, _Side] | None = Field(None, description=_SIDES)
+    resize_to: _Side | tuple[_Side, _Side] | None = Field(None, description="a side in pixels, or height and width")
     crop: float | None = Field(None, gt=0, le=4, description="a share over 0 and up to 4")  # Over 1: a black frame.
     interpolation: Interpolation | None = None
     antialias: bool | None = None

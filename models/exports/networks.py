@@ -57,7 +57,6 @@ _ONNX_DATATYPES = {
 }
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OPENVINO_LAYERS = ("Convolution", "GroupConvolution", "MatMul")
-_OPENVINO_BEHIND = ("Add", "Result", "Reshape", "Squeeze", "Transpose", "Convert")
 _OPENVINO_LINEAR = ("Add", "Clamp", "Gather", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit")
 _OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
 
@@ -203,15 +202,6 @@ class OpenVinoGraph(RuntimeGraph):
             if kind == "MatMul" or (kind in _OPENVINO_LINEAR and any(given)):
                 products.add(each.get_friendly_name())
         return False
-
-    def ends_in_a_layer(self) -> bool:
-        """Return True if the first output is a layer's, or a part or a sum of it."""
-        node = self._model.get_results()[0]
-        while (kind := node.get_type_name()) not in _OPENVINO_LAYERS:
-            if kind not in _OPENVINO_BEHIND:
-                return False
-            node = node.input_value(0).get_node()
-        return True
 
     @cached_property
     def _compiled(self) -> Any:

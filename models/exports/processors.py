@@ -25,7 +25,7 @@ _CLIP = {
     "image_std": (0.26862954, 0.26130258, 0.27577711),
     "resample": 3,
 }
-_EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, **_IMAGENET}
+_EDGES = {"size": {"shortest_edge": 800, "longest_edge": 1333}, "do_pad": True, **_IMAGENET}
 
 
 def _square(side: int) -> dict[str, int]:
@@ -231,7 +231,7 @@ def _processor_of(cfg: Mapping[str, Any], model_type: str, where: str) -> tuple[
 def _normalisation(cfg: Mapping[str, Any], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation of pixels divided by 255, with any other factor and an offset included in them."""
     factor = 255 * cfg.get("rescale_factor", 1 / 255) if cfg.get("do_rescale", True) else 255
-    offset = 1.0 if cfg.get("rescale_offset") else 0.0
+    offset = 1.0 if cfg.get("rescale_offset") and cfg.get("do_rescale", True) else 0.0
     is_normalised = cfg.get("do_normalize", True) and name != "MobileViT"  # Its class does not, in spite of this key.
     mean, std = (_three(cfg[key]) for key in ("image_mean", "image_std")) if is_normalised else ((0.0,) * 3, (1.0,) * 3)
     deviation = tuple(each / factor for each in std)

@@ -312,6 +312,20 @@ def test_a_map_of_one_probability_is_read_as_it_is(tmp_path: Path) -> None:
     pixels[0, :8, :, 0] = 200
     answer = answered(classifier_of(tmp_path, layers, sidecar), pixels)
     assert [(each["label"], each["share"]) for each in answer["areas"]] == [("other", 0.75), ("red", 0.25)]
+    with pytest.raises(Exception, match=r"map \[n, h, w\] has fractions"):
+        classifier_of(tmp_path, nn.Sequential(layers, nn.Flatten(1, 2)), sidecar)
+
+
+def test_a_product_without_weights_may_be_of_probabilities(tmp_path: Path) -> None:
+    class Pooled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            """float [n, 3, h, w] -> float [n, 3]: shares of places, times the probabilities at each."""
+            places = x.flatten(2)
+            found: Tensor = places.mean(1, keepdim=True).softmax(2) @ (4 * places - 2).sigmoid().transpose(1, 2)
+            return found.squeeze(1)
+
+    found = scores_of(classifier_of(tmp_path, Pooled(), PLAIN))
+    assert found == pytest.approx(Pooled()(EVEN.permute(0, 3, 1, 2).float() / 255)[0].tolist(), abs=1e-4)
 
 
 class Found(nn.Module):

@@ -66,9 +66,23 @@ def test_weights_of_timm_for_one_channel_or_as_many_classes_as_imagenet_need_not
     model: Any = open_model(parse_spec(f"x=timm/test_resnet:{tmp_path / 'grey.pth'}"), tmp_path)
     assert model.export.entry.channels == 1
     assert model.labels[526] == "desk"
+    kept = {"state_dict": network.state_dict(), "class_to_idx": {f"mine {number}": number for number in range(1000)}}
+    torch.save(kept, tmp_path / "own.pth")
+    own: Any = open_model(parse_spec(f"x=timm/test_resnet:{tmp_path / 'own.pth'}"), tmp_path)
+    assert own.labels[526] == "mine 526"
     seen, outputs = run(model)
     with torch.inference_mode():
         torch.testing.assert_close(torch.from_numpy(outputs[0]), network(seen[:, :1]), atol=1e-3, rtol=1e-3)
+
+
+def test_timm_s_folders_may_have_hugging_face_s_names_and_problem(tmp_path: Path) -> None:
+    folders.timm_folder("test_resnet", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    named = {str(number): f"own {number}" for number in range(len(config.pop("label_names")))}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": named}))
+    assert opened(tmp_path).labels[2] == "own 2"
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": named, "problem_type": "regression"}))
+    assert opened(tmp_path).task == "regress"
 
 
 @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "backbone."])

@@ -78,6 +78,8 @@ FILES: tuple[dict[str, Any], ...] = (
     {"size": {"max_height": 64, "max_width": 96}},
     *({"size": size, **CUT, "do_pad": True, "pad_size": square(96)} for size in (square(72), {"shortest_edge": 72})),
     {"size": square(72), "do_pad": True, "pad_size": square(96)},
+    {"size": square(72), "pad_size": square(96)},
+    {"size": square(72), "do_rescale": False, "rescale_offset": True},
     {"size": square(72), **CUT, "do_pad": True},
     {"size": square(72), "image_mean": [0.5] * 3, "image_std": [0.25] * 3},
     {"size": square(72), "do_rescale": False},

@@ -77,12 +77,13 @@ def implied_by(architecture: str, file: Path) -> dict[str, Any]:
 
 
 def names_of(architecture: str, file: Path) -> tuple[str, ...] | None:
-    """Return timm's names of ImageNet's classes if the weights have as many classes as a set of them; else None."""
+    """Return the weights' own names, or timm's of ImageNet's classes if there are as many classes; else None."""
     timm, name = library("timm"), architecture.removeprefix(TIMM)
     config = library_files.config_of(file.parent)
-    count = config.get("num_classes") or _class_count(timm, name, _own(timm, name, read(file, with_data=False).state))
+    weights = read(file, with_data=False)
+    count = config.get("num_classes") or _class_count(timm, name, _own(timm, name, weights.state))
     subset = timm.data.infer_imagenet_subset({"num_classes": count})
-    return tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None
+    return weights.labels or (tuple(timm.data.ImageNetInfo(subset).label_descriptions()) if subset else None)
 
 
 def built(file: Path, architecture: str, *, by_itself: bool = False) -> nn.Module:
@@ -314,6 +315,9 @@ class _Outputs(nn.Module):
                 return found["logits"], found["pred_boxes"], found["pred_masks"]
             return found["class_queries_logits"], found["masks_queries_logits"]
         if self.task == "depth":
+            if (view := found.get("field_of_view")) is not None:  # As `post_process_depth_estimation` of DepthPro.
+                factor = 2 * (view.deg2rad() / 2).tan().view(-1, 1, 1)
+                return (1 / (found["predicted_depth"] * factor).clamp(1e-4, 1e4),)
             return (found["predicted_depth"],)
         return (found["logits"][0] if isinstance(found["logits"], tuple) else found["logits"],)
 
