@@ -72,7 +72,7 @@ class _Stated(BaseModel):
 
     layout: Layout | None = None
     scores: Scores | None = None
-    keypoints: tuple[int, int] | None = Field(None, description="their number, and how many numbers each has")
+    keypoints: tuple[int, int] | None = Field(default=None, description="their number, and how many numbers each has")
     resize: ResizeHow | None = None
     multiple_of: _Side | None = None
     channels: Channels | None = None
@@ -82,18 +82,18 @@ class _Stated(BaseModel):
 class Sidecar(_Stated):
     """Content of `best.json` beside `best.onnx`; docs/which-file.md explains the keys."""
 
-    size: _Side | tuple[_Side, _Side] | None = Field(None, description="a side in pixels, or height and width")
-    mean: tuple[_Mean, _Mean, _Mean] | None = Field(None, description="one number or three")
-    std: tuple[_Deviation, _Deviation, _Deviation] | None = Field(None, description="one number over 0, or three")
-    resize_to: _Side | tuple[_Side, _Side] | None = Field(None, description="a side in pixels, or height and width")
-    crop: float | None = Field(None, gt=0, le=4, description="a share over 0 and up to 4")  # Over 1: a black frame.
+    size: _Side | tuple[_Side, _Side] | None = Field(default=None, description="a side, or height and width")
+    mean: tuple[_Mean, _Mean, _Mean] | None = Field(default=None, description="one number or three")
+    std: tuple[_Deviation, _Deviation, _Deviation] | None = Field(default=None, description="one or three over 0")
+    resize_to: _Side | tuple[_Side, _Side] | None = Field(default=None, description="a side, or height and width")
+    crop: float | None = Field(default=None, gt=0, le=4, description="a share of up to 4")
     interpolation: Interpolation | None = None
     antialias: bool | None = None
-    pad: _Level | tuple[_Level, _Level, _Level] | None = Field(None, description="one level from 0 to 255, or three")
+    pad: _Level | tuple[_Level, _Level, _Level] | None = Field(default=None, description="a level up to 255, or three")
     resize_by: Literal["opencv", "torch", "pillow"] | None = None
-    task: str | None = Field(None, description="the name of a task, or tensors")
-    labels: Literal["coco"] | list[str] | dict[int, str] | None = Field(None, description='names, or "coco"')
-    options: dict[str, Any] | None = Field(None, description="an object, for a task that another package brings")
+    task: str | None = Field(default=None, description="the name of a task, or tensors")
+    labels: Literal["coco"] | list[str] | dict[int, str] | None = Field(default=None, description='names, or "coco"')
+    options: dict[str, Any] | None = Field(default=None, description="an object, for a task of another package")
     _resize_to_for: tuple[int, int] | None = PrivateAttr(None)
     """Input's size for which the folder's files say `resize_to`."""
 
