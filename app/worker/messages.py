@@ -224,11 +224,9 @@ class HandOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Bytes of device memory by kind (backends.Memory) and of the worker itself, with telemetry. The first says that
-    every model of the start is loaded and warm.
+    """Bytes of device memory by kind (backends.Memory) and of the worker itself, and what its telemetry knows, by name.
 
-    `telemetry`: the figures of backends.Telemetry that are known, by name. `fallbacks`: how often each operator ran on
-    the CPU because the device lacks it, since the worker began.
+    The first says that every model of the start is loaded and warm. `fallbacks`: runs of operators on the CPU.
     """
 
     allocated: int

@@ -32,8 +32,8 @@ MAX_DEPTH = 20
 MAX_ENTRIES = 200_000
 """Largest number of entries, aliases expanded. A network that reads text lists characters; PP-OCRv5 has 18,000."""
 _MAX_SCALAR = 4096
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """Characters of a scalar: the time that YAML's numbers to the base of 60 take grows with the square of their length."""
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def most_bytes(name: str) -> int:

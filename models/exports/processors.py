@@ -202,8 +202,7 @@ def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: 
     if is_sized:
         return stated
     stated |= _size(found, name, kind, mean, where)
-    padded = found.get("pad_size") if found.get("do_pad") else None
-    if padded and _pair(_sides(padded, True)) != stated["size"]:
+    if found.get("do_pad") and (padded := found.get("pad_size")) and _pair(_sides(padded, True)) != stated["size"]:
         _refuse(where, "pad_size", padded, "would fill up its images")
     if found.get("do_pad") and name == "Sapiens2":
         _refuse(where, "do_pad", True, "would keep the ratio of an image's sides, and fill it up")

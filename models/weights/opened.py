@@ -144,12 +144,15 @@ def _make(copy: OpenedFiles, original: OpenedFiles) -> None:
 def _copy(original: OpenedFiles, name: str, target: Path, wanted: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     source = open_regular(Path(original.folder, name), Path(original.folder))
+    digest = hashlib.sha256()
     with open(source, "rb", buffering=0) as read, open(target, "xb") as written:
         os.fchmod(written.fileno(), 0o400)
-        shutil.copyfileobj(read, written)
+        while chunk := read.read(1 << 20):
+            digest.update(chunk)
+            written.write(chunk)
         written.flush()
         os.fsync(written.fileno())
-    if sha256_of(target) != wanted:
+    if digest.hexdigest() != wanted:
         raise WeightsError(f"{name} changed while it was read: load the model again once it is written.")
 
 
