@@ -165,8 +165,8 @@ def check_pixels(header: Header, limit: int) -> None:
 
 
 def _read_jpeg(view: memoryview) -> _Stored:
-    """Read ISO/IEC 10918-1, annex B: segments up to the frame header; EXIF is an APP1 segment, and so is XMP."""
-    at, orientation, xmp = 2, -1, -1
+    """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is an APP1 segment, and so is XMP."""
+    at, orientation, xmp, size = 2, -1, -1, (0, 0)
     for _ in range(_MAX_SEGMENTS):
         marker = view[at + 1]
         if view[at] != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
@@ -175,6 +175,10 @@ def _read_jpeg(view: memoryview) -> _Stored:
         if marker in _WITHOUT_LENGTH:
             at += 2
             continue
+        if marker in {0xD9, 0xDA}:
+            break
+        (length,) = unpack_from(">H", view, at + 2)
+        segment = view[at + 4 : at + 2 + length]
         if marker in _START_OF_FRAME:
             bits, height, width = unpack_from(">BHH", view, at + 4)
             if marker in _HIERARCHICAL:
@@ -183,17 +187,15 @@ def _read_jpeg(view: memoryview) -> _Stored:
                 raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
             if bits != 8:
                 raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
-            return width, height, max(orientation, 0) or max(xmp, 0) or 1
-        if marker in {0xD9, 0xDA}:
-            break
-        (length,) = unpack_from(">H", view, at + 2)
-        segment = view[at + 4 : at + 2 + length]
-        if marker == 0xE1 and orientation < 0 and segment[:6] == _EXIF:
+            size = size if any(size) else (width, height)
+        elif marker == 0xE1 and orientation < 0 and segment[:6] == _EXIF:
             orientation = exif_orientation(segment)
         elif marker == 0xE1 and xmp < 0 and segment[: len(XMP)] == XMP:
             xmp = _xmp_orientation(segment)
         at += 2 + length
-    raise InvalidImageError("the JPEG has no frame header before its image data")
+    if not any(size):
+        raise InvalidImageError("the JPEG has no frame header before its image data")
+    return *size, max(orientation, 0) or max(xmp, 0) or 1
 
 
 def _read_png(view: memoryview) -> _Stored:

@@ -15,6 +15,7 @@ import hashlib
 import os
 import stat
 import weakref
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,18 @@ MAX_ENTRIES = 200_000
 """Largest number of entries, aliases expanded. A network that reads text lists characters; PP-OCRv5 has 18,000."""
 _MAX_SCALAR = 4096
 """Characters of a scalar: the time that YAML's numbers to the base of 60 take grows with the square of their length."""
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+CUT_SHORT = "is cut short: copy it again"
+_NO_FILE = {
+    b"version https://git-lfs.github.com/spec/": "a pointer of Git LFS: `git lfs pull` brings the file",
+    **dict.fromkeys((b"<!DOCTYPE html", b"<!doctype html", b"<html"), "a page of a site: download the file itself"),
+}
+"""What is saved in place of a file, by its first bytes."""
+
+
+def is_cut_archive(file: Path) -> bool:
+    """Return True for a zip archive, as torch saves, without its end. Raises OSError."""
+    with file.open("rb") as opened:
+        return opened.read(4) == b"PK\x03\x04" and not zipfile.is_zipfile(file)
 
 
 def most_bytes(name: str) -> int:
@@ -165,8 +177,9 @@ def sha256_of(path: Path, folder: Path | None = None) -> str:
         with open(open_regular(path, folder), "rb", buffering=0) as file:
             digest, chunk = hashlib.sha256(), bytearray(1 << 20)
             while count := file.readinto(chunk):
-                if chunk.startswith(_LFS_POINTER):
-                    raise WeightsError(f"{path.name} is a pointer of Git LFS: `git lfs pull` brings the file.")
+                for start, what in _NO_FILE.items():
+                    if chunk.startswith(start):
+                        raise WeightsError(f"{path.name} is {what}.")
                 digest.update(memoryview(chunk)[:count])
             return digest.hexdigest()
     except OSError as error:

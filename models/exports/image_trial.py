@@ -47,6 +47,7 @@ _GREATEST_BATCH = 2**31 - 1
 _MOST_SIDE = 8_192
 _LEAST_SIDE, _LEAST_SIDE_OF_CELLS = 8, 32
 _PICTURES = 4
+_DARK = 1 / 16
 _FAR = 40.0  # Factor of a normalised picture: logits grow with it, probabilities stay within 0 to 1.
 _OF_LEVELS = 0.05  # Greatest deviation, of pixels in 0 to 1, by which an owner states levels of 0 to 255.
 _CELLS = 21  # Divides the candidates of three strides: each 32 x 32 pixels have 16, 4 and 1 cells.
@@ -60,6 +61,7 @@ _WANTED = (
 _OF_FIRST = ("segment_semantic", "depth", "embed")
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 _IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
+_NOT_READ = '"mean" and "std" are not read, as its input is of levels, which it normalises itself'
 _IN_0_TO_1 = (
     "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
     'DEIMv2 of DINOv3 and most of mmdeploy, state "mean" and "std"'
@@ -200,6 +202,7 @@ def _tried(
     if entry.levels and about.input == "floats":
         raise ValueError('its input is of uint8, and "input": "floats" is stated for it')
     entry = replace(entry, levels=entry.levels or about.input == "levels")
+    unread = _NOT_READ if entry.levels and (about.mean or about.std) else ""
     takes_bytes = isinstance(core, Graph) and list(core.signature.datatypes) == [None] and _takes_bytes(core, size)
     if takes_bytes:
         is_stated = about.input is not None or about.mean is not None or about.exporter
@@ -222,7 +225,7 @@ def _tried(
                 break
         else:
             raise
-    by_itself = ""
+    by_itself = unread
     if not entry.levels and not about.exporter and not library_files.library_of(architecture):
         levels, about, by_itself = _with_scale(about, core, entered(entry, pixels[:stated_batch]))
         if levels:
@@ -249,7 +252,8 @@ def _tried(
     if stated_batch == 1 and not is_single:
         freed = onnx is not None and not is_open
         _free(freed, core, tail)
-        batched = not about.is_unrolled and _takes_batches(run, (pixels, pictures[:_IMAGES]), how)
+        shades = torch.linspace(_DARK, 1, len(pixels)).view(-1, 1, 1, 1)  # A scale of the whole batch shows.
+        batched = not about.is_unrolled and _takes_batches(run, (pixels * shades, pictures[:_IMAGES]), how)
         batch, freed = (1, _GREATEST_BATCH if batched else 1), freed and batched
         _free(freed, core, tail)  # In its served form.
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
+from models.contract.files import CUT_SHORT, is_cut_archive
 from models.contract.tensors import Form, TensorModel
 
 FORMS: dict[str, Form] = {
@@ -354,7 +355,8 @@ def load_graph(file: str, form: Form) -> Graph:
     kind, what = kinds[form]
     if form in ("program", "script"):
         if not zipfile.is_zipfile(file):
-            raise WeightsError(f"{Path(file).name} is damaged, cut short, or not {what}.")
+            why = CUT_SHORT if is_cut_archive(Path(file)) else f"is damaged, cut short, or not {what}"
+            raise WeightsError(f"{Path(file).name} {why}.")
         importlib.import_module("models.vision")  # It registers torchvision's operators, which files may name: nms.
     try:
         return kind(file)

@@ -26,6 +26,8 @@ _LEVELS, _SHARES = 0.1, 1.5
 """Factors of networks that divide levels, and of those that divide shares by a deviation, lie below and above these."""
 _MEAN_LEVEL, _MEAN_SHARE = 20.0, 0.05
 _SAME = 1e-3
+_OF_LINEAR = 5e-3  # Half a step of 8 bits is less.
+_LEAST = 1e-6
 
 
 class _SeenError(Exception):
@@ -56,13 +58,18 @@ def at_first_layer(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor | 
 
 def scale_of(at_layer: Callable[[Tensor], Tensor | None], pixels: Tensor) -> Scale:
     """Return the scale of a network's input. `at_layer`: what the first layer gets for images like `pixels`."""
-    black, grey, white = (at_layer(torch.full_like(pixels, share)) for share in (0.0, 0.5, 1.0))
+    # A network in 8 bits may round its input to whole levels.
+    return _scale_up_to(1.0, at_layer, pixels) or _scale_up_to(255.0, at_layer, pixels)
+
+
+def _scale_up_to(top: float, at_layer: Callable[[Tensor], Tensor | None], pixels: Tensor) -> Scale:
+    black, grey, white = (at_layer(torch.full_like(pixels, top * share)) for share in (0.0, 0.5, 1.0))
     if black is None or grey is None or white is None or not black.shape == grey.shape == white.shape:
         return ""
-    factor = white - black
-    of_image = factor.abs() > 1e-6  # The rest is padding.
+    factor, grey = (white - black) / top, (grey - black) / top
+    of_image = factor.abs() > _LEAST  # The rest is padding.
     factor, shift, grey = factor[of_image], black[of_image], grey[of_image]
-    if not len(factor) or not bool((grey - shift - factor / 2).abs().max() <= _SAME * factor.abs().max()):
+    if not len(factor) or not bool((grey - factor / 2).abs().max() <= _OF_LINEAR * factor.abs().max()):
         return ""
     least, most, mean = float(factor.min()), float(factor.max()), -shift / factor
     # A BatchNorm of normalised pixels may have small factors, too; its means are no levels.

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
-from models.contract.files import read_regular
+from models.contract.files import CUT_SHORT, is_cut_archive, read_regular
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
 
 _Value = TypeVar("_Value")
@@ -38,6 +38,8 @@ _MOST_DEPTH = 8
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
 """Suffixes of a named file: those that trainers give to files of torch.save."""
+_OF_CUT = re.compile("not fully covered|invalid header length|header too small")
+"""Words of safetensors for a file without its end."""
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before every name."""
 _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
@@ -143,6 +145,8 @@ def read(path: Path, *, with_data: bool = True) -> Checkpoint:
             found = _read_safetensors(path, with_data)
         elif zipfile.is_zipfile(path):
             found = _read_archive(path, with_data)
+        elif is_cut_archive(path):
+            raise RefusedError(CUT_SHORT)
         else:
             found = _read_legacy(path)
     except RefusedError as error:
@@ -150,7 +154,9 @@ def read(path: Path, *, with_data: bool = True) -> Checkpoint:
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # a broken file can make the three libraries raise anything
-        raise WeightsError(f"{path.name} is corrupt, cut short, or not a weights file.") from error
+        is_cut = isinstance(error, SafetensorError) and _OF_CUT.search(str(error))
+        why = CUT_SHORT if is_cut else "is corrupt, cut short, or not a weights file"
+        raise WeightsError(f"{path.name} {why}.") from error
     if not found.state:
         raise WeightsError(f"{path.name} holds no tensors.")
     for name, tensor in found.state.items() if with_data else ():

@@ -141,6 +141,37 @@ def test_a_file_of_one_size_of_batch_answers_any_number_of_images(tmp_path: Path
     check(model, network(PLANES.float() / 255))
 
 
+def test_images_that_share_a_scale_are_answered_alone(tmp_path: Path) -> None:
+    class Relative(Network):
+        def forward(self, x: Tensor) -> Tensor:
+            """Divide by the brightest number of the batch, as the scale of dynamic quantisation."""
+            return super().forward(x / x.amax())
+
+    model = exported(tmp_path, Relative(), torch.rand(2, 3, SIDE, SIDE), ".onnx", {"mean": 0, "std": 1}, OPEN)
+    assert model.export.batch == (1, 1)
+
+
+@pytest.mark.parametrize(("scale", "shift", "span"), [(1 / 58, -2.1, 255), (4.4, -2.1, 1), (1, -110, 255)])
+def test_a_network_in_8_bits_may_normalise_by_itself(tmp_path: Path, scale: float, shift: float, span: int) -> None:
+    quantization, runtime = pytest.importorskip("onnxruntime.quantization"), pytest.importorskip("onnxruntime")
+    quantised, values = tmp_path / "q.onnx", np.linspace(0, span, 3 * SIDE * SIDE, dtype=np.float32)
+
+    class Values(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        given = iter([{"x": values.reshape(1, 3, SIDE, SIDE)}])
+
+        def get_next(self) -> Any:
+            return next(self.given, None)
+
+    network = Normalising(Network(), scale, shift).eval().requires_grad_(False)
+    written(tmp_path / "f.onnx", network, torch.rand(2, 3, SIDE, SIDE), input_names=["x"], dynamic_axes=OPEN)
+    quantization.quantize_static(tmp_path / "f.onnx", quantised, Values())
+    quantised.with_suffix(".json").write_text(json.dumps(SIDECAR))
+    pixels = (PLANES / 255 * span).numpy()
+    [right] = runtime.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, {"x": pixels})
+    model = open_model(parse_spec(f"m={quantised}@sha256:{digest_of(quantised)}"), tmp_path)
+    check(model, torch.from_numpy(right))
+
+
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
 def test_an_input_of_halves_is_one_of_floats(tmp_path: Path, suffix: str) -> None:
     network = Network()

@@ -370,6 +370,16 @@ def test_a_module_that_multiplies_is_refused(tmp_path: Path, depth: int) -> None
 # Files that are merely broken
 
 
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99])
+def test_a_file_without_its_end_is_said_to_be_one(tmp_path: Path, suffix: str, share: float) -> None:
+    file, state = tmp_path / f"w{suffix}", {"fc.weight": torch.zeros(100, 100)}
+    save_file(state, file) if suffix == ".safetensors" else torch.save(state, file)
+    file.write_bytes(file.read_bytes()[: int(share * file.stat().st_size)])
+    with pytest.raises(WeightsError, match=rf"^w{suffix} is cut short: copy it again\.$"):
+        read(file)
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".safetensors"])
 @pytest.mark.parametrize("content", [b"", b"<html>404</html>", b"\xff" * 4096, b"PK\x05\x06" + bytes(18)])
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:

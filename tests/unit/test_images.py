@@ -325,6 +325,9 @@ TURNED = {
     "after a name": _with_chunk(chunk(b"eXIf", b"Exif\0\0" + _EXIF)),
     "after the image": KINDS["PNG"][:-12] + chunk(b"eXIf", _EXIF) + KINDS["PNG"][-12:],
     "XMP in JPEG": KINDS["JPEG"][:2] + _IN_XMP + KINDS["JPEG"][2:],
+    "before the scan": KINDS["JPEG"].replace(
+        b"\xff\xda", b"\xff\xe1" + struct.pack(">H", 8 + len(_EXIF)) + b"Exif\0\0" + _EXIF + b"\xff\xda", 1
+    ),
     "XMP in PNG": _with_chunk(_XMP_CHUNK),
     "XMP in WebP": encode(sample_image(), "WEBP", lossless=True, xmp=XMP),
     "XMP beside EXIF": _with_chunk(_XMP_CHUNK + chunk(b"eXIf", tiff("<", 3, "H", 3))),

@@ -96,6 +96,16 @@ def test_weights_in_another_file_are_part_of_it(tmp_path: Path, place: str) -> N
         names_within(file)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"), (b"<!DOCTYPE html><p>", "a page of a")],
+)
+def test_what_was_saved_in_place_of_a_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "best.onnx").write_bytes(content)
+    with pytest.raises(WeightsError, match=f"^best.onnx is {said}"):
+        looked_at(tmp_path / "best.onnx")
+
+
 def test_a_network_of_openvino_has_its_weights_beside_it(tmp_path: Path) -> None:
     file = written_openvino(tmp_path, NETWORK)
     before = key(file)
