@@ -215,7 +215,8 @@ def _nothing(_: Any) -> None:
 class HotProtocol(asyncio.BufferedProtocol):
     """Protocol for uvicorn's `http` setting, made by `protocol`: one connection.
 
-    `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others.
+    `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others. `_task` answers
+    the requests; `_next`: what it has to answer, and `_begin`: wakes it for that.
     """
 
     on_lost: Callable[[Any], None]
@@ -241,6 +242,9 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._general = LimitedProtocol(*about) if carry is None else CarryingProtocol(carry, *about)
         self._server_state = server_state
         self._request: HotRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._next: tuple[HotRequest, str, Handler, Sequence[str]] | None = None
+        self._begin: asyncio.Future[None] | None = None
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # Bytes behind the request that is being answered.
         self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
@@ -266,6 +270,8 @@ class HotProtocol(asyncio.BufferedProtocol):
         self.on_lost(self)
         if self._request is not None:
             self._request.leave()
+        elif self._task is not None:
+            self._task.cancel()
 
     def eof_received(self) -> None:
         """End the connection, as uvicorn does: the client sends nothing more."""
@@ -313,8 +319,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         if line is None or head_end is None:
             return False
         path = line[1]
-        found = [(names, route, each) for pattern, route, each in self.routes if (names := pattern.fullmatch(path))]
-        if not found:
+        for each in self.routes:
+            if names := each[0].fullmatch(path):
+                break
+        else:
             return False
         end = head_end.end()
         head = _Head()
@@ -358,11 +366,27 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._promise = promise
         self._general.lent = True
-        [(names, route, handler)] = found
         values = [name.decode() for name in names.groups(b"")]
-        request.task = self._loop.create_task(self._serve(request, route, handler, values))
-        self._server_state.tasks.add(request.task)
+        self._next = request, *each[1:], values
+        if self._task is None:
+            self._task = self._loop.create_task(self._serve_all())
+        elif self._begin is not None:
+            self._begin.set_result(None)
+        request.task = self._task
+        self._server_state.tasks.add(self._task)
         return True
+
+    async def _serve_all(self) -> None:
+        """Answer the requests of the connection, one after another: a task for each would cost 5 microseconds more."""
+        while not self._transport.is_closing():
+            if self._next is None:
+                self._begin = self._loop.create_future()
+                await self._begin
+                self._begin = None
+            else:
+                following, self._next = self._next, None
+                await self._serve(*following)
+                del following  # Else the request would live until the next one.
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: do what app.http.edge and uvicorn do around the routes of FastAPI."""
@@ -402,6 +426,9 @@ class HotProtocol(asyncio.BufferedProtocol):
                     # Else the rest of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
+        except BaseException:  # The next request could not be told from the rest of this answer.
+            self._transport.abort()
+            raise
         finally:
             if not context.status:  # The client is gone, or the server's stop has cancelled this task.
                 self._transport.abort()

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from struct import unpack_from
 from typing import Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +46,8 @@ _PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type ex
 """EXIF data in hexadecimal, as ImageMagick writes them into a PNG; zTXt has a byte for its compression."""
 _MAX_PROFILE, _MAX_XMP = 1 << 17, 1 << 18
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
+_ENDS_OF_HEADER = frozenset({0xD9, 0xDA})
+_LENGTH = struct.Struct(">H")
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
@@ -105,8 +108,7 @@ class ImageTooLargeError(ImageError):
     """The image has more pixels than the limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """Header of an image. `width` and `height` are in pixels as displayed: `orientation` is applied.
 
     `orientation` is EXIF's, 1 to 8.
@@ -175,11 +177,16 @@ def _read_jpeg(view: memoryview) -> _Stored:
         if marker in _WITHOUT_LENGTH:
             at += 2
             continue
-        if marker in {0xD9, 0xDA}:
+        if marker in _ENDS_OF_HEADER:
             break
-        (length,) = unpack_from(">H", view, at + 2)
-        segment = view[at + 4 : at + 2 + length]
-        if marker in _START_OF_FRAME:
+        (length,) = _LENGTH.unpack_from(view, at + 2)
+        if marker == 0xE1:
+            segment = view[at + 4 : at + 2 + length]
+            if orientation < 0 and segment[:6] == _EXIF:
+                orientation = exif_orientation(segment)
+            elif xmp < 0 and segment[: len(XMP)] == XMP:
+                xmp = _xmp_orientation(segment)
+        elif marker in _START_OF_FRAME and not any(size):
             bits, height, width = unpack_from(">BHH", view, at + 4)
             if marker in _HIERARCHICAL:
                 raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
@@ -187,11 +194,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
                 raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
             if bits != 8:
                 raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
-            size = size if any(size) else (width, height)
-        elif marker == 0xE1 and orientation < 0 and segment[:6] == _EXIF:
-            orientation = exif_orientation(segment)
-        elif marker == 0xE1 and xmp < 0 and segment[: len(XMP)] == XMP:
-            xmp = _xmp_orientation(segment)
+            size = width, height
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")

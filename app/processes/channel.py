@@ -39,6 +39,7 @@ _LEAST_BYTES = 256
 _HEADER = struct.Struct("<I")
 _CHUNK_BYTES = 1 << 16
 _MAX_DESCRIPTORS = 8
+_CLOSE_ON_EXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # Enumerations cost a microsecond.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
@@ -145,17 +146,15 @@ class Channel:
         Raises EOFError at the end, ConnectionError, ChannelError.
         """
         try:
-            size, ancillary, flags, _ = self._socket.recvmsg_into(
-                (self._chunk,), _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
-            )
+            size, ancillary, flags, _ = self._socket.recvmsg_into((self._chunk,), _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
         except BlockingIOError:
             return []
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self._descriptors.extend(array.array("i", content[: len(content) // 4 * 4]))
-        if flags & socket.MSG_CTRUNC and not ancillary:
+        if flags & _TRUNCATED and not ancillary:
             self._descriptors.append(_LOST)  # One came: a process without room for one gets none.
-        elif flags & socket.MSG_CTRUNC or len(self._descriptors) > _MAX_DESCRIPTORS:
+        elif flags & _TRUNCATED or len(self._descriptors) > _MAX_DESCRIPTORS:
             raise ChannelError("too many descriptors came")
         if not size:
             raise EOFError

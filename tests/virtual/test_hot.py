@@ -154,6 +154,33 @@ async def test_a_large_answer_leaves_in_pieces(monkeypatch, encrypted):
     assert max(sizes) == (65536 if encrypted else 1 << 20)
 
 
+async def test_a_large_answer_that_is_given_up_ends_its_connection(monkeypatch):
+    """Another answer after a part of it would be read as the rest."""
+    async with listening(monkeypatch) as service:
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port, limit=1000)
+        writer.write(post(b"/v1/models/large:predict") + post())
+        assert b"200" in await reader.readline()
+        [task] = service.server.server_state.tasks
+        task.cancel()
+        with contextlib.suppress(ConnectionResetError):
+            assert len(await asyncio.wait_for(reader.read(), 30)) < LARGE_BYTES
+        writer.close()
+        await asyncio.wait((task,))
+
+
+async def test_the_task_of_a_connection_ends_with_it(monkeypatch):
+    async with listening(monkeypatch) as service:
+        before = asyncio.all_tasks()
+        reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        for _ in range(2):
+            writer.write(post())
+            assert (await read(reader))[0] == 200
+            [task] = asyncio.all_tasks() - before
+        writer.close()
+        await asyncio.wait_for(asyncio.wait((task,)), 30)
+        assert asyncio.all_tasks() == before
+
+
 @pytest.mark.parametrize("model", ["refused", "leaves", "waits"])
 async def test_a_body_does_not_outlive_its_request(monkeypatch, model):
     body = bytes(1_000_000)
