@@ -60,6 +60,8 @@ _CREDIBLE, _ALWAYS_CREDIBLE_S = 3.0, 0.25
 still (a paused container, a stopped process), which is charged to no model."""
 _ALWAYS = (1 << 64) - 1
 _answers = reader(Decoded)
+_PACKET = memoryview(bytearray(PACKET_BYTES))
+"""Buffer for what a decoder says. One for all: it is read at once, within the same call."""
 
 
 def _begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
@@ -182,16 +184,16 @@ class DecoderProcess(SupervisedChild):
     def _readable(self) -> None:
         assert self._connection is not None
         try:
-            packet = self._connection.recv(PACKET_BYTES)
+            size = self._connection.recv_into(_PACKET)
         except BlockingIOError:
             return
         except OSError:
-            packet = b""
-        if not packet:
+            size = 0
+        if not size:
             self.end("it ended")
             return
         try:
-            answers = _answers(packet)
+            answers = _answers(_PACKET[:size])
             if not answers:  # These alone would be bounded by nothing.
                 raise ValueError("it says nothing")
             for answer in answers:

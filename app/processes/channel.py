@@ -58,7 +58,7 @@ class DescriptorLostError(ChannelError):
 _LOST = -1
 
 
-def reader(kind: Any) -> Callable[[bytes], list[Any]]:
+def reader(kind: Any) -> Callable[[bytes | memoryview], list[Any]]:
     """Return a function that decodes packets of messages of this type. It raises ValueError for any others."""
     return msgspec.msgpack.Decoder(list[kind]).decode
 
