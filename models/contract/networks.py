@@ -24,7 +24,7 @@ class PixelNetwork(nn.Module):
     input_shape: tuple[int, int, int]  # height, width, 3
     core: nn.Module
     mean: Tensor
-    inverse_std: Tensor
+    std: Tensor
 
     def __init__(
         self, core: nn.Module, input_shape: tuple[int, int, int], mean: Sequence[float], std: Sequence[float]
@@ -35,9 +35,9 @@ class PixelNetwork(nn.Module):
         self.input_shape = input_shape
         self.core_dtype = torch.float32
         scaled_mean = torch.tensor(mean, dtype=torch.float32).mul(255).view(1, 3, 1, 1)
-        inverse_std = torch.tensor(std, dtype=torch.float32).mul(255).reciprocal().view(1, 3, 1, 1)
+        scaled_std = torch.tensor(std, dtype=torch.float32).mul(255).view(1, 3, 1, 1)
         self.register_buffer("mean", scaled_mean, persistent=False)
-        self.register_buffer("inverse_std", inverse_std, persistent=False)
+        self.register_buffer("std", scaled_std, persistent=False)
 
     def cast(self, dtype: torch.dtype) -> PixelNetwork:
         """Cast `core` (in place) to float32, float16 or bfloat16; normalisation and decoding stay float32."""
@@ -48,7 +48,8 @@ class PixelNetwork(nn.Module):
     def normalise(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [n, height, width, 3] to `core_dtype` [n, 3, height, width] (channels-last strides)."""
         x = pixels.permute(0, 3, 1, 2).to(torch.float32)
-        return ((x - self.mean) * self.inverse_std).to(self.core_dtype)
+        # Libraries divide by 255, too: the reciprocal is off by a last digit, which a network in int8 enlarges.
+        return ((x - self.mean) / self.std).to(self.core_dtype)
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
         """Compute, from the result of `normalise`, the outputs that `Model.reduce` takes."""

@@ -52,6 +52,10 @@ _CUT = (
     "its answers are for the centre that is cut out, stretched over the whole image as transformers does it: to see "
     'all of an image, state "resize": "stretch"'
 )
+_CENTRE = (
+    "nothing states its resize, so the shorter side becomes its input's and the centre is seen: where it was trained "
+    'otherwise, state "resize_to" (torchvision: 256 for an input of 224) or "crop"'
+)
 
 SUFFIXES = (".onnx", ".pt2", ".ts", ".torchscript", ".xml", *FINISHED)
 _TIME_LIMIT_S = 600.0
@@ -199,7 +203,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         grey=found.export.entry.channels == 1,  # As in libraries: before resizing, which rounds.
     )
     is_cut = found.task in ("segment_semantic", "depth") and isinstance(resize, Centre) and not resize.keeps_all
-    for note in (*found.notes, *[_CUT] * is_cut):
+    is_stated = found.exporter or stated.resize or stated.resize_to or stated.crop
+    is_assumed = not is_cut and isinstance(resize, Centre) and not is_stated
+    for note in (*found.notes, *[_CUT] * is_cut, *[_CENTRE] * is_assumed):
         log.warning("%s: %s: %s.", name, file.name, note)
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)

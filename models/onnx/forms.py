@@ -58,6 +58,7 @@ _READ: Mapping[str, str] = {
     "Split": "axis num_outputs split",
     "TopK": "axis k largest sorted",
     "Transpose": "perm",
+    "Trilu": "upper",
     "Upsample": "mode",
 }
 """Attributes that each function reads, or refuses itself. Operators that are not here have no attribute."""

@@ -280,13 +280,17 @@ def _constant_of(node: Node) -> Any:
     return None
 
 
+_SIGNED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+"""Types with which PyTorch computes little, and those with their numbers."""
+
+
 def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
     if array.dtype in (np.int64, np.int32) and array.ndim <= 1 and array.size <= 64:
         return array.tolist()
     if array.dtype in (np.float16, np.float64):
         array = array.astype(np.float32)
-    if array.dtype in (np.uint16, np.uint32, np.uint64):
-        array = array.astype(np.int64)
+    if array.dtype in _SIGNED:
+        array = array.astype(_SIGNED[array.dtype])
     return torch.from_numpy(np.array(array))  # A copy: the file's bytes must not be written to, nor kept.
 
 

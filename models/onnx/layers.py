@@ -184,7 +184,7 @@ def _quantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     tensor = inputs[0]
     zero = input_at(inputs, 2)
     dtype = torch.uint8 if zero is None else zero.dtype
-    limits = torch.iinfo(dtype)
+    limits = torch.iinfo(torch.uint16 if dtype == torch.int32 else dtype)  # Constants of uint16 are int32 here.
     shift = 0.0 if zero is None else _quantisation(zero, tensor, attributes)
     steps = torch.round(tensor.float() / _quantisation(inputs[1], tensor, attributes)) + shift
     return steps.clamp(limits.min, limits.max).to(dtype)

@@ -155,6 +155,9 @@ OPERATORS |= {
         attributes.get("axis", 0), keepdim=bool(attributes.get("keepdims", 1))
     ),
     "CumSum": lambda inputs, attributes: as_tensor(inputs[0]).cumsum(as_numbers(inputs[1])[0]),
+    "Trilu": lambda inputs, attributes: (torch.triu if attributes.get("upper", 1) else torch.tril)(
+        as_tensor(inputs[0]), 0 if input_at(inputs, 1) is None else as_numbers(inputs[1])[0]
+    ),
     "NonZero": lambda inputs, attributes: as_tensor(inputs[0]).nonzero().t(),
     "Min": _elementwise(lambda *tensors: functools.reduce(torch.minimum, tensors), min),
     "Max": _elementwise(lambda *tensors: functools.reduce(torch.maximum, tensors), max),

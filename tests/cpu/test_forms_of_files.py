@@ -151,8 +151,13 @@ def test_images_that_share_a_scale_are_answered_alone(tmp_path: Path) -> None:
     assert model.export.batch == (1, 1)
 
 
-@pytest.mark.parametrize(("scale", "shift", "span"), [(1 / 58, -2.1, 255), (4.4, -2.1, 1), (1, -110, 255)])
-def test_a_network_in_8_bits_may_normalise_by_itself(tmp_path: Path, scale: float, shift: float, span: int) -> None:
+@pytest.mark.parametrize(
+    ("scale", "shift", "span", "kind"),
+    [(1 / 58, -2.1, 255, "QUInt8"), (4.4, -2.1, 1, "QUInt8"), (1, -110, 255, "QInt8"), (4.4, -2.1, 1, "QUInt16")],
+)
+def test_a_quantised_network_may_normalise_by_itself(
+    tmp_path: Path, scale: float, shift: float, span: int, kind: str
+) -> None:
     quantization, runtime = pytest.importorskip("onnxruntime.quantization"), pytest.importorskip("onnxruntime")
     quantised, values = tmp_path / "q.onnx", np.linspace(0, span, 3 * SIDE * SIDE, dtype=np.float32)
 
@@ -164,7 +169,8 @@ def test_a_network_in_8_bits_may_normalise_by_itself(tmp_path: Path, scale: floa
 
     network = Normalising(Network(), scale, shift).eval().requires_grad_(False)
     written(tmp_path / "f.onnx", network, torch.rand(2, 3, SIDE, SIDE), input_names=["x"], dynamic_axes=OPEN)
-    quantization.quantize_static(tmp_path / "f.onnx", quantised, Values())
+    kinds = {"activation_type": quantization.QuantType[kind], "weight_type": quantization.QuantType.QInt8}
+    quantization.quantize_static(tmp_path / "f.onnx", quantised, Values(), **kinds)
     quantised.with_suffix(".json").write_text(json.dumps(SIDECAR))
     pixels = (PLANES / 255 * span).numpy()
     [right] = runtime.InferenceSession(quantised, providers=["CPUExecutionProvider"]).run(None, {"x": pixels})
@@ -322,6 +328,15 @@ def test_a_map_has_classes_as_numbers_or_as_its_last_axis(tmp_path: Path, labels
     assert [each["class_id"] for each in answer["areas"]] == [0, 1, 2, 3]
     assert [each["share"] for each in answer["areas"]] == [0.25] * 4
     assert [each["label"] for each in answer["areas"]] == labels or [f"class {n}" for n in range(4)]
+
+
+@pytest.mark.parametrize("stated", [{}, {"resize_to": 36}, {"crop": 0.9}, {"resize": "stretch"}])
+def test_a_resize_that_nothing_states_is_said(
+    tmp_path: Path, stated: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        classifier_of(tmp_path, network([0.0, 1.0], None), {"task": "classify", "mean": 0, "std": 1, **stated})
+    assert ("nothing states its resize" in caplog.text) == (not stated)
 
 
 @pytest.mark.parametrize(("how", "is_said"), [("centre", True), ("stretch", False)])
