@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from backends.contract import errors
 from backends.contract.backend import Array, Executable, Pixels, Started
-from backends.contract.errors import DeviceLostError, first_line, translated_errors
 from backends.engines.engine import Call
 from backends.vendors import table as vendors
 
@@ -161,7 +161,7 @@ class StreamedExecutable(Executable):
         try:
             torch.empty(1, device=self.device).fill_(0)
         except RuntimeError as error:
-            log.debug("%s refuses to lock memory: %s", self.device, first_line(error))
+            log.debug("%s refuses to lock memory: %s", self.device, errors.first_line(error))
 
     def _is_pinned(self, pixels: Pixels) -> bool:
         address = pixels.ctypes.data
@@ -173,9 +173,9 @@ class StreamedExecutable(Executable):
     def _translated(self, hosts: list[Tensor]) -> Iterator[None]:
         """Translate errors; what a lost device's copies used is never freed. `hosts`: memory of the batch's outputs."""
         try:
-            with translated_errors(self.device, self._silence):
+            with errors.translated_errors(self.device, self._silence):
                 yield
-        except DeviceLostError:
+        except errors.DeviceLostError:
             _never_freed([hosts, self._pinned])
             raise
 
@@ -183,12 +183,12 @@ class StreamedExecutable(Executable):
         """Return the device's answer to the smallest computation, "" if it is right."""
         try:
             # First without allocating: after a fault the vendors' allocators may end the process (see above).
-            self._module.synchronize(self.device)
-            two = (torch.ones(1).to(self.device) + 1).cpu().item()
-        except RuntimeError as error:
-            # A device that is full, or lacks an operator, is not lost.
-            full = isinstance(error, torch.OutOfMemoryError | NotImplementedError)
-            return "" if full else f"nothing else computes there either: {first_line(error)}"
+            with errors.translated_errors(self.device):
+                self._module.synchronize(self.device)
+                two = (torch.ones(1).to(self.device) + 1).cpu().item()
+        except errors.BackendError as error:  # A device that is full, or lacks an operator, is not lost.
+            sound = isinstance(error, errors.OutOfDeviceMemoryError) or isinstance(error.__cause__, NotImplementedError)
+            return "" if sound else f"nothing else computes there either: {errors.first_line(error)}"
         return "" if two == 2 else f"1 + 1 is {two} there"
 
     def _release(self) -> None:
@@ -241,5 +241,5 @@ def host_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
     except RuntimeError as error:
-        log.debug("no pinned memory, copies will not overlap: %s", first_line(error))
+        log.debug("no pinned memory, copies will not overlap: %s", errors.first_line(error))
         return torch.empty(shape, dtype=dtype)

@@ -171,6 +171,7 @@ BY_PATH = {
             *of(
                 "simulated",
                 "leaks model_memory simulation verify operators_on_devices device_decoding external_backend null",
+                "openreg",
             ),
             "tests/service/test_om.py",
             "tests/cpu/test_om.py",
