@@ -114,7 +114,7 @@ async def test_a_worker_that_does_not_read_holds_nobody_up_and_is_ended():
         for number in range(MAX_WAITING_BYTES // 256):
             worker.send(Release())
             worker.talk.flush()
-            if number % 2000 == 0:
+            if number % 200 == 0:
                 await asyncio.sleep(0)
         assert "does not read" in await until_gone(worker)
         assert not psutil.pid_exists(worker.pid)
