@@ -114,20 +114,15 @@ def _of_device(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]
 
 def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
     from anychip_tools.benchmark.service import LoadedService
+    from app.precision.probes import probe_files
 
+    url, image = parsed.url.rstrip("/"), parsed.image.read_bytes() if parsed.image else probe_files()[0]
     connections = numbers(parsed.connections, "--connections", int) if parsed.connections else []
     rates = numbers(parsed.rates, "--rates", float) if parsed.rates else []
     rows = []
     with progress(quiet=parsed.json) as bars:
         task = bars.add_task(f"{parsed.protocol} at {parsed.url}", total=len(connections) + len(rates))
-        service = LoadedService(
-            parsed.url.rstrip("/"),
-            parsed.model,
-            parsed.protocol,
-            _image(parsed),
-            batch=parsed.batch,
-            key=parsed.key,
-        )
+        service = LoadedService(url, parsed.model, parsed.protocol, image, batch=parsed.batch, key=parsed.key)
         service.warm_up()
         for count in connections:
             rows.append(service.closed(count, parsed.seconds))
@@ -141,12 +136,6 @@ def _of_service(parsed: argparse.Namespace) -> dict[str, Any]:
 def _document(kind: str, model: str, results: list[dict[str, Any]], *device: str) -> dict[str, Any]:
     measured = {"simulated": False, "results": results, "refusals": {}, "environment": report.environment(*device)}
     return {"kind": kind, "model": model, **measured}
-
-
-def _image(parsed: argparse.Namespace) -> bytes:
-    from app.precision.probes import probe_files
-
-    return bytes(parsed.image.read_bytes()) if parsed.image else probe_files()[0]
 
 
 def show(document: dict[str, Any]) -> None:

@@ -47,26 +47,18 @@ class _Tensor:
 class LoadedService:
     """Model of a service with its request made ready. Raises CommandError if it does not answer."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        protocol: Protocol,
-        image: bytes,
-        *,
-        batch: int = 1,
-        key: str = "",
-    ) -> None:
-        """Ask for the model's inputs. `batch`: items in a request of tensors."""
+    def __init__(self, url: str, model: str, protocol: Protocol, image: bytes, *, batch: int, key: str) -> None:
+        """Ask for the model's inputs. `batch`: items in a request of tensors. `key`: API key, or nothing."""
         self._address = address_of(url)
         self._url, self._protocol = url, protocol
         self.images = 1 if protocol == "predict" else batch
         host = f"{self._address.host}:{self._address.port}"
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         if protocol == "v2":
-            tensors = _tensors_of(_described(url, model, key), batch, image)
-            self._request = _infer_request(model, tensors, host, key)
+            tensors = _tensors_of(_described(url, model, headers), batch, image)
+            self._request = _infer_request(model, tensors, host, headers)
         else:
-            self._request = predict_request(model, image, host, key)
+            self._request = request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", headers, host)
         allow_many_connections()
 
     def closed(self, connections: int, seconds: float) -> dict[str, Any]:
@@ -124,12 +116,7 @@ def address_of(url: str) -> Address:
     return Address(parts.hostname, parts.port or (443 if tls else 80), tls)
 
 
-def predict_request(model: str, image: bytes, host: str, key: str = "") -> bytes:
-    """Build a request of anychip's own route, with an image as its body."""
-    return request_bytes(f"/v1/models/{model}:predict", image, "image/jpeg", _headers(key), host)
-
-
-def _infer_request(model: str, tensors: list[_Tensor], host: str, key: str = "") -> bytes:
+def _infer_request(model: str, tensors: list[_Tensor], host: str, headers: Mapping[str, str]) -> bytes:
     inputs = [
         {
             "name": each.name,
@@ -141,14 +128,14 @@ def _infer_request(model: str, tensors: list[_Tensor], host: str, key: str = "")
     ]
     head = json.dumps({"inputs": inputs}).encode()
     path = f"/v2/models/{model}/infer"
-    headers = {"Inference-Header-Content-Length": str(len(head)), **_headers(key)}
+    headers = {"Inference-Header-Content-Length": str(len(head)), **headers}
     body = head + b"".join(each.content for each in tensors)
     return request_bytes(path, body, "application/octet-stream", headers, host)
 
 
-def _described(url: str, model: str, key: str = "") -> list[Mapping[str, Any]]:
+def _described(url: str, model: str, headers: Mapping[str, str]) -> list[Mapping[str, Any]]:
     try:
-        answer = httpx.get(f"{url}/v2/models/{model}", headers=_headers(key), timeout=_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(f"{url}/v2/models/{model}", headers=headers, timeout=_TIMEOUT_S, trust_env=False)
         answer.raise_for_status()
         inputs: list[Mapping[str, Any]] = answer.json()["inputs"]
     except (httpx.HTTPError, KeyError, ValueError) as error:
@@ -182,7 +169,3 @@ def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> li
             numbers = source.integers(0, 256 if dtype.itemsize == 1 and dtype.kind == "u" else 2, shape).astype(dtype)
         made.append(_Tensor(each["name"], each["datatype"], shape, numbers.tobytes()))
     return made
-
-
-def _headers(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
