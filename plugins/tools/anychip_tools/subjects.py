@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from app.config import Settings, split
 from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
 from backends import Choice, LoadedNetwork, Unbuilt, choose, simulated
+from backends.contract.backend import Array, Network, Pixels
 from models import Model, PixelModel, fetched, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
@@ -63,7 +63,7 @@ def load(
     engine: str,
     precision: str,
     sizes: Sequence[int],
-    items: npt.NDArray[np.uint8],
+    items: Pixels,
 ) -> LoadedNetwork:
     """Load a model on the first device, as `anychip serve` does: gate on these items, calibrated int8.
 
@@ -78,6 +78,12 @@ def load(
     else:
         network = model.network()
     return choice.backend.load(network, choice.devices[0], engine, precision, sizes, options=options)
+
+
+def on_cpu(network: Network, pixels: Pixels) -> tuple[Array, ...]:
+    """Compute the network's answers in float32, eager, on the CPU."""
+    with torch.inference_mode():
+        return tuple(output.numpy() for output in network(torch.from_numpy(pixels)))
 
 
 def inputs_of(model: Model, count: int) -> Tensor:

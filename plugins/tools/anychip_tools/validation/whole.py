@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from anychip_tools.subjects import in_pytorch
+from anychip_tools.subjects import in_pytorch, on_cpu
 from anychip_tools.validation.layers import (
     LAYER_LIMITS,
     TOLERANCES,
@@ -72,7 +72,7 @@ class Validation:
         self._backend, self._device, self._items = backend, device, items
         self._calibration = calibration
         self._batch = 1 if isinstance(model, TensorModel) and not model.batched else 2
-        self._expected = outputs_of(_in_float32(model), items, self._batch)
+        self._expected = outputs_of(partial(on_cpu, model.network()), items, self._batch)
         self._layers: TracedNetwork | None = None
 
     def compared(self, engine: str, precision: str) -> Comparison:
@@ -127,13 +127,3 @@ class Validation:
             reasons.append(f"the error {said}")
         verdict = "differs" if reasons else "agrees"
         return Comparison(engine, precision, verdict, "; ".join(reasons), whole, dict(errors), dict(limits))
-
-
-def _in_float32(model: Model) -> Callable[[Array], tuple[Array, ...]]:
-    network = model.network()
-
-    def run(items: Array) -> tuple[Array, ...]:
-        with torch.inference_mode():
-            return tuple(output.numpy() for output in network(torch.from_numpy(items)))
-
-    return run

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anychip_tools.subjects import sample_model
+from anychip_tools.subjects import on_cpu, sample_model
 from anychip_tools.verify.report import Finding
 from backends import Backend, BackendError, BackendUnavailableError, EngineRefusedError
-from backends.contract.backend import Array, Network, Pixels
+from backends.contract.backend import Array, Pixels
 
 MB = 2**20
 _BATCHES = 10
@@ -112,12 +112,6 @@ def small_images(count: int = 2, seed: int = 0) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, (count, *SmallNetwork.input_shape), dtype=np.uint8)
 
 
-def on_cpu(network: Network, pixels: Pixels) -> list[Array]:
-    """Compute the network's answers in float32, eager, on the CPU."""
-    with torch.inference_mode():
-        return [output.numpy() for output in network(torch.from_numpy(pixels))]
-
-
 def probe_and_devices(subject: Subject) -> None:
     """Check that the probe succeeds, that the device is listed, and that every device has memory."""
     backend = subject.backend
@@ -174,7 +168,7 @@ def batches_under_way(subject: Subject) -> None:
     buffers = [executable.buffer(4) for _ in range(executable.depth)]
     under_way: list[Any] = []
     answers: list[list[Array]] = []
-    expected: list[list[Array]] = []
+    expected: list[tuple[Array, ...]] = []
     for number in range(_BATCHES):
         size = (4, 2, 1)[number % 3]
         pixels = buffers[number % len(buffers)]
