@@ -191,7 +191,7 @@ def _findings(parsed: argparse.Namespace, device: str, what: str) -> Iterator[Fi
     elif what == "decoding":
         from anychip_tools.verify.measurements import run_decoding
 
-        yield from run_decoding(choice.backend, device, models, parsed.seconds)
+        yield from (run_decoding(choice.backend, device, name, parsed.seconds) for name in models)
     elif what == "service":
         from anychip_tools.verify.service import run_service
 
@@ -240,10 +240,6 @@ def _print(part: str, finding: Finding) -> None:
 def _verdict(report: VerifyReport, folder: Path) -> str:
     failed = [finding.name for part in report.parts for finding in part.findings if finding.status == "FAIL"]
     where = folder / "anychip-report.md"
-    if report.passed:
-        return f"{report.device} passed; see {where}\n"
-    if failed:
-        return f"{report.device} FAILED: {', '.join(failed)}; see {where}\n"
-    return (
-        f"{report.device} not passed: not all was seen ({report.unseen or 'a part has found nothing'}); see {where}\n"
-    )
+    unseen = f"not all was seen ({report.unseen or 'a part has found nothing'})"
+    why = "" if report.passed else f": {', '.join(failed) or unseen}"
+    return f"{report.device} {report.verdict}{why}; see {where}\n"

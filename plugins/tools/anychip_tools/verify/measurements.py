@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from app.precision.probes import calibration, decoded_by_host, probe_files, prob
 from app.worker.device_decoding import DeviceDecoding
 from backends import BackendError, EngineRefusedError, Executable, OutOfDeviceMemoryError, choose
 from backends.contract.backend import Backend, Pixels
-from models import PixelModel
 from models.sample import IMAGES
 
 _MB = 2**20
@@ -127,15 +126,9 @@ def cases(backend: Backend, models: Sequence[str], by_name: Sequence[str] = ()) 
     ]
 
 
-def run_decoding(backend: Backend, device: str, models: tuple[str, ...], seconds: float) -> Iterator[Finding]:
-    """Yield a finding for each model; it also says so if the backend decodes nothing."""
-    for name in models:
-        model = sample_model(name)
-        yield _decoding_of(backend, device, model, seconds)
-
-
-def _decoding_of(backend: Backend, device: str, model: PixelModel, seconds: float) -> Finding:
-    what = f"{model.name} decoding"
+def run_decoding(backend: Backend, device: str, name: str, seconds: float) -> Finding:
+    """Measure the decoding for one model; the finding also says so if the backend decodes nothing."""
+    model, what = sample_model(name), f"{name} decoding"
     if not backend.facts.computes:
         return Finding(what, "PASS", "this device computes nothing, and decodes nothing")
     engine = backend.facts.engines[-1]
