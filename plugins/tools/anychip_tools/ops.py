@@ -120,15 +120,15 @@ def predicted(model: Model, parsed: argparse.Namespace) -> dict[str, Any]:
 def _row(
     operator: OperatorRecord, device_type: str, how: str, reason: str, *, share: float | None = None
 ) -> dict[str, Any]:
-    wanted = how not in ("native", "composite", "converted")
+    is_problem = how not in _GOOD
     return {
         "operator": operator.name,
         "how": how,
         "calls": operator.calls,
         "share": share,
         "reason": reason,
-        "remedies": [each._asdict() for each in of_operator(operator.name, device_type, how)] if wanted else [],
-        "problem": how not in _GOOD,
+        "remedies": [each._asdict() for each in of_operator(operator.name, device_type, how)] if is_problem else [],
+        "problem": is_problem,
     }
 
 

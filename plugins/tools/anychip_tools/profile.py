@@ -61,10 +61,9 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     model = open_named(parsed.model, settings)
     choice, device = open_device(settings)
     named = choice.device(device)
-    items = probes(model)
     [size] = model.batch_sizes((parsed.batch_size,))
     how = {"engine": settings.engine, "precision": settings.precision}
-    executable, loaded = load(model, settings, choice, **how, sizes=(size,), items=items)
+    executable, loaded = load(model, settings, choice, **how, sizes=(size,), items=probes(model))
     seconds = dict.fromkeys(_STAGES, 0.0)
 
     @contextmanager
@@ -74,7 +73,7 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
             yield
         seconds[name] += time.perf_counter() - began_s
 
-    batch = _batches(model, items, size, parsed.image, stage)
+    batch = _batches(model, size, parsed.image, stage)
     for _ in range(_WARM_UP_BATCHES):
         batch(executable)
     seconds.update(dict.fromkeys(_STAGES, 0.0))
@@ -107,18 +106,14 @@ def profile(parsed: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _batches(
-    model: Any, items: Any, size: int, image: Path | None, stage: Callable[[str], Any]
-) -> Callable[[Any], None]:
-    import numpy as np
-    import torch
-
+def _batches(model: Any, size: int, image: Path | None, stage: Callable[[str], Any]) -> Callable[[Any], None]:
+    from anychip_tools.subjects import inputs_of
     from app.decoder.decoder import decode_into
     from app.images.header import read_header
     from app.precision.probes import probe_files
     from models import Options, PixelModel, TensorOptions
 
-    pixels = torch.from_numpy(np.resize(items, (size, *items.shape[1:])).copy())
+    pixels = inputs_of(model, size)
     encoded = image.read_bytes() if image else probe_files()[0]
     header = read_header(encoded)
     of_images = isinstance(model, PixelModel)

@@ -16,7 +16,8 @@ from app import logs
 from app.config import Settings, split
 from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
-from backends import Choice, LoadedNetwork, Unbuilt, choose, simulated
+from app.worker.load import unbuilt
+from backends import Choice, LoadedNetwork, choose, simulated
 from backends.contract.backend import Array, Network, Pixels
 from models import Model, PixelModel, fetched, open_model, parse_spec
 from models.exports.networks import GraphNetwork
@@ -50,7 +51,7 @@ def open_device(settings: Settings) -> tuple[Choice, str]:
     return choice, choice.devices[0]
 
 
-def precisions_of(model: Model, settings: Settings, choice: Choice) -> tuple[str, ...]:
+def precisions_of(settings: Settings, choice: Choice) -> tuple[str, ...]:
     """Return the precisions of the devices, with int8 if there are images to calibrate it on."""
     return tuple(each for each in choice.backend.facts.precisions if each != "int8" or settings.calibrate)
 
@@ -72,11 +73,7 @@ def load(
     images = calibration(model, settings.calibrate) if precision == "int8" else None
     given = items if choice.backend.facts.computes else None
     options = compile_options(model, given, images, settings.cache_dir.expanduser())
-    network: Any
-    if isinstance(model, PixelModel):
-        network = Unbuilt(model.input_shape, model.network, model.form)
-    else:
-        network = model.network()
+    network = unbuilt(model, model.network)
     return choice.backend.load(network, choice.devices[0], engine, precision, sizes, options=options)
 
 

@@ -105,7 +105,7 @@ def _axes(model: Model, choice: Choice, settings: Settings, parsed: argparse.Nam
 
     facts = choice.backend.facts
     engines = split(parsed.engines) or (*facts.engines, *facts.by_name)
-    precisions = split(parsed.precisions) or precisions_of(model, settings, choice)
+    precisions = split(parsed.precisions) or precisions_of(settings, choice)
     cores = host.core_count()
     ladders = [model.batch_sizes(ladder) for ladder in _LADDERS]
     return [

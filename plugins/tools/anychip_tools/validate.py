@@ -59,7 +59,7 @@ def validate(parsed: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     if not facts.computes:
         raise CommandError(f"{device} computes nothing, so there is nothing to compare")
     named = choice.device(device)
-    default = precisions_of(model, settings, choice)
+    default = precisions_of(settings, choice)
     # A simulated device computes on the CPU: half precision takes minutes on a CPU without units for it.
     precisions = split(parsed.precisions) or ((named.auto_precision,) if choice.simulated else tuple(reversed(default)))
     engines = split(parsed.engines) or (("eager",) if choice.simulated else facts.engines)
