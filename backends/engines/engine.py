@@ -21,13 +21,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from anychip_base import extras
 from backends.contract.backend import (
     DEFAULTS,
     Array,
@@ -313,10 +313,10 @@ def imported(package: str, remedy: str) -> Any:
 
 def version_of(package: str, remedy: str) -> str:
     """Return the version of a package, by its name on the index. Raises EngineRefusedError."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError as error:
-        raise EngineRefusedError(f"int8 needs {package}: {remedy}") from error
+    version = extras.version_of(package)
+    if not version:
+        raise EngineRefusedError(f"int8 needs {package}: {remedy}")
+    return version
 
 
 def _is_installed(package: str) -> bool:

@@ -6,7 +6,6 @@ Must not import torch or a vendor's package: a child process tries what may not 
 from __future__ import annotations
 
 import glob
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from anychip_base.extras import version_of
 from anychip_base.interpreter import python_command
 from anychip_tools.compatibility import findings
 from anychip_tools.facts import every_row, facts_module
@@ -49,7 +49,7 @@ def concerned(device: str) -> list[Any]:
         row
         for row in every.values()
         if any(glob.glob(pattern) for pattern in row.device_files)
-        or any(_version(package) for package in row.packages)
+        or any(version_of(package) for package in row.packages)
         or any(tag in torch for tag in row.build_tags)
     ]
 
@@ -63,7 +63,7 @@ def versions() -> dict[str, str]:
     """Return the versions of packages, toolkits and drivers; leave out what is not here."""
     packages = {*facts_module("table").SOFTWARE, *(each for row in every_row().values() for each in row.packages)}
     packages |= {name for pair in _pairs() for name in (pair.software, pair.other) if name in packages or "_" in name}
-    found = {package: _version(package) for package in sorted(packages)}
+    found = {package: version_of(package) for package in sorted(packages)}
     drivers = facts_module("drivers")
     found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in every_row().values()}
     found |= {toolkit: drivers.toolkit_version(toolkit) for toolkit in ("cann", "rocm", "dtk")}
@@ -83,7 +83,7 @@ def compatibility(device: str) -> Check:
     """Check that the versions here fit each other, and that a package of each vendor concerned is installed."""
     for row in concerned(device):
         # A toolkit may bring a package without saying its version, as CANN's acl.
-        if row.packages and not any(_version(each) or importlib.util.find_spec(each) for each in row.packages):
+        if row.packages and not any(version_of(each) or importlib.util.find_spec(each) for each in row.packages):
             missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
             return Check("compatibility", "FAIL", missing, row.install)
     found = findings(versions(), _pairs())
@@ -205,11 +205,4 @@ def _answer(command: tuple[str, ...]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return ""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from anychip_base.extras import version_of
 from app.telling import say
 
 Cell = str | int | float | None
@@ -123,16 +124,11 @@ def show_or_print(document: dict[str, Any], show: Callable[[dict[str, Any]], Non
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of these packages and the vendors' packages that are installed. Imports torch."""
-    import importlib.metadata
-
     import torch
 
     from backends.vendors.table import SOFTWARE
 
-    found: dict[str, str] = {}
-    for package in (*packages, *SOFTWARE):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+    found = {package: version for package in (*packages, *SOFTWARE) if (version := version_of(package))}
     return {**found, "torch": str(torch.__version__)}  # With the tag of its build.
 
 
