@@ -123,13 +123,13 @@ class Connection(asyncio.Protocol):
 
 
 class Relay:
-    """Relay of one server."""
+    """Relay of one server. `listener`: of the connections of its clients."""
 
     def __init__(self, connections: Budget, most_calls: int) -> None:
         """Set the limits: `connections` counts them; `most_calls`, and as many again that are being refused."""
         least = min(_FEW_CALLS, most_calls // 4)
         self.calls = Budget(2 * most_calls, "calls", least=least, spare=most_calls // 8)
-        self._listener = Listener(lambda: Connection(self), connections)
+        self.listener = Listener(lambda: Connection(self), connections)
         self._open: dict[str, Connection] = {}
         self._beginning: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -142,17 +142,9 @@ class Relay:
             yield f"unix:{folder}/grpc"
             self._core = os.open(f"{folder}/grpc", os.O_PATH | os.O_CLOEXEC)
 
-    async def listen(self, host: str, port: int) -> None:
-        """Accept connections to a port, which others may share. Raises OSError."""
-        await self._listener.listen(host, port)
-
-    def close(self) -> None:
-        """Accept no more; existing connections go on."""
-        self._listener.close()
-
     async def wait_closed(self, within_s: float) -> None:
         """Wait until the C core has closed every connection and clients have read the rest; then abort the others."""
-        await self._listener.wait_closed()
+        await self.listener.wait_closed()
         self._empty.clear()
         if self._open:
             with contextlib.suppress(asyncio.TimeoutError):

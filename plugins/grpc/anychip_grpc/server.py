@@ -90,7 +90,7 @@ async def listening(
                     server.add_insecure_port(core)
             await server.start()
             try:
-                await relay.listen(host, port)
+                await relay.listener.listen(host, port)
             except BaseException as error:  # A cancellation, too: the server has started.
                 await _stop(server, relay, hurry)
                 if not isinstance(error, OSError):
@@ -111,7 +111,7 @@ async def listening(
 
 
 async def _stop(server: Any, relay: Relay, hurry: asyncio.Event) -> None:
-    relay.close()
+    relay.listener.close()
     stopping = asyncio.ensure_future(server.stop(_GRACE_S))
     at_leisure = await ended_before(stopping, hurry)
     if not at_leisure:

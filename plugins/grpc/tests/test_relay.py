@@ -36,11 +36,11 @@ async def carried(serve):
         path = Path(core.removeprefix("unix:"))
         server = await asyncio.start_unix_server(served, path)
     assert not path.parent.exists(), "others could find it"
-    await relay.listen("127.0.0.1", 0)
+    await relay.listener.listen("127.0.0.1", 0)
     try:
-        yield relay, relay._listener.sockets[0].getsockname()[1], budget
+        yield relay, relay.listener.sockets[0].getsockname()[1], budget
     finally:
-        relay.close()
+        relay.listener.close()
         await relay.wait_closed(0)
         await until(lambda: not running, blocks=False)
         server.close()
