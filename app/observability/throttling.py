@@ -10,14 +10,12 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 _NAME = "anychip_cpu_throttled_seconds"
+_ROOT = Path("/sys/fs/cgroup")
 _TEXT = "Time that the container's processor limit held its processes up"
 
 
 class Throttling(Collector):
     """Control group of this process, as a container sees it."""
-
-    def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._root = root
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the counter."""
@@ -29,7 +27,7 @@ class Throttling(Collector):
         # Version 2 counts in microseconds and for the group itself; version 1 in nanoseconds, below a folder.
         for file, field, unit in (("cpu.stat", "throttled_usec", 1e6), ("cpu/cpu.stat", "throttled_time", 1e9)):
             try:
-                text = (self._root / file).read_text(encoding="ascii")
+                text = (_ROOT / file).read_text(encoding="ascii")
             except (OSError, ValueError):
                 continue
             if found := re.search(rf"^{field} (\d+)$", text, re.MULTILINE):

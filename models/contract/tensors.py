@@ -244,13 +244,13 @@ def item_bytes(inputs: Sequence[TensorSpec]) -> int:
     return -(-layout(inputs)[-1][1] // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def random_arrays(inputs: Sequence[TensorSpec], count: int, seed: int = 0) -> dict[str, Array]:
+def random_arrays(inputs: Sequence[TensorSpec], count: int) -> dict[str, Array]:
     """Draw arrays [count, …] that networks of these inputs take: normal floats, whole numbers within their limits.
 
     Without limits UINT8 is any byte, as in images, and other whole numbers are 0 or 1: right for masks, and an index
     into anything with two entries.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in inputs:
         shape = (count, *spec.shape)

@@ -405,9 +405,8 @@ def snapshot(link: Link) -> Snapshot:
 class StatsFeed:
     """The numbers of a service, collected twice a second for all listeners. Belongs to one event loop."""
 
-    def __init__(self, link: Link, interval_s: float = INTERVAL_S) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._interval_s = interval_s
         self._next: asyncio.Task[bytes] | None = None
         self._collected_s = 0.0
         self.listeners = Budget(MAX_LISTENERS, "listeners to the numbers")
@@ -430,7 +429,7 @@ class StatsFeed:
     async def _collect(self) -> bytes:
         loop = asyncio.get_running_loop()
         try:
-            await asyncio.sleep(max(0.0, self._collected_s + self._interval_s - loop.time()))
+            await asyncio.sleep(max(0.0, self._collected_s + INTERVAL_S - loop.time()))
             self._collected_s = loop.time()
             return await asyncio.to_thread(_collected_json, self._link)
         finally:
