@@ -41,7 +41,7 @@ from math import inf, isnan, nan
 from typing import Any
 
 from backends.contract.backend import Telemetry
-from backends.telemetry.sampling import Sampler, Tool, ToolError
+from backends.telemetry.sampling import Tool, ToolError
 
 Members = Mapping[str, Any]
 """Output of a tool for one device, by the tool's own names."""
@@ -373,11 +373,3 @@ def reader(name: str) -> Callable[..., Mapping[int, Telemetry]]:
     module = importlib.import_module(name if "." in name else f"backends.telemetry.{name}")
     of_module: Callable[..., Mapping[int, Telemetry]] = module.read
     return of_module
-
-
-def sampler(name: str, interval_s: float = 5.0, limit_s: float = 10.0) -> Sampler:
-    """Return a sampler over a vendor's tool, each run within `limit_s`. Cheap: nothing runs before `latest`.
-
-    `name`: as `reader` takes it; raises ImportError for another. The caller closes it.
-    """
-    return Sampler(reader(name), Tool(limit_s), interval_s)

@@ -48,8 +48,8 @@ from backends.contract.errors import (
 from backends.engines import Engine, compile_first, engines_of
 from backends.operators import Operators
 from backends.simulated import package, simulates
-from backends.telemetry.sampling import Sampler
-from backends.telemetry.tools import sampler
+from backends.telemetry.sampling import Sampler, Tool
+from backends.telemetry.tools import reader
 from backends.vendors.table import Facts
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ class TorchBackend(Backend):
 
     @cached_property
     def _sampler(self) -> Sampler:
-        made = sampler(self.facts.telemetry)
+        made = Sampler(reader(self.facts.telemetry), Tool())
         atexit.register(made.close)
         return made
 

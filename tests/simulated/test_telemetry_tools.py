@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from backends import BACKENDS
-from backends.telemetry import Tool, ToolError
-from backends.telemetry.tools import sampler
+from backends.telemetry import Sampler, Tool, ToolError
+from backends.telemetry.tools import reader
 from tests.support.telemetry import read
 from tests.support.work import until
 
@@ -45,7 +45,7 @@ def test_a_missing_tool_leaves_everything_unknown(
     vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    telemetry = sampler(vendor)
+    telemetry = Sampler(reader(vendor), Tool())
     with caplog.at_level(logging.WARNING):
         telemetry.sample()
         telemetry.sample()
@@ -75,7 +75,7 @@ def test_closing_ends_a_tool_that_hangs(fake: Fake, tmp_path: Path) -> None:
     started = tmp_path / "started"
     os.mkfifo(started)
     fake("hy-smi", f"echo $$ > {started}; exec sleep 600")
-    telemetry = sampler("hygon", limit_s=600)
+    telemetry = Sampler(reader("hygon"), Tool(limit_s=600))
     telemetry.latest(0)
     pid = int(started.read_text())  # Blocks until the tool runs.
     telemetry.close()
