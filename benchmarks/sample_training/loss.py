@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.yolo.yolov8 import BINS, BOX_CHANNELS, anchors
+from models.yolo.yolov8 import BINS, anchors
 
 ALPHA = 1.0  # TOOD, section 3.2: alignment = score ** alpha * IoU ** beta
 BETA = 6.0
@@ -51,7 +51,7 @@ def detection_loss(outputs: list[Tensor], objects: Objects, size: tuple[int, int
     `outputs`: result of `YOLOv8.raw` for images of `size` (height, width), in pixels.
     """
     rows = torch.cat([level.permute(0, 2, 3, 1).flatten(1, 2) for level in outputs], dim=1).float()
-    bins, logits = rows[..., :BOX_CHANNELS].reshape(*rows.shape[:2], 4, BINS), rows[..., BOX_CHANNELS:]
+    bins, logits = rows[..., : 4 * BINS].reshape(*rows.shape[:2], 4, BINS), rows[..., 4 * BINS :]
     centres, strides = anchors(*size)
     strides = strides.unsqueeze(1)
     distances = (bins.softmax(dim=3) * torch.arange(BINS)).sum(dim=3)

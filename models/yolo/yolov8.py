@@ -26,7 +26,6 @@ SIZES: tuple[Size, ...] = ("n", "s", "m", "l", "x")
 
 STRIDES = (8, 16, 32)
 BINS = 16  # a side's distance from the anchor is a distribution over 0..15 strides
-BOX_CHANNELS = 4 * BINS
 MASKS = 32
 """Prototypes of masks, and coefficients of each anchor."""
 _CLASSIFIER_CHANNELS = 1280
