@@ -77,12 +77,9 @@ class ImageClass(Schema):
     score: float = Field(ge=0, le=1)
 
 
-class Detection(Schema):
+class Detection(ImageClass):
     """An object that was found. The fields after `box` depend on the model's task."""
 
-    label: str
-    class_id: int = Field(ge=0)
-    score: float = Field(ge=0, le=1)
     box: Box
     segments: list[list[list[float]]] | None = Field(None, description="Outlines of its mask: rings of [x, y]")
     mask: Mask | None = Field(None, description="Its mask in another form; null where the image has too many pixels")
