@@ -257,11 +257,6 @@ class NetworkSettings(BaseModel):
     )
     playground: bool = Field(True, description="Offer the page at /, to try the models in a browser")
 
-    @property
-    def takes_floats(self) -> bool:
-        """Return True if image models take normalised tensors, as the clients in `compat` send them."""
-        return "triton" in split(self.compat)
-
 
 class SecuritySettings(BaseModel):
     """Security"""

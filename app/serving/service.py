@@ -75,7 +75,8 @@ class Service:
                 self.metrics.registry.register(collector(self.metrics))
         self.metrics.ready.set_function(lambda: not self.administration.why_not())
         self.metrics.cpu_fallback.set(bool(self.choice.refusals) and self.choice.backend.facts.device_type == "cpu")
-        pixel_models = [model for model in models if isinstance(model, PixelModel)] if settings.takes_floats else []
+        takes_floats = "triton" in split(settings.compat)  # Triton's clients send normalised tensors of images.
+        pixel_models = [model for model in models if takes_floats and isinstance(model, PixelModel)]
         forms = [*models, *map(NormalisedModel.of, pixel_models)]
         decoders = settings.decoders or host.core_count()
         # A decoder may still write to the slots of images whose clients have left.
