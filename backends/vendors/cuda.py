@@ -54,7 +54,17 @@ class CudaHooks(DeviceHooks):
     """NVIDIA's decoder and numbers of devices."""
 
     def image_decoder(self, device: str) -> ImageDecoder | None:
-        return nvjpeg_decoder(device)
+        """Return nvJPEG's decoder, or None if torchvision is missing or too old.
+
+        Only the first file that it decodes shows whether this build of torchvision has nvJPEG.
+        """
+        try:
+            importlib.import_module("torchvision.io")
+            has_operator = hasattr(torch.ops.image, "decode_jpegs_cuda")
+        except Exception as error:  # A torchvision of another torch raises whatever it likes.
+            log.info("nvJPEG cannot be used: %s", first_line(error))
+            return None
+        return NvjpegDecoder(device) if has_operator else None
 
     def tool_index(self, index: int, visible: int | None) -> int | None:
         """Return NVML's number of a device, by its UUID; `visible` if NVML does not know it.
@@ -84,17 +94,3 @@ class NvjpegDecoder(ImageDecoder):
 
 _RGB = 3
 """Value of torchvision.io.ImageReadMode.RGB."""
-
-
-def nvjpeg_decoder(device: str) -> NvjpegDecoder | None:
-    """Return the decoder, or None if torchvision is missing or too old.
-
-    Only the first file that it decodes shows whether this build of torchvision has nvJPEG.
-    """
-    try:
-        importlib.import_module("torchvision.io")
-        has_operator = hasattr(torch.ops.image, "decode_jpegs_cuda")
-    except Exception as error:  # A torchvision of another torch raises whatever it likes.
-        log.info("nvJPEG cannot be used: %s", first_line(error))
-        return None
-    return NvjpegDecoder(device) if has_operator else None

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from backends.contract.backend import ImageDecoder
-from backends.vendors.cuda import nvjpeg_decoder
+from backends.vendors.cuda import CudaHooks
 from benchmarks.gpu.asked import Asked
 from benchmarks.gpu.nvimgcodec import NvimgcodecDecoder
 from models.sample import IMAGES
@@ -33,7 +33,7 @@ def ask(asked: Asked) -> dict[str, Any]:
     stream = io.BytesIO()
     Image.open(io.BytesIO(photo)).resize((1920, 1080)).save(stream, "JPEG", quality=90)
     files = {"sample": photo} if asked.dry else {"sample": photo, "1920x1080": stream.getvalue()}
-    decoders: list[ImageDecoder | None] = [Libjpeg("cpu")] if asked.dry else [nvjpeg_decoder(asked.device)]
+    decoders: list[ImageDecoder | None] = [Libjpeg("cpu")] if asked.dry else [CudaHooks().image_decoder(asked.device)]
     refused = {}
     try:
         decoders.append(NvimgcodecDecoder(asked.device))
