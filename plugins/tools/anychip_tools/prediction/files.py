@@ -204,20 +204,16 @@ def check_format(output: Path) -> None:
 
 def _rows(journal: Path) -> Iterator[tuple[Any, ...]]:
     for line in read_lines(journal):
-        yield from _rows_of(line)
-
-
-def _rows_of(line: Line) -> Iterator[tuple[Any, ...]]:
-    head = (line["file"], line.get("width"), line.get("height"))
-    values = [{"label": name, "score": value} for name, value in line.get("values", {}).items()]
-    found = line.get("detections") or line.get("classes") or line.get("areas") or values
-    for each in found:
-        box = each.get("box", {})
-        places = tuple(box.get(name) for name in ("x1", "y1", "x2", "y2"))
-        score = each.get("score", each.get("share"))
-        yield (*head, each["label"], each.get("class_id"), score, *places, None)
-    if not found:
-        yield (*head, None, None, None, None, None, None, None, line.get("error"))
+        head = (line["file"], line.get("width"), line.get("height"))
+        values = [{"label": name, "score": value} for name, value in line.get("values", {}).items()]
+        found = line.get("detections") or line.get("classes") or line.get("areas") or values
+        for each in found:
+            box = each.get("box", {})
+            places = tuple(box.get(name) for name in ("x1", "y1", "x2", "y2"))
+            score = each.get("score", each.get("share"))
+            yield (*head, each["label"], each.get("class_id"), score, *places, None)
+        if not found:
+            yield (*head, None, None, None, None, None, None, None, line.get("error"))
 
 
 def _write_csv(journal: Path, target: Path) -> None:
