@@ -32,14 +32,14 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from app.precision.described import weights_key
-from app.precision.probes import Calibration
+from app.precision.probes import Calibration, Pixels
 from backends import CompileOptions, EngineCache, EngineRefusal, Executable, LoadReport, WrongAnswersError
 from models import Model, PixelModel, TensorModel
 from models.contract.files import digest_of_sources
+from models.contract.model import Array
 
 _FILE = "verdict.msgpack"
 _OWN_CODE = ("app.precision", "backends", "models")
@@ -108,8 +108,6 @@ def what_computes() -> str:
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
-Pixels = npt.NDArray[np.uint8]
 
 _SLOW_S = 0.1
 """Seconds from which on a batch is not run only to be warm: it is on a CPU, where the first one is hardly slower."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from app.errors import invalid_request
-from app.link import Encoded, Frame, Link, ServedModel, Terms
+from app.link import Array, Encoded, Frame, Link, ServedModel, Terms
 from app.protocols import wire
 from app.protocols.options import NORMAL_PRIORITY, PRIORITY, TIMEOUT_US
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
@@ -23,7 +22,6 @@ from app.protocols.wire import BYTES, IMAGE, INPUT, PIXELS, PREDICTIONS
 from models import Model, Options, PixelModel, Placement, TensorModel
 from models.contract.cascade import Cascade
 
-Array = npt.NDArray[Any]
 Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]
 
 _AS_TENSORS = replace(DEFAULT_OPTIONS, tensors=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,13 +23,12 @@ from app.images.header import InvalidImageError, PassedFile, read_file, read_hea
 from app.precision.gate import errors_of_decoding
 from app.precision.probes import decoded_by_host, probe_files
 from backends import Backend, BackendError, BackendUnavailableError, DeviceLostError, Executable
-from backends.contract.backend import ImageDecoder
+from backends.contract.backend import ImageDecoder, Pixels
 from backends.contract.errors import translated_errors
 from models import Model, PixelModel
 from models.contract.resize import place
 
 Where = Literal["host", "device", "auto"]
-Pixels = npt.NDArray[np.uint8]
 Row = tuple[int, PassedFile]
 
 _PIXELS_AT_ONCE = 32 << 20

@@ -10,10 +10,8 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from app.processes.arena import Arena
@@ -22,6 +20,7 @@ from app.worker.memory import MemoryWatch
 from app.worker.messages import Done, Ended, Failed, LoadModel, Release, Run, ServerLink, Stop, UnloadModel
 from app.worker.results import Arrays, ResultError, write_results
 from backends import BackendError, DeviceLostError, Executable, OutOfDeviceMemoryError, Started
+from backends.contract.backend import Array, Pixels
 from models import Options, TensorOptions
 
 STATS_INTERVAL_S = 1.0
@@ -29,8 +28,7 @@ _MAX_REASON = 2000
 
 log = logging.getLogger("anychip.worker")
 
-Pixels = npt.NDArray[np.uint8]
-Outputs = tuple[npt.NDArray[Any], ...]
+Outputs = tuple[Array, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,5 +259,5 @@ def _failed(run: Run, error: Exception) -> _Answer:
     return Failed(run.batch_id, f"{type(error).__name__}: {error}"[:_MAX_REASON]), ()
 
 
-def _finite(outputs: Sequence[npt.NDArray[Any]]) -> bool:
+def _finite(outputs: Sequence[Array]) -> bool:
     return all(np.isfinite(output).all() for output in outputs if output.dtype.kind == "f")

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from backends.contract.backend import Array
 from backends.operators import Operators
 from models.exports.networks import unchecked_module
 from models.onnx.graph import with_named_nodes
-
-Array = npt.NDArray[Any]
 
 # The largest relative error of one layer on the inputs of the reference, by precision. Rounding of the result alone is
 # 2^-11 in fp16 and 2^-8 in bf16; convolutions in TF32, which NVIDIA's cards use for float32, round to 2^-11.

@@ -14,7 +14,6 @@ from anychip_tools.subjects import in_pytorch, on_cpu
 from anychip_tools.validation.layers import (
     LAYER_LIMITS,
     TOLERANCES,
-    Array,
     Difference,
     LayerError,
     TracedNetwork,
@@ -22,6 +21,7 @@ from anychip_tools.validation.layers import (
 )
 from app.precision.gate import outputs_of
 from backends import Backend, BackendError, CompileOptions, EngineRefusedError, OutOfDeviceMemoryError
+from backends.contract.backend import Array
 from backends.contract.errors import first_line
 from backends.engines.engine import DTYPES
 from backends.vendors.torch_device import torch_device
