@@ -256,7 +256,7 @@ class Trials:
             load = drive(port, request, connections, self.seconds)
             joules = self._joules(port) - before_joules
             if load.errors or not load.latencies_s:
-                return Trial(candidate, refusal=f"requests failed: {load.errors}", served=served)
+                return Trial(candidate, refusal=f"requests failed: {dict(load.errors)}", served=served)
             trial = Trial(
                 candidate,
                 load.answers_per_s,

@@ -126,7 +126,7 @@ class ClosedLoad:
 
     seconds: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
-    errors: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
 
     @property
     def answers_per_s(self) -> float:
@@ -142,9 +142,6 @@ async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoa
     """Keep so many calls in flight for `seconds`; return when each has its last answer. One that is cut off ends."""
     load, started_s = ClosedLoad(), time.perf_counter()
 
-    def count(error: str) -> None:
-        load.errors[error] = load.errors.get(error, 0) + 1
-
     async def one() -> None:
         now_s = time.perf_counter()
         while now_s < started_s + seconds:
@@ -152,13 +149,13 @@ async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoa
             try:
                 status = await call()
             except (OSError, EOFError) as error:
-                count(type(error).__name__ if isinstance(error, OSError) else "closed")
+                load.errors[type(error).__name__ if isinstance(error, OSError) else "closed"] += 1
                 return
             now_s = time.perf_counter()
             if status == GOOD:
                 load.latencies_s.append(now_s - begun_s)
             else:
-                count(status)
+                load.errors[status] += 1
 
     await asyncio.wait_for(asyncio.gather(*(one() for _ in range(connections))), seconds + 60)
     load.seconds = time.perf_counter() - started_s

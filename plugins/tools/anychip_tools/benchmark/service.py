@@ -65,7 +65,7 @@ class LoadedService:
         """Load over so many connections; each sends its next request after the last answer."""
         load = self._closed(connections, seconds)
         if not load.latencies_s:
-            raise CommandError(f"{self._url} gave no good answer: {load.errors or 'none came'}")
+            raise CommandError(f"{self._url} gave no good answer: {dict(load.errors) or 'none came'}")
         return {
             "protocol": self._protocol,
             "mode": "closed",
