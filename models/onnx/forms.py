@@ -151,8 +151,10 @@ def as_detector(file: OnnxFile) -> OnnxFile | None:
     kept = [node for node in guarded.nodes if seen.intersection(node.outputs)]
     # The default has changed with opset 16.
     places = {"coordinate_transformation_mode": "half_pixel" if file.opset >= 16 else "output_half_pixel"}
-    stated = (places if node.operator == "RoiAlign" else {} for node in kept)
-    nodes = [replace(node, attributes={**given, **node.attributes}) for node, given in zip(kept, stated, strict=True)]
+    nodes = [
+        replace(node, attributes={**places, **node.attributes}) if node.operator == "RoiAlign" else node
+        for node in kept
+    ]
     return replace(guarded, nodes=nodes)
 
 
@@ -198,10 +200,9 @@ def _without_guards(file: OnnxFile) -> OnnxFile:
 
 def _guarded(node: Node, makers: Mapping[str, Node]) -> OnnxFile | None:
     """Return the suppression branch of an `If` that answers nothing if there are no boxes; else None."""
-    branches = [node.attributes.get(name) for name in ("then_branch", "else_branch")]
+    nothing, something = (node.attributes.get(name) for name in ("then_branch", "else_branch"))
     if node.operator != "If" or len(node.inputs) != 1:
         return None
-    nothing, something = branches
     if not isinstance(nothing, OnnxFile) or not isinstance(something, OnnxFile):
         return None
     asked = makers.get(node.inputs[0])

@@ -177,7 +177,6 @@ class InstanceNetwork(PixelNetwork):
     core: InstanceYOLOv8
 
     def compute(self, normalised: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors of `InstanceYOLOv8.instances`."""
         return self.core.instances(normalised)
 
 

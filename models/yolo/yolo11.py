@@ -274,7 +274,6 @@ class PoseHead26(ExtraHead):
         self.cv4_kpts = nn.ModuleList(nn.Conv2d(hidden, number * values, 1) for _ in channels)
 
     def extras(self, features: list[Tensor]) -> Tensor:
-        """Compute the layer's output, float32 [n, anchors, extras]."""
         layers = zip(self.cv4, self.cv4_kpts, features, strict=True)
         return by_anchor([last(branch(x)) for branch, last, x in layers]).float()
 
