@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app.errors import ERRORS, Code, error_body
 from app.http.head import Refusal, refusal_of, refusal_of_line
-from app.ingress.sending import PIECE_BYTES, SendWatch
+from app.ingress.sending import PIECE_BYTES, STOOD_STILL_S, SendWatch
 
 _MOST_BYTES = 64 * 1024  # Most bytes that a turn holds back: large answers are not copied together.
 
@@ -85,8 +85,6 @@ KEEP_ALIVE = (b"connection", b"keep-alive")
 _LINGER_IDLE_S = 5.0
 _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
-_STOOD_STILL_S = 0.25
-"""Delay of a timer that shows that this process was stopped: what has arrived meanwhile is read first."""
 
 
 class Discarding:
@@ -390,7 +388,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _head_timed_out(self) -> None:
         answering = self.cycle is not None and not self.cycle.response_complete  # The head is the next request's.
-        if self.lent or answering or self.loop.time() - self._due_s > _STOOD_STILL_S:
+        if self.lent or answering or self.loop.time() - self._due_s > STOOD_STILL_S:
             self._arm_head()
         elif self._head:
             self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {_HEAD_TIMEOUT_S:g} s")

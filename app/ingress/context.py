@@ -21,13 +21,12 @@ from app.access.keys import CallerLimits
 from app.access.rules import Bind, Need, administered, check_spelling
 from app.errors import ClientLeftError, ServiceError, internal_error, without_frames
 from app.ingress.budget import Budget, Lease
+from app.ingress.sending import STOOD_STILL_S
 from app.link import Link, ServedModel
 from app.observability.metrics import MODELLESS, Recorder
 from app.observability.tracing import TRACEPARENT, RequestTrace
 
 _FREE_S = 5.0  # An upload may take this long at any rate.
-_STOOD_STILL_S = 0.25
-"""Lateness of a timer that shows that this process was stopped: bytes that arrived meanwhile are read first."""
 
 
 _Interruption = TypeVar("_Interruption", bound="Interruption")
@@ -126,7 +125,7 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
 
     def _too_slow(self) -> None:
         now_s = clock.monotonic()
-        if now_s - self._due_s > _STOOD_STILL_S:
+        if now_s - self._due_s > STOOD_STILL_S:
             self._arm_rate(now_s + _FREE_S)
             return
         self.interrupt(ServiceError("REQUEST_TIMEOUT", "the body comes too slowly"))

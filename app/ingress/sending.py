@@ -21,8 +21,10 @@ PLAIN_PIECE_BYTES = 1024 * 1024
 LEAST_BYTES_PER_S = 4096
 PERIOD_S = 10.0
 """Period over which the rate is measured: a system reports progress in pieces, on loopback of 64 KiB."""
-_STOOD_STILL_S = 0.25
-"""Lateness of a timer that shows that this process was stopped: then the client is not to blame."""
+STOOD_STILL_S = 0.25
+"""Lateness of a timer that shows that this process was stopped: then the client is not to blame, and what has arrived
+meanwhile is read first.
+"""
 _AT_ONCE = struct.pack("ii", 1, 0)
 """Option of a socket: at close it is reset, and unsent bytes are dropped."""
 _ACKED_AT = 120
@@ -59,7 +61,7 @@ class SendWatch:
         taken = max(
             _acknowledged_bytes(self._transport) - self._taken, self._unsent - self._transport.get_write_buffer_size()
         )
-        if taken < LEAST_BYTES_PER_S * PERIOD_S and self._loop.time() - self._due_s < _STOOD_STILL_S:
+        if taken < LEAST_BYTES_PER_S * PERIOD_S and self._loop.time() - self._due_s < STOOD_STILL_S:
             log.debug("a client took %d bytes of its answer in %g s: its connection is closed", taken, PERIOD_S)
             self._timer = None
             with contextlib.suppress(OSError, AttributeError):  # Else the system would keep what it has, and try on.

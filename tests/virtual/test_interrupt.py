@@ -55,7 +55,7 @@ LIMITS = {
 @pytest.mark.parametrize(("lasts_s", "least", "arrives", "code"), LIMITS.values(), ids=LIMITS)
 async def test_what_ends_a_request(monkeypatch, lasts_s, least, arrives, code):
     monkeypatch.setattr(context, "_FREE_S", 0.01)
-    monkeypatch.setattr(context, "_STOOD_STILL_S", 0.01)
+    monkeypatch.setattr(context, "STOOD_STILL_S", 0.01)
 
     async def work():
         with interrupted_at(clock.monotonic() + lasts_s) as limit:
