@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from anychip_tools.benchmark.load import ClosedLoad, drive
-from app.config import Settings
+from app.config import Settings, sizes_of
 from app.decoder.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options
@@ -94,7 +94,7 @@ def measure(
     torch.set_num_threads(1)
     with Ceiling(model, settings) as ceiling, contextlib.ExitStack() as stack:
         options = ("--weights", settings.weights, "--engine", settings.engine, "--precision", settings.precision)
-        options += ("--device", settings.device, "--batch-sizes", ",".join(map(str, settings.ladder)))
+        options += ("--device", settings.device, "--batch-sizes", ",".join(map(str, sizes_of(settings.batch_sizes))))
         port = stack.enter_context(servers.service(name, *options)).port
         naive_port = stack.enter_context(servers.naive(name, settings.weights)).port if naive else 0
         raw = servers.service_request(name, image)
@@ -163,7 +163,7 @@ def loaded(model: Model, settings: Settings) -> LoadedNetwork:
         choice.devices[0],
         settings.engine,
         settings.precision,
-        settings.ladder,
+        sizes_of(settings.batch_sizes),
         # The quantised network is kept where the service finds it: both run the same network.
         options=compile_options(model, None, calibration, settings.cache_dir.expanduser()),
     )
@@ -176,7 +176,7 @@ class Ceiling:
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self._model = model
-        self._batch = settings.ladder[-1]
+        self._batch = sizes_of(settings.batch_sizes)[-1]
         self._threads = settings.decoders or core_count()
         self._executable, report = loaded(model, settings)
         self.engine, self.precision = report.engine, report.precision

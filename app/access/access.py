@@ -167,11 +167,12 @@ class Access:
         # A rebound web page has no key. Names are checked on loopback all the same: a service there is meant for
         # this machine alone.
         checked = self.keys is None or (not hosted and is_loopback(settings.host))
+        names = split(settings.allowed_hosts)
         self._hosts: dict[Bind, Hosts] = {
-            "public": Hosts(settings.host_names, checked=checked),
-            "admin": Hosts(settings.host_names, checked=True),
+            "public": Hosts(names, checked=checked),
+            "admin": Hosts(names, checked=True),
         }
-        if self.keys is None and "*" in settings.host_names:
+        if self.keys is None and "*" in names:
             log.warning(
                 "every Host is answered (--allowed-hosts *) and there are no keys: a web page that gives its own name "
                 "this service's address can read the answers"

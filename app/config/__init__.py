@@ -209,11 +209,6 @@ class BatchSettings(BaseModel):
         "where it has one and answers agree (docs/decoding.md)",
     )
 
-    @property
-    def ladder(self) -> tuple[int, ...]:
-        """Return the entries of `batch_sizes`; for `auto` the first ones."""
-        return sizes_of(self.batch_sizes)
-
 
 class MemorySettings(BaseModel):
     """Memory"""
@@ -292,11 +287,6 @@ class SecuritySettings(BaseModel):
         description="What one client (a key, else an address) may have before 429, e.g. "
         "requests=8,bytes=100000000,pixels=200000000,images_per_s=50; no such limit where it is not named",
     )
-
-    @property
-    def host_names(self) -> tuple[str, ...]:
-        """Return the entries of `allowed_hosts`."""
-        return split(self.allowed_hosts)
 
     @property
     def origins(self) -> tuple[str, ...]:

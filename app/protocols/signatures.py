@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from anychip_base.extras import version
-from app.config import split
+from app.config import sizes_of, split
 from app.errors import invalid_request
 from app.link import Link, ModelState, ServedModel
 from app.observability.triton_statistics import of_version
@@ -150,7 +150,7 @@ def configuration(link: Link, name: str, version: str = "") -> dict[str, Any]:
         "output": [_tensor(spec, described.batched) for spec in described.outputs],
         "parameters": {key: {"string_value": text} for key, text in texts.items()},
         "dynamic_batching": {
-            "preferred_batch_size": list(settings.ladder),
+            "preferred_batch_size": list(sizes_of(settings.batch_sizes)),
             "max_queue_delay_microseconds": round(settings.max_wait_ms * 1e3),
             "priority_levels": PRIORITY.high,
             "default_priority_level": NORMAL_PRIORITY,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.access.access import Hosts
-from app.config import Settings
+from app.config import Settings, split
 from app.observability.metrics import Metrics
 
 yaml = pytest.importorskip("yaml")
@@ -265,7 +265,7 @@ def test_every_serving_runtime_is_valid(flavour):
     # KServe fills in the service's name and namespace, Kubernetes the variable, which is empty by default.
     filled = [each.replace("{{.Name}}", "dogs").replace("{{.Namespace}}", "vision") for each in container["args"]]
     [names] = [each.partition("=")[2] for each in filled if each.startswith("--allowed-hosts=")]
-    hosts = Hosts(Settings(allowed_hosts=names.replace("$(ALLOWED_HOSTS)", "")).host_names, checked=True)
+    hosts = Hosts(split(Settings(allowed_hosts=names.replace("$(ALLOWED_HOSTS)", "")).allowed_hosts), checked=True)
     assert [each["value"] for each in container["env"] if each["name"] == "ALLOWED_HOSTS"] == [""]
     for host in ("dogs-predictor", "dogs-predictor.vision.svc.cluster.local:8080", "dogs.vision.svc", "10.1.2.3:8080"):
         assert hosts.accepts(host.encode()), host

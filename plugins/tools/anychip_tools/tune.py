@@ -62,7 +62,11 @@ def run(parsed: argparse.Namespace) -> int:
         raise CommandError(f"{model.name} takes tensors: tune is for models of images")
     choice, _ = open_device(settings)
     default = Candidate(
-        settings.engine, settings.precision, settings.ladder, settings.workers_per_device, settings.decoders
+        settings.engine,
+        settings.precision,
+        sizes_of(settings.batch_sizes),
+        settings.workers_per_device,
+        settings.decoders,
     )
     earlier = profiles.stored(settings, choice, model)
     starts = [_candidate(earlier)] if earlier else []
