@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anychip_base.protobuf import varint
 from models.contract.errors import WeightsError
 from models.contract.files import open_regular
 from models.contract.model import Array
@@ -109,31 +110,20 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Yield number and content of each field: an int for varints, bytes for everything else."""
     at, end = 0, len(data)
     while at < end:
-        key, at = _varint(data, at)
+        key, at = varint(data, at)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
             yield number, value
             continue
         if kind == 2:
-            size, at = _varint(data, at)
+            size, at = varint(data, at)
         else:
             size = {1: 8, 5: 4}.get(kind, -1)
         if size < 0 or at + size > end:
             raise ValueError
         yield number, data[at : at + size]
         at += size
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError
 
 
 def _signed(value: int) -> int:
@@ -162,7 +152,7 @@ def _ints(value: int | memoryview) -> list[int]:
         return [_signed(value)]
     numbers, at = [], 0
     while at < len(value):
-        number, at = _varint(value, at)
+        number, at = varint(value, at)
         numbers.append(_signed(number))
     return numbers
 

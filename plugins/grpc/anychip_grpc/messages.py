@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from anychip_base.protobuf import varint
 from app.errors import invalid_request
 from app.protocols import wire
 from app.protocols.wire import BYTES, MAX_TENSORS, checked_count, checked_shape
@@ -155,16 +156,10 @@ def field_head(message: Any, name: str, size: int) -> bytes:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(view):
-            raise _unreadable()
-        byte = view[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise _unreadable()
+    try:
+        return varint(view, at)
+    except (ValueError, IndexError):
+        raise _unreadable() from None
 
 
 def _unreadable() -> Exception:
