@@ -96,22 +96,19 @@ class Readiness:
             shown = self._models[name].shown
             lost, load = shown.lost and f": {shown.lost}", f"POST /v2/repository/models/{shown.model.name}/load"
             return f"{shown.model.name} is unloaded{lost}; {load} loads it"
-        return f"no worker is ready for {name}: {_reasons(self._replicas_of(name))}"
+        return f"no worker is ready for {name}: {reasons_of(self._replicas_of(name))}"
 
     def loaded(self, names: Sequence[str]) -> list[str]:
         """Return the names whose model a worker has loaded; that worker may not be ready yet."""
         return [name for name in names if any(self._models[name].shown.index in each.loaded for each in self._replicas)]
-
-    def replica_reasons(self) -> str:
-        """Return what is wrong with the replicas that have no worker; empty if nothing is known."""
-        return _reasons(self._replicas)
 
     def _replicas_of(self, name: str) -> list[Replica]:
         index = self._models[name].shown.index
         return [each for each in self._replicas if each.plan.has(index)]
 
 
-def _reasons(replicas: Sequence[Replica]) -> str:
+def reasons_of(replicas: Sequence[Replica]) -> str:
+    """Return what is wrong with the replicas that have no worker; empty if nothing is known."""
     return "; ".join(f"{each.device} is {each.status.value}: {each.reason}" for each in replicas if each.reason)
 
 

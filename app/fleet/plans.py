@@ -56,14 +56,6 @@ def memories(choice: Choice, models: Sequence[Model]) -> list[int]:
     return [next(number for number, group in enumerate(groups) if index in group) for index in range(len(models))]
 
 
-def _is_confined(choice: Choice, shared: Sequence[ModelPlan]) -> bool:
-    """Return True if the worker of these models is confined: on the CPU, and if any of them is foreign. What drivers of
-    other devices want cannot be listed for every vendor.
-    """
-    models = [each.model for each in shared if each.model is not None]
-    return choice.backend.facts.device_type == "cpu" and any(model.is_foreign for model in models)
-
-
 def worker_plans(
     settings: Settings, choice: Choice, models: Sequence[Model], profiles: Mapping[str, Profile]
 ) -> list[tuple[str, WorkerPlan]]:
@@ -86,7 +78,8 @@ def worker_plans(
 
     def plan(device: str, memory: int, serves: tuple[int, ...]) -> WorkerPlan:
         # A worker gets nothing of the others: a program may look at all that is there.
-        confined = _is_confined(choice, [served[index] for index in serves])
+        # On the CPU alone: what drivers of other devices want cannot be listed for every vendor.
+        confined = facts.device_type == "cpu" and any(models[index].is_foreign for index in serves)
         kept = cache_dir
         variables = facts.variables(os.environ, cache_dir)
         if confined:  # Others run the files that they keep: these must not be written here.

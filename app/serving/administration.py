@@ -20,7 +20,7 @@ from app import clock, link
 from app.config import Settings
 from app.core import ServedOn
 from app.errors import ServiceError, invalid_request
-from app.fleet.fleet import Fleet
+from app.fleet.fleet import Fleet, reasons_of
 from app.fleet.profiles import Profile
 from app.fleet.submission import ModelPool
 from app.link import Devices, DeviceStatus, ModelState, ReturnedBytes
@@ -69,7 +69,7 @@ class ServiceAdministration(link.Administration):
         if missing:
             loaded = readiness.loaded(missing)
             told = f"{len(loaded)} of {len(missing)} models are loaded ({', '.join(loaded)}); " if loaded else ""
-            reasons.append(f"{told}no worker is ready for {', '.join(missing)}: {readiness.replica_reasons()}")
+            reasons.append(f"{told}no worker is ready for {', '.join(missing)}: {reasons_of(self._fleet.replicas)}")
         if unloaded:
             reasons.append(f"unloaded: {', '.join(unloaded)}; POST /v2/repository/models/NAME/load loads a model again")
         return "; ".join(reasons)
