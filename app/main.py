@@ -142,7 +142,8 @@ async def _serve(
                     watchdog.forget()
                     shared = await _sharing(server, settings)
                     if ingresses is not None:
-                        server.pass_on(ingresses.take)
+                        for each in server.servers:
+                            each.passing = ingresses.take
                     log.info("ready at %s", address)
                     on_ready(address)
                     await stop.wait()

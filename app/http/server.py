@@ -16,7 +16,7 @@ from app.access.tls import Tls
 from app.config import Settings
 from app.http.connection import too_many
 from app.ingress.budget import Budget
-from app.ingress.listener import Listener, Passing
+from app.ingress.listener import Listener
 
 
 def run(serving: Coroutine[Any, Any, None]) -> None:
@@ -84,11 +84,6 @@ class Server(uvicorn.Server):
     def connection(self) -> Any:
         """Make a protocol for a new connection."""
         return cast(Any, self.config.http_protocol_class)(self.config, self.server_state, {})
-
-    def pass_on(self, passing: Passing) -> None:
-        """Ask for each connection whether another process has it now (app.ingress.listener)."""
-        for each in self.servers:
-            each.passing = passing
 
     async def listen(self, port: int, host: str, *, reuse_port: bool = False) -> Listener:
         """Listen on a port, which may be a further one. Raises OSError."""

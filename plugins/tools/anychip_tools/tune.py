@@ -81,7 +81,9 @@ def run(parsed: argparse.Namespace) -> int:
         began_s = time.monotonic()
 
         def evaluate(candidate: Candidate) -> Any:
-            bars.update(task, description=_words(candidate), completed=min(budget_s, time.monotonic() - began_s))
+            ladder = ",".join(map(str, candidate.batch_sizes))
+            tried = f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
+            bars.update(task, description=tried, completed=min(budget_s, time.monotonic() - began_s))
             return trials.evaluate(candidate)
 
         axes = _axes(model, choice, settings, parsed)
@@ -160,11 +162,6 @@ def _document(
         "profile": None if path is None else str(path),
         "environment": report.environment(),
     }
-
-
-def _words(candidate: Candidate) -> str:
-    ladder = ",".join(map(str, candidate.batch_sizes))
-    return f"{candidate.engine} {candidate.precision}, {ladder}, {candidate.workers} workers"
 
 
 def _compared(compared: Compared) -> dict[str, Any]:
