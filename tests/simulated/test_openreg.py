@@ -178,30 +178,23 @@ async def test_every_answer_under_load_is_the_cpus(service: ServiceProcess, tmp_
     assert (device["device"], device["name"], device["simulated"]) == (DEVICE, "OpenReg", False)
 
 
-async def test_a_killed_worker_costs_nobody_an_answer(service: ServiceProcess) -> None:
-    worker = service.worker()
-    async with Load(service.url, small_classifier.PREDICT, FILES[0], CLIENTS) as load:
-        await load.answers(50)
-        worker.kill()
-        await load.answers(50)
-    assert set(load.outcomes) == {(200, "OK")}
-    await until(lambda: is_ready(service))
-    assert metric(service, "anychip_worker_restarts_total", reason="died") == 1
-    assert_nothing_left(service)
-
-
-async def test_a_hand_over_loses_nothing(service: ServiceProcess) -> None:
-    worker = service.worker()
-    async with Load(service.url, small_classifier.PREDICT, FILES[0], CLIENTS) as load:
-        await load.answers(50)
-        url = f"{service.admin_url}/v2/repository/models/small/load"
-        loaded = await asyncio.to_thread(httpx.post, url, timeout=WAIT_S)
+async def test_a_killed_worker_and_a_hand_over_cost_nobody_an_answer(service: ServiceProcess) -> None:
+    def load_again() -> None:
+        loaded = httpx.post(f"{service.admin_url}/v2/repository/models/small/load", timeout=WAIT_S)
         assert loaded.status_code == 200, loaded.text
-        await load.answers(50)
-    assert set(load.outcomes) == {(200, "OK")}
-    assert service.worker().pid != worker.pid
-    assert metric(service, "anychip_handovers_total", reason="load") == 1
-    assert_nothing_left(service)
+
+    kill = ("anychip_worker_restarts_total", "died", lambda: service.worker().kill())
+    for name, reason, act in (kill, ("anychip_handovers_total", "load", load_again)):
+        pid = service.worker().pid
+        async with Load(service.url, small_classifier.PREDICT, FILES[0], CLIENTS) as load:
+            await load.answers(50)
+            await asyncio.to_thread(act)
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        await until(lambda: is_ready(service))
+        assert service.worker().pid != pid
+        assert metric(service, name, reason=reason) == 1
+        assert_nothing_left(service)
 
 
 async def test_memory_is_flat_and_a_release_returns_what_its_hook_held(service: ServiceProcess) -> None:
