@@ -146,15 +146,15 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
 
 def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _Said:
     """Ask a child that sees only this card: a runtime may open card 0 first, even for another one (torch_npu:
-    NpuSysCtrl::Initialize). If the vendor's variable is unknown, the child sees all of them.
+    NpuSysCtrl::Initialize). Several vendors share a device type: each reads its own variable. If none is known, the
+    child sees all of them.
     """
-    rows = vendors.of_type(device_type)
-    name = next((row for row in rows if package in row.packages), rows[0]).visibility_variable if rows else None
-    if not name:
-        return _Said(package, device_type, time_limit_s, index)
-    seen = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
-    number = seen[index] if index < len(seen) else str(index)
-    return _Said(package, device_type, time_limit_s, 0, {name: number})
+    rows, only = vendors.of_type(device_type), dict[str, str]()
+    for row in [row for row in rows if package in row.packages] or rows:
+        if name := row.visibility_variable:
+            seen = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
+            only[name] = seen[index] if index < len(seen) else str(index)
+    return _Said(package, device_type, time_limit_s, 0 if only else index, only)
 
 
 def _silent(end: str) -> Mapping[str, Any]:

@@ -379,13 +379,15 @@ def _visible(index: int, variable: str) -> int | None:
 
 
 def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
-    """Set the switches that exist. A newer package may have renamed one: the gate then judges the answers."""
+    """Set the switches, and log those that are not there: a newer package may have renamed one, and takes any name."""
     for path, value in switches.items():
         *holders, name = path.removeprefix("torch.").split(".")
         target: Any = torch if path.startswith("torch.") else module
         try:
             for holder in holders:
                 target = getattr(target, holder)
+            if getattr(target, name, None) is None:  # torch_npu gives None for names that it does not know.
+                log.warning("%s is set to %s, and is not known: the gate judges the answers", path, value)
             setattr(target, name, value)
         except AttributeError as error:
             log.warning("%s is not set to %s: %s", path, value, first_line(error))

@@ -140,6 +140,21 @@ def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "CUDA_DEVICE_ORDER" not in vendors.NVIDIA.variables({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
 
 
+def test_a_switch_that_a_package_does_not_know_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    torch_device._set_switches(module := SimpleNamespace(known=False), {"known": True, "renamed": False})
+    assert module.known
+    assert [each.getMessage().split()[0] for each in caplog.records] == ["renamed"]
+
+
+def test_a_card_that_is_asked_alone_is_named_in_the_variables_of_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(detect, "_Said", lambda *given: asked.append(given[-2:]))
+    monkeypatch.setenv("MACA_VISIBLE_DEVICES", "3,4")
+    detect._alone("torch", "cuda", 1.0, 1)
+    [(index, variables)] = asked
+    assert (index, variables["MACA_VISIBLE_DEVICES"], variables["CUDA_VISIBLE_DEVICES"]) == (0, "4", "1")
+
+
 @pytest.mark.parametrize(
     ("visible", "index", "asked"),
     [(None, 1, 1), ("", 1, 1), ("4, 7", 1, 7), ("4", 1, None), ("GPU-8932f937,GPU-d0b6", 0, None)],
