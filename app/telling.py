@@ -6,9 +6,9 @@ Must not import more than Python's own modules and app.pace: it begins before al
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import suppress
 
+from app import clock
 from app.pace import Pace
 
 _PACE = Pace(15, 1)
@@ -17,7 +17,7 @@ _PACE = Pace(15, 1)
 
 def say(text: str) -> None:
     """Say what is done now, unless another line was written less than 4 s ago."""
-    if not text or _PACE.wait_s(time.monotonic()):
+    if not text or _PACE.wait_s(clock.monotonic()):
         return
     _PACE.take()
     if "://" in text:  # Only then, as this takes time to import.

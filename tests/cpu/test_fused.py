@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from backends.engines import fused
 from models import open_model, parse_spec
+from tests.support.anchors import by_anchor
 
 Calls = Counter[str]
 
@@ -67,14 +68,6 @@ def flat(outputs: Any) -> list[Tensor]:
 def answers(network: nn.Module, x: Tensor) -> list[Tensor]:
     with torch.inference_mode():
         return flat(network(x))
-
-
-def by_anchor(outputs: list[Tensor]) -> list[Tensor]:
-    """All candidates of YOLO by anchor: of two with nearly one score, rounding says which is first."""
-    if len(outputs) == 1:
-        return outputs
-    order = outputs[-1].argsort(dim=1)
-    return [each.take_along_dim(order.view(*order.shape, *[1] * (each.ndim - 2)), 1) for each in outputs]
 
 
 def network_of(name: str) -> tuple[nn.Module, Tensor]:

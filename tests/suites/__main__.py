@@ -130,13 +130,16 @@ def one_by_one(suites: Mapping[str, Suite]) -> dict[str, Suite]:
 
 
 def of_nightly(more: Sequence[str]) -> dict[str, list[str]]:
-    """Return the phases of `make nightly`: what `make test` leaves out, tests marked `nightly`, the planted faults."""
+    """Return the phases of `make nightly`: what `make test` leaves out, tests marked `nightly`, what the service
+    itself costs in seconds, the planted faults.
+    """
     if named_tests(more):
         return phases({}, "nightly or not nightly", more)
     return {
         **phases(BY_PATH, EACH, more),
         **phases(one_by_one({**MAKE_TEST, **BY_PATH}), "nightly", more),
         **phases(NIGHTLY, "nightly or not nightly", more),
+        "figures": [str(BIN / "python"), "-m", "benchmarks.overhead", "--rounds", "3"],
         "mutations": [str(BIN / "python"), "-m", "tests.support.mutations"],
     }
 

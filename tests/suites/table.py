@@ -62,6 +62,7 @@ FAULT_STORIES = tuple(
         "faults.py::test_a_poisonous_image_fails_alone",
         "faults.py::test_nothing_is_left_of_a_killed_server_whose_fork_servers_were_replaced",
         "faults.py::test_deadlines_end_to_end",
+        "faults.py::test_fork_servers_end_alone_and_others_take_their_place",
         "faults.py::test_killed_workers_under_load_cost_nobody_an_answer",
         "faults.py::test_hand_over_under_load_loses_nothing",
         "faults.py::test_sigterm_under_load_loses_no_accepted_request",

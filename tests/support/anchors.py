@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 Arrays = Sequence[npt.NDArray[Any]]
 _BEST = 300
+
+
+def by_anchor(outputs: Sequence[Any]) -> list[Tensor]:
+    """Sort a detector's outputs, the last of which numbers the anchors, by these; return a single output unchanged."""
+    found = [torch.as_tensor(each) for each in outputs]
+    if len(found) == 1:
+        return found
+    order = found[-1].argsort(dim=1)
+    return [each.take_along_dim(order.view(*order.shape, *[1] * (each.ndim - 2)), 1) for each in found]
 
 
 def both_by_anchor(ours: Arrays, right: Arrays) -> tuple[Arrays, Arrays]:

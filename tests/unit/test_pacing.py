@@ -20,4 +20,4 @@ async def test_who_leaves_takes_nobodys_turn():
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert begun == [0, 4]
-    await asyncio.wait_for(turns.take(), 1)
+    await asyncio.wait_for(turns.take(), 60)

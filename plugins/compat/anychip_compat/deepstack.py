@@ -7,12 +7,12 @@ Boxes come by descending score and at most 20: Frigate has room for 20, and stop
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from app import clock
 from app.access.rules import Need
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
@@ -110,14 +110,14 @@ def _first(request: Request, finds: Finds) -> str:
 
 async def _answered(request: Request, model: str) -> Response:
     ingress: Ingress = request.app.state.ingress
-    started_s = time.monotonic()
+    started_s = clock.monotonic()
     try:
         if not model:
             raise ServiceError("MODEL_NOT_FOUND", "no model of this service does that")
         answer = await ingress.answer(DeepStackCall(AsgiRequest.of(request), model))
     except ServiceError as error:
         return _refused(error)
-    taken_ms = round((time.monotonic() - started_s) * 1e3)
+    taken_ms = round((clock.monotonic() - started_s) * 1e3)
     [prediction] = answer.predictions
     if not prediction.keys() & {"classes", "detections"}:
         return _refused(invalid_request(f"{model} finds no objects and no classes"))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from google.protobuf.message import DecodeError
 from anychip_grpc.messages import SERVICE, Message, RawRequest, message_of, parsed, raw_form, split
 from anychip_grpc.methods import CallContext, RpcContext
 from anychip_grpc.relay import Connection, Relay, hold_answer, holding
+from app import clock
 from app.access.access import Caller
 from app.access.rules import Bind, Need
 from app.errors import ERRORS, ServiceError, invalid_request, without_frames
@@ -67,7 +67,7 @@ class Receiver:
 
     async def one(self, requests: AsyncIterator[bytes], lease: Lease, kind: Any) -> Message:
         """Receive the only message of a call. Raises ServiceError."""
-        with interrupted_at(time.monotonic() + _RECEIVE_S):
+        with interrupted_at(clock.monotonic() + _RECEIVE_S):
             # gRPC's own buffers, and the message made of them; if that exceeds one client's limit, the limit.
             room = min(2 * self._largest_bytes, self._bodies.most_for_one)
             await lease.wait(room)

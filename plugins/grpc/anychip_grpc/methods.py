@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from anychip_grpc.messages import POOL, SERVICE, Message, RawRequest, field_head, message
 from anychip_grpc.relay import address_in
+from app import clock
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.ingress.budget import Lease
@@ -69,9 +69,9 @@ class GrpcInferCall(Call[wire.InferenceResponse]):
         self.context = context
         self.model, self.version = request.message.model_name, request.message.model_version
         self._request = request
-        self._received_s = time.monotonic()  # Deadlines count from here: gRPC says nothing of the first byte.
+        self._received_s = clock.monotonic()  # Deadlines count from here: gRPC says nothing of the first byte.
         remaining_s = context.call.time_remaining()
-        self._ends_s = math.inf if remaining_s is None else time.monotonic() + max(0.0, remaining_s)
+        self._ends_s = math.inf if remaining_s is None else clock.monotonic() + max(0.0, remaining_s)
 
     def terms(self, settings: Settings) -> Terms:
         """Return the terms: the call's own deadline, at most ours; no part of the request outlasts it."""
@@ -269,7 +269,7 @@ class Methods:
 
         Raises DEADLINE_EXCEEDED after a minute: a stream keeps room for its next message.
         """
-        with interrupted_at(time.monotonic() + _REFLECTION_S):
+        with interrupted_at(clock.monotonic() + _REFLECTION_S):
             async for answer in self._reflection.ServerReflectionInfo(_readable(requests), context.call):
                 yield answer
 
