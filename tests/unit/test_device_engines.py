@@ -273,6 +273,16 @@ class TestTensorRT:
         printed = capsys.readouterr()
         assert (printed.out, "TensorRT talks" in printed.err) == ("", True)
 
+    def test_types_are_those_of_the_network_where_that_has_to_be_asked_for(self, tensorrt: FakeTensorRT) -> None:
+        """2.8 and 2.9 take the parameter and mean False by it, 2.13 has it no more (read in their wheels)."""
+
+        def older(exported: Any, *, use_explicit_typing: bool = False, **options: Any) -> nn.Module:
+            return tensorrt._compile(exported, use_explicit_typing=use_explicit_typing, **options)
+
+        tensorrt.dynamo.compile = older
+        assert_answers(load(TensorRTEngine))
+        assert {call["use_explicit_typing"] for call in tensorrt.calls} == {True}
+
     def test_int8_is_calibrated_and_exported_as_modelopt_wants_it(
         self, tensorrt: FakeTensorRT, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
