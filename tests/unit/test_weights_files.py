@@ -18,13 +18,41 @@ from models.exports.files import names_beside, names_within
 from models.exports.images import ExportedImages
 from models.exports.layouts import Interpretation
 from models.weights.opened import looked_at
-from tests.support.openvino_files import NETWORK
-from tests.support.openvino_files import written as written_openvino
 
 onnx = pytest.importorskip("onnx")
 
 F, B = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL
 EXPORT = Export(Interpretation("boxes", "yolov8", 2, 0), (1, 8))
+
+
+# x [?, 3, 8, 8] times a constant [3, 1, 1], then Swish.
+NETWORK = """<?xml version="1.0"?>
+<net name="small" version="11"><layers>
+<layer id="0" name="x" type="Parameter" version="opset1"><data shape="?,3,8,8" element_type="f32"/>
+ <output><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="1" name="w" type="Const" version="opset1"><data element_type="f32" shape="3, 1, 1" offset="0" size="12"/>
+ <output><port id="0" precision="FP32"><dim>3</dim><dim>1</dim><dim>1</dim></port></output></layer>
+<layer id="2" name="w" type="Multiply" version="opset1"><data auto_broadcast="numpy"/>
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port>
+  <port id="1" precision="FP32"><dim>3</dim><dim>1</dim><dim>1</dim></port></input>
+ <output><port id="2" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="3" name="act" type="Swish" version="opset4">
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></input>
+ <output><port id="1" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></output></layer>
+<layer id="4" name="out" type="Result" version="opset1">
+ <input><port id="0" precision="FP32"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port></input></layer>
+</layers><edges>
+<edge from-layer="0" from-port="0" to-layer="2" to-port="0"/>
+<edge from-layer="1" from-port="0" to-layer="2" to-port="1"/>
+<edge from-layer="2" from-port="2" to-layer="3" to-port="0"/>
+<edge from-layer="3" from-port="1" to-layer="4" to-port="0"/>
+</edges></net>"""
+
+
+def written_openvino(folder: Path, text: str, weights: tuple[float, ...] = (1, -2, 0.5)) -> Path:
+    (folder / "best.bin").write_bytes(np.array(weights, np.float32).tobytes())
+    (folder / "best.xml").write_text(text)
+    return folder / "best.xml"
 
 
 def exported(file: Path) -> ExportedImages:
@@ -109,10 +137,10 @@ def test_what_was_saved_in_place_of_a_file_is_named(tmp_path: Path, content: byt
 def test_a_network_of_openvino_has_its_weights_beside_it(tmp_path: Path) -> None:
     file = written_openvino(tmp_path, NETWORK)
     before = key(file)
-    written_openvino(tmp_path, NETWORK, np.array([2, -2, 0.5], np.float32).tobytes())
+    written_openvino(tmp_path, NETWORK, (2, -2, 0.5))
     assert key(file) != before
     changed = key(file)
-    written_openvino(tmp_path, NETWORK.replace("Swish", "Sigmoid"), np.array([2, -2, 0.5], np.float32).tobytes())
+    written_openvino(tmp_path, NETWORK.replace("Swish", "Sigmoid"), (2, -2, 0.5))
     assert key(file) != changed
 
 
