@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.compat import torchserve
 from app.config import Settings
 from app.errors import ServiceError
 from app.http import call
@@ -78,12 +77,6 @@ def test_a_priority_beyond_a_hundred_is_refused(priority):
         terms_of(x_priority=priority)
     assert refused.value.code == "INVALID_REQUEST"
     assert "X-Priority must be" in refused.value.message
-
-
-@pytest.mark.parametrize("path", ["/predictions/{model}", "/predictions/{model}/{version}"])
-def test_torchserves_clients_may_put_what_they_may_post(path):
-    methods = {method for route in torchserve.router.routes if route.path == path for method in route.methods}
-    assert methods == {"POST", "PUT"}
 
 
 IMAGE = bytes(range(256)) + b"?>" * 20
