@@ -17,6 +17,7 @@ from app.http.call import AsgiRequest
 from app.ingress import context
 from app.ingress.budget import Budget
 from app.ingress.context import RequestContext, interrupted_at
+from tests.support.doubles import turns
 
 
 class Client:
@@ -32,11 +33,6 @@ class Client:
 
 def watched(client, run, on_leave):
     return AsgiRequest({"headers": []}, client.receive).watched(run, on_leave)
-
-
-async def settled():
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 def others():
@@ -88,10 +84,10 @@ async def test_the_result_comes_and_nobody_watches_any_more():
     client = Client()
     left = []
     assert await watched(client, partial(asyncio.sleep, 0, "done"), lambda: left.append(1)) == "done"
-    await settled()
+    await turns()
     assert not others()
     client.left.set()
-    await settled()
+    await turns()
     assert not left
 
 
@@ -115,7 +111,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
     with pytest.raises(ClientLeftError):
         await task
     assert events == ["left", "cancelled"]
-    await settled()
+    await turns()
     assert not others()
 
 
@@ -141,11 +137,11 @@ async def test_a_client_that_leaves_takes_what_it_sent_with_it():
     try:
         task = asyncio.ensure_future(request(held))
         del held
-        await settled()
+        await turns()
         client.left.set()
         await task
         del task
-        await settled()
+        await turns()
         assert kept() is None
     finally:
         gc.enable()
@@ -162,11 +158,11 @@ async def test_a_length_that_python_does_not_read_is_too_large(declared):
 async def test_a_cancelled_request_is_not_taken_for_a_client_that_left():
     client = Client()
     task = asyncio.ensure_future(watched(client, asyncio.Event().wait, lambda: None))
-    await settled()
+    await turns()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await settled()
+    await turns()
     assert not others()
 
 

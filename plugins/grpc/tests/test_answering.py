@@ -18,6 +18,7 @@ from app.errors import ServiceError
 from app.ingress import context
 from app.ingress.budget import Budget
 from app.ingress.converter import Converter
+from tests.support.doubles import turns
 
 MB = 1 << 20
 
@@ -49,18 +50,13 @@ def receiver():
     return Receiver(20 * MB, Converter(), Budget(10, "calls"), Budget(100 * MB, "bytes"))
 
 
-async def settled():
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_large_messages_come_one_after_the_other(receiver, monkeypatch):
     monkeypatch.setattr(answering, "_TURN_S", 1000)
     messages = [Message() for _ in range(5)]
     reading = [asyncio.create_task(receiver._in_turn(each)) for each in messages]
     for message in messages:
         await message.asked.wait()
-        await settled()
+        await turns()
         assert Message.open == 1
         message.comes.set_result(bytes(2 * MB))
     assert [len(data) for data in await asyncio.gather(*reading)] == [2 * MB] * 5
@@ -86,7 +82,7 @@ async def test_small_messages_wait_for_nobody(receiver, monkeypatch):
         await receiver._in_turn(small)
     messages = [Message() for _ in range(5)]
     reading = [asyncio.create_task(receiver._in_turn(each)) for each in messages]
-    await settled()
+    await turns()
     assert Message.open == 5
     for message in messages:
         message.comes.set_result(b"x")
