@@ -323,8 +323,6 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("anychip_base/", ("install", "processes", "faults", "tools")),
     ("*/py.typed", ("install",)),
     ("app/*.py", SERVICE),
-    ("app/ingress_main.py", ("ingress",)),
-    ("app/converter_main.py", ("ingress",)),
     ("app/prepared.py", ("processes", "faults")),
     ("app/access/", ("ingress", "connections")),
     ("app/compat/", ("protocols", "clients")),
@@ -344,7 +342,6 @@ PATHS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("app/protocols/", ("protocols", "ingress")),
     ("app/scheduling/", ("faults",)),
     ("app/serving/", ("faults", "serving")),
-    ("app/serving/cascades.py", ("serving",)),
     ("app/worker/", ("networks", "processes", "faults", "simulated", "vendors")),
     # Networks
     ("models/*.py", ("networks", "models", "engines")),
