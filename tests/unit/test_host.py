@@ -19,11 +19,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-@pytest.fixture
-def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
-
-
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -54,8 +49,9 @@ def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_core_count_is_the_affinity_within_the_quota(
-    tmp_path: Path, sixteen_cores: None, files: dict[str, str], cores: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)), raising=False)
     assert host.core_count(write(tmp_path, files)) == cores
 
 

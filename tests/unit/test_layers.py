@@ -45,19 +45,15 @@ def of_app() -> dict[Path, ast.Module]:
     return {path: tree for path, tree in trees().items() if path.is_relative_to(ROOT / "app")}
 
 
-def part_of(module: str) -> str:
-    return module.split(".")[1]
-
-
 def parts_imported(tree: ast.Module) -> Iterator[str]:
     """Parts of app that a module imports anywhere, those that only types need included."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (part_of(alias.name) for alias in node.names if alias.name.startswith("app."))
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("app."))
         elif isinstance(node, ast.ImportFrom) and node.module == "app":
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("app."):
-            yield part_of(node.module or "")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("app."):
+            yield node.module.split(".")[1]
 
 
 def imported(tree: ast.Module) -> Iterator[str]:

@@ -113,10 +113,7 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
 
     def shown(metrics):
         lines = metrics.render("")[0].decode().splitlines()
-        return [line for line in lines if re_requests(line)]
-
-    def re_requests(line):
-        return line.startswith(("anychip_request", "anychip_client"))
+        return [line for line in lines if line.startswith(("anychip_request", "anychip_client"))]
 
     one, other, alone = Metrics(), Metrics(), Metrics()
     mine, theirs, whole = ModelStatistics(), ModelStatistics(), ModelStatistics()

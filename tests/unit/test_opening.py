@@ -30,10 +30,6 @@ Dies = Callable[[Channel], None]
 GIVEN: dict[str, Any] = {"models": "resnet50", "weights": "sample"}
 
 
-def at_once(channel: Channel) -> None:
-    channel.close()
-
-
 def with_(*messages: bytes) -> Dies:
     def die(channel: Channel) -> None:
         for message in messages:
@@ -44,7 +40,7 @@ def with_(*messages: bytes) -> Dies:
 
 
 DEATHS: dict[str, tuple[Dies, str]] = {
-    "before it is asked": (at_once, "the process that reads models has ended, exit code -9"),
+    "before it is asked": (Channel.close, "the process that reads models has ended, exit code -9"),
     "while it reads": (
         with_(to_packet(["1 of 2"])),
         "the process that reads models has ended, exit code -9",
@@ -90,12 +86,6 @@ def administration() -> ServiceAdministration:
     return ServiceAdministration(Settings(**GIVEN), fleet, {"resnet50": pool}, cast(Any, None), {})
 
 
-async def refused_reload(served: ServiceAdministration) -> ServiceError:
-    with pytest.raises(ServiceError) as refused:
-        await served.load("resnet50")
-    return refused.value
-
-
 @pytest.mark.parametrize("how", DEATHS)
 async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing(
     how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -107,8 +97,12 @@ async def test_a_reload_whose_reading_process_dies_is_refused_and_leaves_nothing
     descriptors, tasks = len(os.listdir("/proc/self/fd")), asyncio.all_tasks()
     for _ in range(2):  # The second one is not refused because of the first.
         caplog.clear()
-        error = await refused_reload(served)
-        assert (error.code, error.message) == ("INTERNAL", "the model could not be read; quote the request id")
+        with pytest.raises(ServiceError) as refused:
+            await served.load("resnet50")
+        assert (refused.value.code, refused.value.message) == (
+            "INTERNAL",
+            "the model could not be read; quote the request id",
+        )
         [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
         assert (record.getMessage(), record.exc_info) == (f"load: resnet50 could not be read: {reason}", None)
     await asyncio.sleep(0)

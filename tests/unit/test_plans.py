@@ -49,12 +49,15 @@ def test_on_a_cpu_each_program_is_apart() -> None:
     assert memories(choice("cpu"), MODELS) == [0, 1, 0, 2]
 
 
-def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
-    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+def plans_of(served: list[Model], **given: Any) -> list[WorkerPlan]:
     device = Device("cpu:0", "cpu", 0, "fp32")
     chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
-    given: dict[str, Any] = {"workers_per_device": 2}
-    plans = [plan for _, plan in worker_plans(Settings(**given), chosen, MODELS, {})]
+    return [plan for _, plan in worker_plans(Settings(**given), chosen, served, {})]
+
+
+def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
+    monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
+    plans = plans_of(MODELS, workers_per_device=2)
     assert [plan.memory for plan in plans] == [0, 0, 1, 1, 2, 2]
     for plan in plans:
         served = [each is not None for each in plan.models]
@@ -68,12 +71,6 @@ def test_a_program_is_told_of_itself_alone(monkeypatch: Any) -> None:
     assert [str(each.relative_to(kept[0])) for each in kept[1:] if each and kept[0]] == [
         f"{PROGRAMS}/digest of {name}" for name in ("b.pt2", "d.ts")
     ]
-
-
-def plans_of(served: list[Model], **given: Any) -> list[WorkerPlan]:
-    device = Device("cpu:0", "cpu", 0, "fp32")
-    chosen = Choice(open_backend(device), ("cpu:0",), found=(device,))
-    return [plan for _, plan in worker_plans(Settings(**given), chosen, served, {})]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -87,13 +86,6 @@ def test_the_table_of_metrics_is_the_documents():
     assert {name: (labels, kind) for name, labels, kind in documented} == rows
 
 
-grafana = pytest.mark.skipif(
-    find_spec("grafana_foundation_sdk") is None, reason="grafana-foundation-sdk is not installed"
-)
-
-BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-
-
-@grafana
+@pytest.mark.skipif(find_spec("grafana_foundation_sdk") is None, reason="grafana-foundation-sdk is not installed")
 def test_grafana_knows_every_field_of_the_dashboard() -> None:
-    assert schema.unknown(BOARD) == []
+    assert schema.unknown(json.loads(DASHBOARD.read_text(encoding="utf-8"))) == []

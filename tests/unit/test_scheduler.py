@@ -67,13 +67,10 @@ def requeue(scheduler, image, *, alone):
 
 def put(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0, client=""):
     """So many requests of one image each."""
-    return [put_request(scheduler, 1, model, now, deadline, priority, client)[0] for _ in range(images)]
-
-
-def put_request(scheduler, images, model="m", now=0.0, deadline=NEVER, priority=0, client=""):
-    """One request of so many images."""
-    reservation = reserve(scheduler, model, images, deadline, priority, now, client=client)
-    return [enqueue(scheduler, reservation, now, position) for position in range(images)]
+    return [
+        enqueue(scheduler, reserve(scheduler, model, 1, deadline, priority, now, client=client), now)
+        for _ in range(images)
+    ]
 
 
 def dispatch(scheduler, now=0.0):
