@@ -62,8 +62,8 @@ def either(request: pytest.FixtureRequest, clients: dict[str, httpx.Client]) -> 
     return clients[request.param]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(service: ServiceProcess) -> Iterator[httpx.Client]:
-    """Yield a client of the shared service."""
+    """Yield a client of the shared service, or of the service of one file's own."""
     with service.client() as client:
         yield client

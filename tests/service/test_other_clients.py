@@ -65,13 +65,12 @@ def service(tmp_path_factory, port):
 
 
 @pytest.fixture(scope="module")
-def expected(service):
+def expected(client):
     """Return the answers of `:predict`, by model."""
-    with service.client() as client:
-        return {
-            model: client.post(f"/v1/models/{model}:predict", content=IMAGE.read_bytes()).json()["predictions"][0]
-            for model in ("resnet18", "yolov8n")
-        }
+    return {
+        model: client.post(f"/v1/models/{model}:predict", content=IMAGE.read_bytes()).json()["predictions"][0]
+        for model in ("resnet18", "yolov8n")
+    }
 
 
 def asked(client, service, port, *example):
@@ -101,7 +100,7 @@ def test_the_open_inference_groups_clients(service, port, expected):
 
 
 @outside
-def test_deepstacks_clients(service, port, expected):
+def test_deepstacks_clients(service, client, port, expected):
     detections = [each for each in expected["yolov8n"]["detections"] if each["score"] >= 0.45]
     labels = [each["label"] for each in detections]
     best = expected["resnet18"]["classes"][0]
@@ -113,11 +112,10 @@ def test_deepstacks_clients(service, port, expected):
     report = asked("deepstack_sdk", service, port)
     assert report["found"] == {"detection": labels, "custom": labels, "scene": best["label"]}
     assert_on_the_page("deepstack-sdk", report["version"], report["ran"])
-    with service.client() as client:
-        for path in ("/v1/status/ping", "/v1/server/status/version"):  # CodeProject.AI's
-            said = client.get(path).json()
-            assert said["success"]
-            assert set(said["version"]) == {"major", "minor", "patch"}
+    for path in ("/v1/status/ping", "/v1/server/status/version"):  # CodeProject.AI's
+        said = client.get(path).json()
+        assert said["success"]
+        assert set(said["version"]) == {"major", "minor", "patch"}
 
 
 def example_of(word, folder, service):
@@ -157,11 +155,10 @@ def test_the_backend_for_label_studio(service, port, expected, tmp_path):
     not [*PYTHON.parents[1].glob("lib/python3.*/site-packages/anylabeling")] or find_library("EGL") is None,
     reason="X-AnyLabeling is not there (tests/environments/make.py), or what Qt loads (libegl1)",
 )
-def test_x_anylabeling(service, port, expected):
+def test_x_anylabeling(service, client, port, expected):
     found = (report := asked("x_anylabeling", service, port))["found"]
     assert {"resnet18", "yolov8n"} <= set(found["models"])
-    with service.client() as client:
-        assert found["classes"] == client.get("/v1/models/yolov8n/labels").json()["labels"]
+    assert found["classes"] == client.get("/v1/models/yolov8n/labels").json()["labels"]
     assert found["all"] == found["again"]
     assert [(label, kind) for label, kind, _ in found["all"]] == [
         (each["label"], "rectangle") for each in expected["yolov8n"]["detections"]
@@ -205,11 +202,6 @@ def measured(model, address, *options):
     return done.stdout
 
 
-def version_of_perf_analyzer():
-    [folder] = (PYTHON.parents[1] / "perf_analyzer").glob("perf_analyzer-*.dist-info")
-    return folder.name.removeprefix("perf_analyzer-").removesuffix(".dist-info")
-
-
 @perf_analyzer
 def test_perf_analyzer_drives_images_and_tensors(service, port, tmp_path):
     image = IMAGE.read_bytes()
@@ -224,7 +216,9 @@ def test_perf_analyzer_drives_images_and_tensors(service, port, tmp_path):
         printed = measured("relu", address, *way, "-b", "3")
         assert "Inference count: " in printed
     measured("relu", grpc, "-i", "grpc", "--streaming", "-b", "2")
-    assert_on_the_page("perf_analyzer", version_of_perf_analyzer(), PERF_RAN)
+    [folder] = (PYTHON.parents[1] / "perf_analyzer").glob("perf_analyzer-*.dist-info")
+    version = folder.name.removeprefix("perf_analyzer-").removesuffix(".dist-info")
+    assert_on_the_page("perf_analyzer", version, PERF_RAN)
 
 
 @pytest.fixture(scope="module")
@@ -321,22 +315,21 @@ def image():
     return {"image": ("frame.jpg", IMAGE.read_bytes(), "image/jpeg")}
 
 
-def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(service):
-    with service.client() as client:
-        assert client.post("/v1/vision/custom/list").json()["models"] == ["resnet18", "yolov8n", *TASKS]
-        assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
-        assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
-        for path, files, status in (
-            ("/v1/vision/custom/none", image(), 400),
-            ("/v1/vision/detection", {"image": ("a.jpg", b"no image")}, 400),
-            ("/v1/vision/detection", None, 400),
-        ):
-            refused = client.post(path, files=files)
-            assert refused.status_code == status
-            assert refused.json()["success"] is False
-            assert refused.json()["error"]
-        wrong = client.post("/v1/vision/detection", files=image(), data={"min_confidence": "7"})
-        assert "min_confidence" in wrong.json()["error"]
+def test_deepstack_has_other_models_scenes_and_errors_in_its_own_form(client):
+    assert client.post("/v1/vision/custom/list").json()["models"] == ["resnet18", "yolov8n", *TASKS]
+    assert client.post("/v1/vision/custom/yolov8n", files=image()).json()["success"]
+    assert set(client.post("/v1/vision/scene", files=image()).json()) >= {"success", "label", "confidence"}
+    for path, files, status in (
+        ("/v1/vision/custom/none", image(), 400),
+        ("/v1/vision/detection", {"image": ("a.jpg", b"no image")}, 400),
+        ("/v1/vision/detection", None, 400),
+    ):
+        refused = client.post(path, files=files)
+        assert refused.status_code == status
+        assert refused.json()["success"] is False
+        assert refused.json()["error"]
+    wrong = client.post("/v1/vision/detection", files=image(), data={"min_confidence": "7"})
+    assert "min_confidence" in wrong.json()["error"]
 
 
 def labelled(client, model, **params):
@@ -345,25 +338,23 @@ def labelled(client, model, **params):
     return client.post("/v1/predict", json=body)
 
 
-def test_x_anylabeling_has_its_models_and_ours(service):
-    with service.client() as client:
-        listed = client.get("/v1/models").json()
-        of_images = [each["name"] for each in listed["models"] if each["name"] != "relu"]  # That takes tensors.
-        assert of_images == list(listed["data"])
-        assert listed["data"]["pose"]["display_name"] == "pose"
-        labels = client.get("/v1/models/yolov8n/labels").json()["labels"]
-        assert listed["data"]["yolov8n"]["classes"] == labels
-        assert "button_classes_filter" in {each["name"] for each in listed["data"]["yolov8n"]["widgets"]}
-        assert client.get("/v1/models/pose/info").json()["success"]
-        assert client.get("/health").json()["success"]
+def test_x_anylabeling_has_its_models_and_ours(client):
+    listed = client.get("/v1/models").json()
+    of_images = [each["name"] for each in listed["models"] if each["name"] != "relu"]  # That takes tensors.
+    assert of_images == list(listed["data"])
+    assert listed["data"]["pose"]["display_name"] == "pose"
+    labels = client.get("/v1/models/yolov8n/labels").json()["labels"]
+    assert listed["data"]["yolov8n"]["classes"] == labels
+    assert "button_classes_filter" in {each["name"] for each in listed["data"]["yolov8n"]["widgets"]}
+    assert client.get("/v1/models/pose/info").json()["success"]
+    assert client.get("/health").json()["success"]
 
 
-def test_x_anylabeling_is_told_what_is_wrong(service):
-    with service.client() as client:
-        missing = labelled(client, "none").json()
-        assert missing["error"]["code"] == "MODEL_NOT_FOUND"
-        for wrong in ({"conf_threshold": 7}, {"filter_classes": "cross"}, {"filter_classes": [1]}):
-            assert labelled(client, "yolov8n", **wrong).json()["error"]["code"] == "INVALID_REQUEST"
-        for body in (b"no JSON", b"[]", b'{"model": "yolov8n", "image": "!", "params": {}}'):
-            refused = client.post("/v1/predict", content=body)
-            assert (refused.status_code, refused.json()["success"]) == (200, False)
+def test_x_anylabeling_is_told_what_is_wrong(client):
+    missing = labelled(client, "none").json()
+    assert missing["error"]["code"] == "MODEL_NOT_FOUND"
+    for wrong in ({"conf_threshold": 7}, {"filter_classes": "cross"}, {"filter_classes": [1]}):
+        assert labelled(client, "yolov8n", **wrong).json()["error"]["code"] == "INVALID_REQUEST"
+    for body in (b"no JSON", b"[]", b'{"model": "yolov8n", "image": "!", "params": {}}'):
+        refused = client.post("/v1/predict", content=body)
+        assert (refused.status_code, refused.json()["success"]) == (200, False)

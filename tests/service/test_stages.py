@@ -36,33 +36,29 @@ def cropped(box, margin):
     return encoded(part)
 
 
-def test_what_is_found_is_classified_from_the_original_image(service):
+def test_what_is_found_is_classified_from_the_original_image(client):
     content = IMAGE.read_bytes()
-    with service.client() as client:
-        response = client.post("/v1/models/shapes:predict?top_k=2", content=content, headers=JPEG)
-        answer = PredictAnswer.model_validate_json(response.content, strict=True).model_dump()
-        [plain] = client.post("/v1/models/yolov8n:predict", content=content, headers=JPEG).json()["predictions"]
-        detections = answer["predictions"][0]["detections"]
-        assert answer["model"] == "shapes"
-        assert [found["box"] for found in detections] == [found["box"] for found in plain["detections"]]
-        assert sum(found["classes"] is not None for found in detections) == 3
-        for found in detections[:3]:
-            part = cropped(found["box"], 0.1)
-            alone = client.post(
-                "/v1/models/resnet50:predict?top_k=2", content=part, headers={"Content-Type": "image/png"}
-            )
-            wanted = alone.json()["predictions"][0]["classes"]
-            assert [each["label"] for each in found["classes"]] == [each["label"] for each in wanted]
-            assert found["classes"][0]["score"] == pytest.approx(wanted[0]["score"], abs=2e-3)
+    response = client.post("/v1/models/shapes:predict?top_k=2", content=content, headers=JPEG)
+    answer = PredictAnswer.model_validate_json(response.content, strict=True).model_dump()
+    [plain] = client.post("/v1/models/yolov8n:predict", content=content, headers=JPEG).json()["predictions"]
+    detections = answer["predictions"][0]["detections"]
+    assert answer["model"] == "shapes"
+    assert [found["box"] for found in detections] == [found["box"] for found in plain["detections"]]
+    assert sum(found["classes"] is not None for found in detections) == 3
+    for found in detections[:3]:
+        part = cropped(found["box"], 0.1)
+        alone = client.post("/v1/models/resnet50:predict?top_k=2", content=part, headers={"Content-Type": "image/png"})
+        wanted = alone.json()["predictions"][0]["classes"]
+        assert [each["label"] for each in found["classes"]] == [each["label"] for each in wanted]
+        assert found["classes"][0]["score"] == pytest.approx(wanted[0]["score"], abs=2e-3)
 
 
-def test_classes_are_chosen_and_several_images_are_answered_in_order(service):
+def test_classes_are_chosen_and_several_images_are_answered_in_order(client):
     files = [("file", ("a.jpg", IMAGE.read_bytes())), ("file", ("b.png", png(size=(300, 200)))),
              ("file", ("c.jpg", IMAGE.read_bytes()))]  # fmt: skip
-    with service.client() as client:
-        before = client.get("/v1/stats").json()
-        first, second, third = client.post("/v1/models/some:predict", files=files).json()["predictions"]
-        after = client.get("/v1/stats").json()
+    before = client.get("/v1/stats").json()
+    first, second, third = client.post("/v1/models/some:predict", files=files).json()["predictions"]
+    after = client.get("/v1/stats").json()
     assert first == third
     assert (second["width"], second["height"]) == (300, 200)
     detections = [found for each in (first, second, third) for found in each["detections"]]
@@ -77,19 +73,18 @@ def test_classes_are_chosen_and_several_images_are_answered_in_order(service):
     assert computed(after) - computed(before) == looked_at
 
 
-def test_it_is_a_model_in_every_protocol(service):
-    with service.client() as client:
-        assert client.get("/v1/models/shapes").json() == {"name": "shapes", "ready": True}
-        described = client.get("/v2/models/shapes").json()
-        assert described["platform"] == "ensemble"
-        assert [each["name"] for each in described["outputs"]] == ["predictions"]
-        refused = client.post("/v1/models/shapes:predict", content=b"no image", headers=JPEG)
-        assert refused.json()["code"] == "INVALID_IMAGE"
-        tensor = {"name": "image", "shape": [1], "datatype": "BYTES",
-                  "data": [base64.b64encode(IMAGE.read_bytes()).decode()]}  # fmt: skip
-        answer = client.post("/v2/models/shapes/infer", json={"inputs": [tensor]})
-        [output] = InferAnswer.model_validate_json(answer.content, strict=True).outputs
-        assert json.loads(output.data[0])["detections"][0]["classes"]
+def test_it_is_a_model_in_every_protocol(client):
+    assert client.get("/v1/models/shapes").json() == {"name": "shapes", "ready": True}
+    described = client.get("/v2/models/shapes").json()
+    assert described["platform"] == "ensemble"
+    assert [each["name"] for each in described["outputs"]] == ["predictions"]
+    refused = client.post("/v1/models/shapes:predict", content=b"no image", headers=JPEG)
+    assert refused.json()["code"] == "INVALID_IMAGE"
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES",
+              "data": [base64.b64encode(IMAGE.read_bytes()).decode()]}  # fmt: skip
+    answer = client.post("/v2/models/shapes/infer", json={"inputs": [tensor]})
+    [output] = InferAnswer.model_validate_json(answer.content, strict=True).outputs
+    assert json.loads(output.data[0])["detections"][0]["classes"]
 
 
 def test_however_much_is_found_is_classified_in_portions(tmp_path):
@@ -108,8 +103,8 @@ def test_however_much_is_found_is_classified_in_portions(tmp_path):
         assert others == [first]
 
 
-def test_it_is_ready_when_both_are(service):  # The last: the second stage stays unloaded.
-    with service.client() as client, service.admin_client() as admin:
+def test_it_is_ready_when_both_are(service, client):  # The last: the second stage stays unloaded.
+    with service.admin_client() as admin:
         assert client.get("/v2/models/shapes/ready").status_code == 200
         assert admin.post("/v2/repository/models/resnet50/unload").status_code == 200
         assert [client.get(path).status_code for path in ("/v2/models/shapes/ready", "/v1/models/shapes")] == [503] * 2

@@ -44,12 +44,6 @@ def service(files, port, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(service):
-    with service.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def channel(service, port):
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel

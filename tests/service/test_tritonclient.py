@@ -71,17 +71,14 @@ def report(request, service, port, given, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def expected(service):
-    with service.client() as client:
-        return {
-            model: [
-                client.post(f"/v1/models/{model}:predict", content=file.read_bytes(), headers=JPEG).json()[
-                    "predictions"
-                ][0]
-                for file in FILES[:2]
-            ]
-            for model in ("resnet18", "yolov8n")
-        }
+def expected(client):
+    return {
+        model: [
+            client.post(f"/v1/models/{model}:predict", content=file.read_bytes(), headers=JPEG).json()["predictions"][0]
+            for file in FILES[:2]
+        ]
+        for model in ("resnet18", "yolov8n")
+    }
 
 
 def test_it_finds_the_server_alive_and_described(report):
