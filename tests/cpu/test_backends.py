@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
+from anychip_tools.subjects import on_cpu
 from backends import (
     BACKENDS,
     Backend,
@@ -76,7 +77,9 @@ def case(request: pytest.FixtureRequest) -> Case:
     engine = chosen.engine
     if engine != "eager" and "STUB_DEVICE" in os.environ:
         pytest.skip("a stub driver has eager only: tests/support/device_contract.py sees the others refuse")
-    _skip_without_packages(engine)
+    for package in PACKAGES.get(engine, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     if chosen[2:] == ("onnxruntime", "bf16"):
         pytest.skip("ONNX Runtime's CPU kernels have no bf16")
     if chosen[2:] == ("openvino", "bf16") and not openvino_has_bf16():
@@ -89,12 +92,6 @@ def openvino_has_bf16() -> bool:
     import openvino
 
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-
-
-def _skip_without_packages(engine: str) -> None:
-    for package in PACKAGES.get(engine, ()):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
 
 
 @pytest.fixture(autouse=True)
@@ -128,18 +125,13 @@ def detector() -> PixelNetwork:
     return YOLO.of("detector", "yolov8n", tuple("abcdefghij"), "random", None, size=(128, 96)).network()
 
 
-def reference(network: nn.Module, pixels: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    with torch.inference_mode():
-        return [output.numpy() for output in network(torch.from_numpy(pixels))]
-
-
 def load(case: Case, network: Any, batch_sizes: tuple[int, ...] = LADDER) -> Executable:
     return case.backend.load(network, case.device, case.engine, case.precision, batch_sizes).executable
 
 
 def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     pixels = images(LADDER[-1], (96, 96, 3))
-    (expected,) = reference(classifier(), pixels)
+    (expected,) = on_cpu(classifier(), pixels)
     executable = load(case, classifier())
     for size in LADDER:
         (logits,) = executable.run(pixels[:size])
@@ -162,7 +154,7 @@ def test_classification_agrees_with_float32_for_every_batch_size(case: Case) -> 
 @pytest.mark.parametrize("case", [_parameter(case) for case in CASES], indirect=True)
 def test_detection_agrees_with_float32_for_every_batch_size(case: Case) -> None:
     pixels = images(LADDER[-1], (128, 96, 3))
-    distances, scores, classes, _ = (each.numpy() for each in by_anchor(reference(detector(), pixels)))
+    distances, scores, classes, _ = (each.numpy() for each in by_anchor(on_cpu(detector(), pixels)))
     executable = load(case, detector())
     tolerance = 1e-3 if case.precision == "fp32" else 0.02
     for size in LADDER:
