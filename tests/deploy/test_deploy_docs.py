@@ -25,15 +25,11 @@ def by_default(name):
     return re.sub(r"\$\{\w+:-(.+)\}", r"\1", name)
 
 
-def devices_of(service):
-    return {by_default(device) for device in service.get("devices", ())} - {"/dev/null"}
-
-
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_devices_and_mounts_are_the_same_in_page_table_compose_and_chart(flavour):
     service = compose_of(flavour)
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "anychip" / f"values-{flavour}.yaml").read_text())
-    devices = devices_of(service)
+    devices = {by_default(device) for device in service.get("devices", ())} - {"/dev/null"}
     # A file that is missing must be an error: Docker's short form would make a folder of root's of it.
     assert all(mount["bind"] == {"create_host_path": False} for mount in service.get("volumes", ()))
     mounts = {(by_default(mount["source"]), mount["target"]) for mount in service.get("volumes", ())}

@@ -86,25 +86,17 @@ def test_requests_that_make_no_sense(client, path, content, status, code):
     assert_error(client.post(f"{REPOSITORY}{path}", content=content), status, code)
 
 
-CALIBRATION = 32
-"""Images to calibrate on and to try int8 on."""
-
-
-def calibration_images(folder: Path) -> str:
-    """Write images like those that the sample weights were trained on; return their folder."""
-    folder.mkdir()
-    for index in range(CALIBRATION):
-        rgb, _ = classification_image(2063, index, (500, 375))
-        Image.fromarray(rgb).save(folder / f"{index}.png")
-    return str(folder)
-
-
 async def test_a_staged_start_serves_at_once_and_swaps_without_losing_a_request(tmp_path):
     """int8 takes its time to quantise; the second start finds it in the cache."""
     pytest.importorskip("nncf")
     options = ("--models", "resnet50", "--weights", "sample", "--engine", "auto", "--precision", "int8")
     options += ("--batch-sizes", "1", "--cache-dir", str(tmp_path / "cache"))
-    options += ("--calibrate", calibration_images(tmp_path / "images"))
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for index in range(32):  # To calibrate on and to try int8 on: like those that the sample weights were trained on.
+        rgb, _ = classification_image(2063, index, (500, 375))
+        Image.fromarray(rgb).save(folder / f"{index}.png")
+    options += ("--calibrate", str(folder))
 
     def served(service):
         [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]

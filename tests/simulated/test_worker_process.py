@@ -126,19 +126,15 @@ async def test_a_crash_with_an_unread_message_is_heard_of_at_once():
     with pytest.MonkeyPatch.context() as patch:
         # No watch looks: the socket says it.
         patch.setattr(WorkerProcess, "look_s", 2 * WAIT_S)
-        await _crashed_with_an_unread_message()
-
-
-async def _crashed_with_an_unread_message():
-    async with Watched("crash=*1") as watched:
-        worker = await watched.worker()
-        process = psutil.Process(worker.pid)
-        worker.send(run(1))
-        worker.send(run(2))  # Nobody will read this one.
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        await until_gone(worker)
-        assert worker.cause is Cause.DIED
+        async with Watched("crash=*1") as watched:
+            worker = await watched.worker()
+            process = psutil.Process(worker.pid)
+            worker.send(run(1))
+            worker.send(run(2))  # Nobody will read this one.
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await until_gone(worker)
+            assert worker.cause is Cause.DIED
 
 
 @on_uvloop

@@ -53,7 +53,9 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
         at_admin: bool = False,
         constants: Constants = MappingProxyType({}),
     ) -> Iterator[ServiceProcess]:
-        behaviour = _with_defaults(null, DEVICES[request.param])
+        said = {part.partition("=")[0] for part in null.split(",")}
+        unsaid = [part for part in DEVICES[request.param].split(",") if part.partition("=")[0] not in said]
+        behaviour = ",".join(filter(None, [null, *unsaid]))
         fresh = request.param != AS_REAL_ONES
         with (
             serving(tmp_path, behaviour, *options, constants=constants, fresh=fresh, guarded=True) as service,
@@ -62,13 +64,6 @@ def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
             yield service
 
     return serve
-
-
-def _with_defaults(null: str, defaults: str) -> str:
-    given = {part.partition("=")[0] for part in null.split(",")}
-    return ",".join(
-        filter(None, [null, *(part for part in defaults.split(",") if part.partition("=")[0] not in given)])
-    )
 
 
 def serving(folder, null="", *options, constants=MappingProxyType({}), fresh=False, guarded=False):

@@ -25,10 +25,6 @@ _STUCK_S = 5.0
 _PATIENCE_S = 0.02
 
 
-class StuckError(Exception):
-    """Deadlock: nothing is ready, no timer runs, and nothing came from outside."""
-
-
 class _Jumping(selectors.DefaultSelector):
     """Selector that waits for no timer, and reports how long the wait would have been."""
 
@@ -41,7 +37,7 @@ class _Jumping(selectors.DefaultSelector):
             ready = super().select(self.patience_s)
         if ready or timeout is None:
             if not ready and not (ready := super().select(_STUCK_S)):
-                raise StuckError("nothing is ready, and no timer runs")
+                raise RuntimeError("a deadlock: nothing is ready, no timer runs, and nothing came from outside")
             return sorted(ready, key=lambda each: each[0].fd)
         self.jumped(timeout)
         return ready
