@@ -23,12 +23,8 @@ def verify(out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
 
 
 def failures(report: dict[str, Any]) -> dict[str, str]:
-    return {
-        finding["name"]: finding["detail"]
-        for part in report["parts"]
-        for finding in part["findings"]
-        if finding["status"] == "FAIL"
-    }
+    found = (finding for part in report["parts"] for finding in part["findings"])
+    return {finding["name"]: finding["detail"] for finding in found if finding["status"] == "FAIL"}
 
 
 def test_a_sound_device_passes(tmp_path: Path) -> None:
@@ -74,13 +70,8 @@ def test_a_broken_device_fails(tmp_path: Path, fault: str, says: str) -> None:
 def test_a_report_tells_nothing_of_the_machine() -> None:
     told = "GPU-12345678-1234-1234-1234-123456789abc in /home/ann/models/a.onnx, Serial Number: 0324518000123"
     kernel = "6.18.44-anns-9: Landlock 7, seccomp; torch 2.9.0-rc1"
-    report = VerifyReport(
-        "cuda:0",
-        "Chip",
-        "2026-01-01",
-        {"torch": "2"},
-        [Part("doctor", [Finding("x", "PASS", told), Finding("y", "PASS", kernel)])],
-    )
+    part = Part("doctor", [Finding("x", "PASS", told), Finding("y", "PASS", kernel)])
+    report = VerifyReport("cuda:0", "Chip", "2026-01-01", {"torch": "2"}, [part])
     for text in (report.json(), report.markdown()):
         assert not any(secret in text for secret in ("12345678-", "ann", "models", "0324518000123"))
         assert "6.18.44: Landlock 7, seccomp; torch 2.9.0-rc1" in text

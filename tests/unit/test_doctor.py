@@ -56,9 +56,8 @@ def test_only_a_failure_fails_the_command(monkeypatch, capsys, status, code):
     assert main(["doctor"]) == code
     assert capsys.readouterr().out == f"{status}  port          seen\n{'':20}-> do this\n"
     assert main(["doctor", "--json"]) == code
-    assert json.loads(capsys.readouterr().out) == [
-        {"name": "port", "status": status, "detail": "seen", "remedy": "do this"}
-    ]
+    check = {"name": "port", "status": status, "detail": "seen", "remedy": "do this"}
+    assert json.loads(capsys.readouterr().out) == [check]
 
 
 PAIRS = [
@@ -120,15 +119,8 @@ def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers(
 
 
 ASCEND = (
-    "dev/davinci0",
-    "dev/davinci1",
-    "dev/davinci10",
-    "dev/davinci_manager",
-    "dev/devmm_svm",
-    "dev/hisi_hdc",
-    "usr/local/Ascend/driver/version.info",
-    "usr/local/dcmi/lib",
-    "etc/ascend_install.info",
+    *("dev/davinci0", "dev/davinci1", "dev/davinci10", "dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc"),
+    *("usr/local/Ascend/driver/version.info", "usr/local/dcmi/lib", "etc/ascend_install.info"),
 )
 
 

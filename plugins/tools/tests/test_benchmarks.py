@@ -7,12 +7,7 @@ import contextlib
 
 import pytest
 
-from anychip_tools.benchmark.load import (
-    HttpClient,
-    closed_loop,
-    open_loop,
-    request_bytes,
-)
+from anychip_tools.benchmark.load import HttpClient, closed_loop, open_loop, request_bytes
 
 WAIT_S = 60
 REQUEST = request_bytes("/x", b"body", "text/plain")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,10 @@ Figure = float | str
 AUTO = "auto"
 """Engine and precision of a service for which nothing is chosen."""
 
-# A path of at least two steps; a GPU's or a MIG slice's UUID; the word behind "serial" in a vendor's text; the maker's
-# name of a kernel, behind its version.
-_PATH = re.compile(r"(?<![\w.:/])(?:/[\w.+@~-]+){2,}/?")
-_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE)
+# A path of at least two steps; a GPU or MIG slice's UUID, whole or cut; the word behind "serial" in a vendor's text;
+# the maker's name of a kernel, behind its version.
+_PATH = re.compile(r"(?<![\w.:/~])~?(?:/[\w.+@~-]+){2,}/?")
+_UUID = re.compile(r"\b(?:GPU-|MIG-)?[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b|\b(?:GPU|MIG)-[0-9a-f]{4,}\b", re.I)
 _SERIAL = re.compile(r"(serial(?: number)?\W{1,3})\w+", re.IGNORECASE)
 _KERNEL = re.compile(r"(?<![\w.])(\d+\.\d+\.\d+)-[\w.+~-]+(?=: (?:no )?Landlock)")
 
@@ -80,7 +81,7 @@ class VerifyReport:
     def json(self) -> str:
         """Format the report as JSON, anonymous."""
         found = {"passed": self.passed, **asdict(self)}
-        return json.dumps(_anonymous(found), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(anonymous(found), indent=2, ensure_ascii=False) + "\n"
 
     def markdown(self) -> str:
         """Format the report as one page, anonymous."""
@@ -94,7 +95,7 @@ class VerifyReport:
             lines += ["", f"**Not seen:** {self.unseen}."]
         for part in self.parts:
             lines += ["", f"## {part.name.capitalize()} ({part.seconds:.0f} s)", "", _table(part.findings).rstrip()]
-        return str(_anonymous("\n".join(lines) + "\n"))
+        return str(anonymous("\n".join(lines) + "\n"))
 
     def write(self, folder: Path) -> None:
         """Write `anychip-report.json` and `anychip-report.md` into `folder`. Raises OSError."""
@@ -117,15 +118,18 @@ def _table(findings: Sequence[Finding]) -> str:
     return markdown_table(["", "result", *names, "says"], rows)
 
 
-def _anonymous(value: object) -> object:
-    """Remove hosts, paths, UUIDs and serial numbers from every text."""
+def anonymous(value: object) -> object:
+    """Remove hosts, the user, paths, UUIDs and serial numbers from every text."""
     if isinstance(value, str):
-        host = socket.gethostname()
-        text = re.sub(rf"\b{re.escape(host)}\b", "HOST", value) if len(host) > 3 else value
+        home, host, text = os.path.expanduser("~"), socket.gethostname(), re.sub(r"/home/[\w.+@-]+", "~", value)
+        user = os.environ.get("USER", home.rpartition("/")[2])
+        for name, word in ((home, "~"), (host, "HOST"), (host.partition(".")[0], "HOST"), (user, "USER")):
+            if len(name) > 3 and name not in ("root", "anychip"):  # These are words of reports, too.
+                text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", word, text)
         text = _KERNEL.sub(r"\1", _SERIAL.sub(r"\1…", _UUID.sub("UUID", text)))
         return _PATH.sub(lambda found: "…/" + found.group().rstrip("/").rpartition("/")[2], text)
     if isinstance(value, Mapping):
-        return {_anonymous(name): _anonymous(each) for name, each in value.items()}
+        return {anonymous(name): anonymous(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_anonymous(each) for each in value]
+        return [anonymous(each) for each in value]
     return value

@@ -1,0 +1,71 @@
+"""`anychip report`: one file about a card, to send, without names of people or machines. Must not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from anychip_base.extras import version
+from anychip_base.interpreter import python_command
+from anychip_tools import doctor_vendor, facts
+from anychip_tools.child_service import run_group
+from anychip_tools.verify.report import anonymous
+from app.arguments import add_settings
+
+TEXT = "Write one file about a card and its software, without secrets, to send."
+EXAMPLE = "anychip report --device npu --verify report/"
+_FOLDERS = ("Ascend/cann", "Ascend/ascend-toolkit/latest", "Ascend/driver", "cuda", "neuware", "musa", "birensupa")
+_HOMES = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME")
+_DEPTH, _MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 3, 200, 20, 4096, 300.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `anychip report`."""
+    add_settings(parser, ("device",))
+    parser.add_argument("--out", type=Path, default="anychip-card.json", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--verify", type=Path, default=".", metavar="FOLDER", help="of verify's report (default: here)")
+
+
+def run(parsed: argparse.Namespace) -> int:
+    """Write the file. Raises OSError."""
+    device, verified = parsed.setting_device or "auto", parsed.verify / "anychip-report.json"
+    advice = f"not run; it takes ten minutes: anychip verify --device {device}; then write this file again"
+    known = {*_HOMES, *(row.visibility_variable for row in facts.every_row().values())}
+    found = {
+        "about": {"made_by": "anychip report", "date": time.strftime("%Y-%m-%d"), "device": device},
+        "versions": {"anychip": version(), **doctor_vendor.versions()},
+        "variables": {name: os.environ[name] for name in sorted(known & {*os.environ})},
+        "doctor": _asked("doctor", "--json", "--skip", "port,weights", "--device", device),
+        "devices": _asked("devices", "--json"),
+        "toolkits": list(_toolkits()),
+        "verify": json.loads(verified.read_text(encoding="utf-8")) if verified.is_file() else advice,
+    }
+    parsed.out.write_text(json.dumps(anonymous(found), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{parsed.out}: read it, then send it" + ("" if verified.is_file() else f"\nverify: {advice}"))
+    return 0
+
+
+def _asked(*words: str) -> Any:
+    try:
+        code, printed, errors = run_group(python_command("-m", "app", *words), _LIMIT_S)
+        return json.loads(printed) if printed.startswith("[") else f"it ended with {code}: {errors[-2000:]}"
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_LIMIT_S:g} s"
+
+
+def _toolkits() -> Iterator[dict[str, Any]]:
+    """Yield the vendors' folders: names, those nearest to the top first, and the small files that hold a version."""
+    places = [os.environ.get(name, "") for name in _HOMES] + [f"/usr/local/{name}" for name in _FOLDERS]
+    for folder in sorted({Path(place).resolve() for place in (*places, "/opt/rocm", "/opt/dtk") if place}):
+        paths = [path for depth in range(_DEPTH) for path in sorted(folder.glob("*/" * depth + "*"))]
+        telling = (path for path in paths if path.name.startswith(("version", "ascend_toolkit_install")))
+        small = [path for path in telling if path.is_file() and path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
+        texts = {str(path.relative_to(folder)): path.read_text("utf-8", "replace") for path in small}
+        if names := [str(path.relative_to(folder)) for path in paths[:_MOST_NAMES]]:
+            yield {"folder": str(folder), "names": names, "versions": texts}
