@@ -357,15 +357,13 @@ def _empty_host_cache(device_type: str) -> None:
     """Give back pinned memory of the host that is kept and not used, on the device types that are torch's own.
 
     torch 2.14 has a call for every accelerator (torch/accelerator/memory.py), before it one for what answers to
-    torch.cuda (torch/_C/__init__.pyi). A vendor's own device type may have no such allocator: there the call ends the
-    process (seen: a simulated one, torch 2.14.1). A vendor's hook calls what its package has.
+    torch.cuda (torch/_C/__init__.pyi). A vendor's own device type may have no such allocator: there the call may end
+    the process (seen with torch 2.14.1). A vendor's hook calls what its package has.
     """
     if device_type not in ("cuda", "xpu"):
         return
     general = getattr(getattr(torch, "accelerator", None), "empty_host_cache", None)
-    of_cuda = getattr(torch._C, "_host_emptyCache", None) if device_type == "cuda" else None
-    empty = general or of_cuda
-    if empty is not None:
+    if empty := general or (device_type == "cuda" and getattr(torch._C, "_host_emptyCache", None)):
         empty()
 
 

@@ -35,11 +35,10 @@ MAX_ENTRIES = 200_000
 _MAX_SCALAR = 4096
 """Characters of a scalar: the time that YAML's numbers to the base of 60 take grows with the square of their length."""
 CUT_SHORT = "is cut short: copy it again"
-_NO_FILE = {
+_NO_FILE = {  # What is saved in place of a file, by its first bytes.
     b"version https://git-lfs.github.com/spec/": "a pointer of Git LFS: `git lfs pull` brings the file",
     **dict.fromkeys((b"<!DOCTYPE html", b"<!doctype html", b"<html"), "a page of a site: download the file itself"),
 }
-"""What is saved in place of a file, by its first bytes."""
 
 
 def is_cut_archive(file: Path) -> bool:

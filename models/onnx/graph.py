@@ -280,8 +280,8 @@ def _constant_of(node: Node) -> Any:
     return None
 
 
+# Types with which PyTorch computes little, and those with their numbers.
 _SIGNED = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
-"""Types with which PyTorch computes little, and those with their numbers."""
 
 
 def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:

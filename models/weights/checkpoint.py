@@ -38,8 +38,7 @@ _MOST_DEPTH = 8
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
 """Suffixes of a named file: those that trainers give to files of torch.save."""
-_OF_CUT = re.compile("not fully covered|invalid header length|header too small")
-"""Words of safetensors for a file without its end."""
+_OF_CUT = re.compile("not fully covered|invalid header length|header too small")  # safetensors' words.
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before every name."""
 _BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")

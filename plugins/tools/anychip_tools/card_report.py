@@ -34,8 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Write the file. Raises OSError."""
-    device, verified = parsed.setting_device or "auto", parsed.verify / "anychip-report.json"
-    advice = f"not run; it takes ten minutes: anychip verify --device {device}; then write this file again"
+    device = parsed.setting_device or "auto"
+    try:
+        verified = json.loads((parsed.verify / "anychip-report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        verified = f"not run; it takes ten minutes: anychip verify --device {device}; then write this file again"
     known = {*_HOMES, *(row.visibility_variable for row in facts.every_row().values())}
     found = {
         "about": {"made_by": "anychip report", "date": time.strftime("%Y-%m-%d"), "device": device},
@@ -44,10 +47,10 @@ def run(parsed: argparse.Namespace) -> int:
         "doctor": _asked("doctor", "--json", "--skip", "port,weights", "--device", device),
         "devices": _asked("devices", "--json"),
         "toolkits": list(_toolkits()),
-        "verify": json.loads(verified.read_text(encoding="utf-8")) if verified.is_file() else advice,
+        "verify": verified,
     }
     parsed.out.write_text(json.dumps(anonymous(found), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"{parsed.out}: read it, then send it" + ("" if verified.is_file() else f"\nverify: {advice}"))
+    print(f"{parsed.out}: read it, then send it" + (f"\nverify: {verified}" if isinstance(verified, str) else ""))
     return 0
 
 
