@@ -271,7 +271,7 @@ def _attributes(node: Node) -> dict[str, Any]:
 
 def _constant_of(node: Node) -> Any:
     for name, value in node.attributes.items():
-        if name == "value":
+        if name == "value" and value is not None:  # A damaged file may leave it out.
             return _constant(value)
         if name in ("value_int", "value_ints"):
             return value
