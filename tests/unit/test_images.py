@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from hypothesis import given
@@ -338,6 +339,8 @@ TURNED = {
 
 @pytest.mark.parametrize("stored", TURNED)
 def test_an_orientation_is_read_wherever_pillow_reads_it(stored):
+    if stored in ("XMP in JPEG", "XMP in WebP") and int(PIL.__version__.partition(".")[0]) < 12:
+        pytest.skip("this Pillow does not read it")
     found, expected = decode(TURNED[stored]), by_pillow(TURNED[stored])
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= 1
