@@ -1,6 +1,6 @@
 """Lines on stderr that say what a long command does: `opening cars`.
 
-Must not import more than Python's own modules and app.pace: it begins before all else.
+Must not import more than Python's own modules, app.clock and app.pace: it begins before all else.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class HotProtocol(asyncio.BufferedProtocol):
     """Protocol for uvicorn's `http` setting, made by `protocol`: one connection.
 
     `_request`: the one that is read or answered here; `_general`: uvicorn's protocol, for all others. `_task` answers
-    the requests; `_next`: what it has to answer, and `_begin`: wakes it for that.
+    the requests; `_following` gets the next one.
     """
 
     on_lost: Callable[[Any], None]
@@ -243,8 +243,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._server_state = server_state
         self._request: HotRequest | None = None
         self._task: asyncio.Task[None] | None = None
-        self._next: tuple[HotRequest, str, Handler, Sequence[str]] | None = None
-        self._begin: asyncio.Future[None] | None = None
+        self._following: asyncio.Future[tuple[HotRequest, str, Handler, Sequence[str]]]
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # Bytes behind the request that is being answered.
         self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
@@ -367,31 +366,27 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._promise = promise
         self._general.lent = True
         values = [name.decode() for name in names.groups(b"")]
-        self._next = request, *each[1:], values
         if self._task is None:
+            self._following = self._loop.create_future()
             self._task = self._loop.create_task(self._serve_all())
-        elif self._begin is not None:
-            self._begin.set_result(None)
+        self._following.set_result((request, *each[1:], values))
         request.task = self._task
         self._server_state.tasks.add(self._task)
         return True
 
     async def _serve_all(self) -> None:
         """Answer the requests of the connection, one after another: a task for each would cost 5 microseconds more."""
-        while not self._transport.is_closing():
-            if self._next is None:
-                self._begin = self._loop.create_future()
-                await self._begin
-                self._begin = None
-            else:
-                following, self._next = self._next, None
-                await self._serve(*following)
-                del following  # Else the request would live until the next one.
+        while self._following.done() or not self._transport.is_closing():
+            following = await self._following
+            self._following = self._loop.create_future()
+            await self._serve(*following)
+            del following  # Else the request would live until the next one.
 
     async def _serve(self, request: HotRequest, route: str, handler: Handler, names: Sequence[str]) -> None:
         """Answer a request: do what app.http.edge and uvicorn do around the routes of FastAPI."""
         link, scope = self.ingress.link, request.scope
         context = RequestContext(link, scope)
+        is_whole = False
         try:
             with context:
                 context.route, context.task = route, request.task
@@ -426,11 +421,10 @@ class HotProtocol(asyncio.BufferedProtocol):
                     # Else the rest of the request would come, and be kept, meanwhile.
                     if flow.write_paused and not request.missing and not self._transport.is_closing():
                         await flow.drain()
-        except BaseException:  # The next request could not be told from the rest of this answer.
-            self._transport.abort()
-            raise
+            is_whole = bool(context.status)
         finally:
-            if not context.status:  # The client is gone, or the server's stop has cancelled this task.
+            # The client is gone, the server's stop has cancelled this task, or a part of the answer is missing.
+            if not is_whole:
                 self._transport.abort()
             self._ended(request)
 

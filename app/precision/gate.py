@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +36,7 @@ import torch
 
 from app.precision.described import weights_key
 from app.precision.probes import Calibration, Pixels
-from backends import CompileOptions, EngineCache, EngineRefusal, Executable, LoadReport, WrongAnswersError
+from backends import CompileOptions, EngineCache, EngineRefusal, Executable, LoadReport, Network, WrongAnswersError
 from models import Model, PixelModel, TensorModel
 from models.contract.files import digest_of_sources
 from models.contract.model import Array
@@ -300,16 +300,11 @@ class Gate:
         return accuracies
 
     def _reference(self, items: Pixels) -> tuple[Array, ...]:
-        network = self._network = self._network or self._model.network()
-
-        def run(items: Pixels) -> tuple[Array, ...]:
-            return tuple(output.numpy() for output in network(torch.from_numpy(items)))
-
+        self._network = self._network or self._model.network()
         # Tensor models run item by item: the network may mix the items of what we take for a batch.
         wanted = 1 if isinstance(self._model, TensorModel) else min(8, len(items))
         size = self._model.batch_sizes((wanted,))[0]
-        with torch.inference_mode():
-            return outputs_of(run, items, size)
+        return outputs_of(partial(on_cpu, self._network), items, size)
 
     def _surroundings(self) -> dict[str, object]:
         key = "" if self._cache is None else weights_key(self._model)
@@ -357,6 +352,12 @@ def errors_of_decoding(model: PixelModel, executable: Executable, host: Pixels, 
     found = model.errors(expected, given)
     _refuse_over(_coarsest(model), found, "the answers to images that the device decodes are others")
     return found
+
+
+def on_cpu(network: Network, items: Pixels) -> tuple[Array, ...]:
+    """Compute the network's answers in float32, eager, on the CPU."""
+    with torch.inference_mode():
+        return tuple(output.numpy() for output in network(torch.from_numpy(items)))
 
 
 def outputs_of(run: Callable[[Pixels], tuple[Array, ...]], items: Pixels, size: int) -> tuple[Array, ...]:

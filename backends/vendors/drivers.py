@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 _TOOLKITS: Mapping[str, str] = {"rocm": "/opt/rocm/.info/version", "dtk": "/opt/dtk/.info/version"}
-_CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
+CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
 # Files in CANN's folder. Huawei's pages use the first; installations without the toolkit have only the second, which
 # begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
 _CANN_FILES = (
@@ -72,7 +72,7 @@ def _found(files: Iterable[tuple[Path, str]]) -> str:
 def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:
     """Yield the files of the CANN whose set_env.sh was sourced, else of those in the usual places."""
     home = os.environ.get("ASCEND_HOME_PATH")
-    for folder in [Path(home)] if home else [root / name.lstrip("/") for name in _CANN_FOLDERS]:
+    for folder in [Path(home)] if home else [root / name.lstrip("/") for name in CANN_FOLDERS]:
         for name, pattern in _CANN_FILES:
             for file in sorted(folder.glob(name)):
                 yield file, pattern

@@ -15,7 +15,6 @@ import hashlib
 import os
 import stat
 import weakref
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -41,10 +40,10 @@ _NO_FILE = {  # What is saved in place of a file, by its first bytes.
 }
 
 
-def is_cut_archive(file: Path) -> bool:
-    """Return True for a zip archive, as torch saves, without its end. Raises OSError."""
+def begins_as_archive(file: Path) -> bool:
+    """Return True if a file begins as a zip archive, as torch saves; it may lack the end. Raises OSError."""
     with file.open("rb") as opened:
-        return opened.read(4) == b"PK\x03\x04" and not zipfile.is_zipfile(file)
+        return opened.read(4) == b"PK\x03\x04"
 
 
 def most_bytes(name: str) -> int:

@@ -225,7 +225,7 @@ def _tried(
                 break
         else:
             raise
-    by_itself = unread
+    by_itself = ""
     if not entry.levels and not about.exporter and not library_files.library_of(architecture):
         levels, about, by_itself = _with_scale(about, core, entered(entry, pixels[:stated_batch]))
         if levels:
@@ -294,7 +294,7 @@ def _tried(
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
     shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
     facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
-    notes = tuple(filter(None, (*facts, *notes, _IN_FLOAT32 if in_float32 else "")))
+    notes = tuple(filter(None, (unread, *facts, *notes, _IN_FLOAT32 if in_float32 else "")))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
     export = Export(how, batch, freed, entry, in_float32)

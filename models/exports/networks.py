@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from anychip_base.extras import how_to_install
 from models.contract.errors import WeightsError, reason_of
-from models.contract.files import CUT_SHORT, is_cut_archive
+from models.contract.files import CUT_SHORT, begins_as_archive
 from models.contract.tensors import Form, TensorModel
 
 FORMS: dict[str, Form] = {
@@ -182,6 +182,11 @@ class OpenVinoGraph(RuntimeGraph):
 
     def at_first_layer(self, tensor: Tensor) -> Tensor | None:
         """Return what the first layer with weights gets; None if there is none."""
+        before = self._before_first_layer
+        return None if before is None else torch.from_numpy(np.array(before([tensor.numpy()])[0], np.float32))
+
+    @cached_property
+    def _before_first_layer(self) -> Any:
         import openvino
 
         model = self._model.clone()
@@ -190,7 +195,7 @@ class OpenVinoGraph(RuntimeGraph):
         if first is None:
             return None
         before = openvino.Model([first.input_value(0)], model.get_parameters(), "before the first layer")
-        return torch.from_numpy(np.array(self._compile(before)([tensor.numpy()])[0], np.float32))
+        return self._compile(before)
 
     def divides_by_products(self) -> bool:
         """Return True if it divides by a product of matrices, or by a part or a sum of one."""
@@ -355,7 +360,7 @@ def load_graph(file: str, form: Form) -> Graph:
     kind, what = kinds[form]
     if form in ("program", "script"):
         if not zipfile.is_zipfile(file):
-            why = CUT_SHORT if is_cut_archive(Path(file)) else f"is damaged, cut short, or not {what}"
+            why = CUT_SHORT if begins_as_archive(Path(file)) else f"is damaged, cut short, or not {what}"
             raise WeightsError(f"{Path(file).name} {why}.")
         importlib.import_module("models.vision")  # It registers torchvision's operators, which files may name: nms.
     try:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
-from models.contract.files import CUT_SHORT, is_cut_archive, read_regular
+from models.contract.files import CUT_SHORT, begins_as_archive, read_regular
 from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
 
 _Value = TypeVar("_Value")
@@ -144,7 +144,7 @@ def read(path: Path, *, with_data: bool = True) -> Checkpoint:
             found = _read_safetensors(path, with_data)
         elif zipfile.is_zipfile(path):
             found = _read_archive(path, with_data)
-        elif is_cut_archive(path):
+        elif begins_as_archive(path):
             raise RefusedError(CUT_SHORT)
         else:
             found = _read_legacy(path)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from anychip_tools.subjects import on_cpu
+from app.precision.gate import on_cpu
 from backends import (
     BACKENDS,
     Backend,

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from anychip_ascend.backend import BY_PYACL
-from anychip_tools.subjects import on_cpu
 from anychip_tools.verify.contract import SmallNetwork, small_images
-from app.precision.gate import Gate
+from app.precision.gate import Gate, on_cpu
 from backends import (
     BackendError,
     CompileOptions,

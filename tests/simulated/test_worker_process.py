@@ -131,8 +131,7 @@ async def test_a_crash_with_an_unread_message_is_heard_of_at_once():
             process = psutil.Process(worker.pid)
             worker.send(run(1))
             worker.send(run(2))  # Nobody will read this one.
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, blocks=False)
             await until_gone(worker)
             assert worker.cause is Cause.DIED
 

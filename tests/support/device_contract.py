@@ -22,9 +22,9 @@ import torch
 # First: it may have to be loaded before anything asks for a device.
 DUT: Any = importlib.import_module(os.environ["DEVICE_UNDER_TEST"])
 
-from anychip_tools.subjects import on_cpu  # noqa: E402
 from anychip_tools.verify.contract import CHECKS, NEEDS_COMPUTATION, SmallNetwork, Subject, small_images  # noqa: E402
 from anychip_tools.verify.contract import NEEDS_EAGER as EAGERLY  # noqa: E402
+from app.precision.gate import on_cpu  # noqa: E402
 from backends import (  # noqa: E402
     BACKENDS,
     Backend,

@@ -168,6 +168,17 @@ async def test_a_large_answer_that_is_given_up_ends_its_connection(monkeypatch):
         await asyncio.wait((task,))
 
 
+async def test_a_connection_that_ends_in_the_turn_of_its_request_leaves_nothing(monkeypatch):
+    came = hot.HotProtocol.buffer_updated
+    monkeypatch.setattr(
+        hot.HotProtocol, "buffer_updated", lambda self, size: (came(self, size), self._transport.abort())
+    )
+    async with listening(monkeypatch) as service:
+        await ask(service.port, post(), answers=0)
+        await until(lambda: service.wanted.ended, blocks=False)
+        assert not service.server.server_state.tasks
+
+
 async def test_the_task_of_a_connection_ends_with_it(monkeypatch):
     async with listening(monkeypatch) as service:
         before = asyncio.all_tasks()

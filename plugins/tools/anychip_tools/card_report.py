@@ -20,7 +20,7 @@ from app.arguments import add_settings
 
 TEXT = "Write one file about a card and its software, without secrets, to send."
 EXAMPLE = "anychip report --device npu --verify report/"
-_FOLDERS = ("Ascend/cann", "Ascend/ascend-toolkit/latest", "Ascend/driver", "cuda", "neuware", "musa", "birensupa")
+_FOLDERS = ("Ascend/driver", "cuda", "neuware", "musa", "birensupa")
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME")
 _DEPTH, _MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 3, 200, 20, 4096, 300.0
 
@@ -65,6 +65,7 @@ def _asked(*words: str) -> Any:
 def _toolkits() -> Iterator[dict[str, Any]]:
     """Yield the vendors' folders: names, those nearest to the top first, and the small files that hold a version."""
     places = [os.environ.get(name, "") for name in _HOMES] + [f"/usr/local/{name}" for name in _FOLDERS]
+    places += facts.facts_module("drivers").CANN_FOLDERS
     for folder in sorted({Path(place).resolve() for place in (*places, "/opt/rocm", "/opt/dtk") if place}):
         paths = [path for depth in range(_DEPTH) for path in sorted(folder.glob("*/" * depth + "*"))]
         telling = (path for path in paths if path.name.startswith(("version", "ascend_toolkit_install")))

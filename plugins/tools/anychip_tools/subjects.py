@@ -18,7 +18,7 @@ from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
 from app.worker.load import unbuilt
 from backends import Choice, LoadedNetwork, choose, simulated
-from backends.contract.backend import Array, Network, Pixels
+from backends.contract.backend import Pixels
 from models import Model, PixelModel, fetched, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
@@ -75,12 +75,6 @@ def load(
     options = compile_options(model, given, images, settings.cache_dir.expanduser())
     network = unbuilt(model, model.network)
     return choice.backend.load(network, choice.devices[0], engine, precision, sizes, options=options)
-
-
-def on_cpu(network: Network, pixels: Pixels) -> tuple[Array, ...]:
-    """Compute the network's answers in float32, eager, on the CPU."""
-    with torch.inference_mode():
-        return tuple(output.numpy() for output in network(torch.from_numpy(pixels)))
 
 
 def inputs_of(model: Model, count: int) -> Tensor:

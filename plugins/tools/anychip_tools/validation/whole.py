@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anychip_tools.subjects import in_pytorch, on_cpu
+from anychip_tools.subjects import in_pytorch
 from anychip_tools.validation.layers import (
     LAYER_LIMITS,
     TOLERANCES,
@@ -19,7 +19,7 @@ from anychip_tools.validation.layers import (
     TracedNetwork,
     difference,
 )
-from app.precision.gate import outputs_of
+from app.precision.gate import on_cpu, outputs_of
 from backends import Backend, BackendError, CompileOptions, EngineRefusedError, OutOfDeviceMemoryError
 from backends.contract.backend import Array
 from backends.contract.errors import first_line

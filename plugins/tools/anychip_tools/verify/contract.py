@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anychip_tools.subjects import on_cpu, sample_model
+from anychip_tools.subjects import sample_model
 from anychip_tools.verify.report import Finding
+from app.precision.gate import on_cpu
 from backends import Backend, BackendError, BackendUnavailableError, EngineRefusedError
 from backends.contract.backend import Array, Pixels
 
