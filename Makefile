@@ -5,7 +5,6 @@ DOCKER ?= docker
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 IMAGE ?= anychip
 VENV := .venv
-NPU_VENV := .venv-npu
 CLIENTS_VENV := .venv-clients
 DEPLOY_VENV := .venv-deploy
 OCR_VENV := .venv-ocr
@@ -29,7 +28,7 @@ UNDECIDED := Licensing,Author,AuthorEmail,Url
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment sbom audit dist docs bench clean anew
+.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment sbom audit dist docs bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -55,7 +54,7 @@ suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faul
 
 # Environments that cannot be made here leave tests out, which say so.
 nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, an hour of faults; make nightly ARGS=tests/service/test_chaos.py
-	-@$(MAKE) --keep-going npu-environment clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment
+	-@$(MAKE) --keep-going clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment
 	@$(SUITES) nightly -- $(ARGS)
 
 ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .ci/run judges what changed since
@@ -73,8 +72,6 @@ lint: $(VENV)/.developer  ## ruff and mypy
 format: $(VENV)/.developer  ## write the code the way lint wants it
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-
-npu-environment: $(NPU_VENV)/.installed  ## make .venv-npu, in which tests run Huawei's own torch_npu over a stub driver
 
 clients-environment: $(CLIENTS_VENV)/.installed  ## make .venv-clients, in which tests run other people's clients
 
@@ -112,7 +109,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(NPU_VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(DIST_VENV) $(DOCS_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(DIST_VENV) $(DOCS_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is asked for beside, as in ANYCHIP_EXTRAS=onnx make install, comes into an environment that is there already.
@@ -128,10 +125,6 @@ $(VENV)/.installed: $(SETUP)
 
 $(VENV)/.developer: $(VENV)/.installed
 	$(if $(ANYCHIP_ENVIRONMENTS_CACHE),test -x $(BIN)/ruff ||) $(PYTHON) deploy/install.py --dev $(VENV)
-	@touch $@
-
-$(NPU_VENV)/.installed: $(MAKER) $(SETUP)
-	$(call CACHED,npu,$(NPU_VENV),$(PYTHON) $(MAKER) npu $(NPU_VENV))
 	@touch $@
 
 $(CLIENTS_VENV)/.installed: $(MAKER)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -384,11 +384,21 @@ def _set_switches(module: Any, switches: Mapping[str, bool]) -> None:
         try:
             for holder in holders:
                 target = getattr(target, holder)
-            if getattr(target, name, None) is None:  # torch_npu gives None for names that it does not know.
+            if not _is_known(target, name):
                 log.warning("%s is set to %s, and is not known: the gate judges the answers", path, value)
             setattr(target, name, value)
         except AttributeError as error:
             log.warning("%s is not set to %s: %s", path, value, first_line(error))
+
+
+def _is_known(target: Any, name: str) -> bool:
+    """Return False for a switch that torch_npu's objects do not have: of those that can be read, newer ones give None.
+    Those of 2.12 and before cannot be read.
+    """
+    try:
+        return getattr(target, name) is not None
+    except AttributeError:
+        return isinstance(vars(type(target)).get("__setattr__"), classmethod | FunctionType)
 
 
 def _held_by_others(memory_of: Callable[[str], Memory], device: str) -> str:

@@ -68,7 +68,6 @@ _SET_UP = ("constraints.txt", "deploy/install.py", "backends/vendors/drivers.py"
 _MADE_BY = (*_SET_UP, _MAKER)
 RECIPES = {
     "developer": Recipe(("deploy/install.py", "--dev"), _SET_UP, (".", *_PLUGINS)),
-    "npu": Recipe((_MAKER, "npu"), _MADE_BY, (".", "plugins/ascend")),
     "clients": Recipe((_MAKER, "clients"), ("deploy/install.py", _MAKER), has_ours=False),
     "deploy": Recipe((_MAKER, "deploy"), _MADE_BY, (".", "plugins/hosting"), above="developer"),
     "ocr": Recipe((_MAKER, "ocr"), _MADE_BY, (".", "plugins/ocr"), above="developer"),

@@ -1,6 +1,6 @@
 """Environments of the tests beside .venv: what is in each, and how it is made or renewed.
 
-    python3 tests/environments/make.py npu .venv-npu
+    python3 tests/environments/make.py clients .venv-clients
     .venv/bin/python tests/environments/make.py ocr .venv-ocr
 
 Owns: which versions fit each other in each of them. `deploy`, `least` and `ocr` see the packages of the environment
@@ -10,7 +10,6 @@ whose Python makes them. The suites that need one name it (tests/suites/table.py
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
@@ -25,15 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from deploy.install import (  # noqa: E402
-    INDEX,
     InstallError,
-    find_build,
     link_packages,
     make_venv,
     named_by,
     read_project,
     run_pip,
-    with_pins,
 )
 
 
@@ -80,55 +76,6 @@ def unpacked(place: Path, release: str, packages: Sequence[str], architecture: s
     for unused in ("state", "cache"):
         shutil.rmtree(place / unused)
     return root
-
-
-# Huawei's own torch_npu over a stub driver: beside a CPU build of torch alone it works.
-
-TORCH, TORCH_NPU, TORCHVISION = "2.13.0", "2.13.0", "0.28.0"
-# Reads files only: a CUDA build may lack the libraries that importing it needs.
-_ASK = (
-    "import importlib.util as u, json, pathlib, runpy; spec = u.find_spec('torch'); "
-    "read = lambda: runpy.run_path(str(pathlib.Path(spec.origin).with_name('version.py'))); "
-    "print(json.dumps([str(read()['__version__']), read()['cuda']] if spec else ['', None]))"
-)
-
-
-def npu(folder: Path) -> None:
-    python = make_venv(folder)
-    constraints = folder / "constraints.txt"
-    add = _pip(python, "--constraint", str(constraints))
-
-    version, cuda = _torch(python)
-    if version.partition("+")[0] != TORCH or cuda is not None:
-        index = (os.environ.get("ANYCHIP_TORCH_INDEX") or INDEX).rstrip("/")
-        build = find_build(python, index, "cpu", TORCH)
-        wanted = f"{TORCH}+{build}" if build else TORCH
-        _settle(constraints, wanted)
-        # Alone: a build for CUDA, which will not do, would bring gigabytes of libraries.
-        run_pip([*add, "--no-deps", *(["--extra-index-url", f"{index}/{build}"] if build else []), f"torch=={wanted}"])
-        version, cuda = _torch(python)
-        if cuda is not None:
-            run_pip([str(python), "-m", "pip", "uninstall", "--yes", "torch"])
-            raise InstallError(
-                f"torch_npu needs a CPU build of torch {TORCH}, and only one for CUDA {cuda} was found: name an index "
-                "that has it in ANYCHIP_TORCH_INDEX."
-            )
-    _settle(constraints, version)
-    # They ask for torch builds and packages that nothing here uses.
-    run_pip([*add, "--no-deps", f"torch_npu=={TORCH_NPU}", f"torchvision=={TORCHVISION}"])
-    # torch again: it was installed without what it needs.
-    ours = _editable(ROOT, ROOT / "plugins" / "ascend")
-    run_pip([*add, f"torch=={version}", *ours, "pyyaml", "pytest", "pytest-asyncio", "pytest-timeout"])
-
-
-def _settle(constraints: Path, torch: str) -> None:
-    ours = (ROOT / "constraints.txt").read_text()
-    constraints.write_text(with_pins(ours, {"torch": torch, "torchvision": TORCHVISION}))
-
-
-def _torch(python: Path) -> tuple[str, str | None]:
-    version, cuda = json.loads(subprocess.run([python, "-c", _ASK], capture_output=True, text=True, check=True).stdout)
-    return version, cuda
 
 
 # Other people's clients, which want an older protobuf (< 7) and ml-dtypes than anychip is tested with.
@@ -311,7 +258,6 @@ def arm(folder: Path) -> None:
 
 
 ENVIRONMENTS: dict[str, Callable[[Path], None]] = {
-    "npu": npu,
     "clients": clients,
     "deploy": deploy,
     "ocr": ocr,

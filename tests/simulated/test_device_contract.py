@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -24,8 +21,7 @@ from tests.support import cann_double
 from tests.support.device_child import child, over, passed
 from tests.support.photographs import FILES, PHOTOGRAPHS
 from tests.support.service_process import running
-from tests.support.stub_drivers import cudart
-from tests.support.vendor_sources import wheel
+from tests.support.stub_drivers import cann, cudart
 
 # A forked process has imported plug-ins of pytest before pytest did.
 FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -136,25 +132,8 @@ def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
         assert float(found[1]) > 40e6  # resnet18's weights
 
 
-@pytest.fixture(scope="module")
-def torch_npu_without_cann(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Unpack the newest wheel as pip would; yield a folder for PYTHONPATH."""
-    found = wheel("torch-npu")
-    if isinstance(found, str):
-        pytest.skip(found)
-    if f"cp{sys.version_info[0]}{sys.version_info[1]}-" not in found.name:
-        pytest.skip(f"{found.name} is for another Python")
-    folder = tmp_path_factory.mktemp("torch_npu")
-    with zipfile.ZipFile(found) as archive:
-        archive.extractall(folder)
-    yield folder
-    shutil.rmtree(folder)
-
-
-def test_torch_npu_without_cann_stops_torch_but_not_us(
-    torch_npu_without_cann: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = {"PYTHONPATH": f"{ROOT}:{torch_npu_without_cann}"}
+def test_torch_npu_without_cann_stops_torch_but_not_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = {"PYTHONPATH": cann(sys.executable)["PYTHONPATH"]}
     stopped = child(sys.executable, path, "-c", "import torch", autoload=True)
     assert stopped.returncode != 0
     assert "torch_npu" in stopped.stderr

@@ -188,7 +188,6 @@ BY_PATH = {
             "tests/simulated/test_device_contract.py::test_torch_npu_that_waits_for_every_kernel",
             "tests/simulated/test_vendor_sources.py",
         ),
-        wants=("npu",),
     ),
     "engines": Suite(
         "every engine in every precision on the CPU",

@@ -1,8 +1,8 @@
 """Images without a container engine: buildah builds them over a stand-in base; they run in a mount namespace.
 
 Owns: the stand-in for a vendor's base image (a small Debian whose torch is that of this environment, mounted at the
-base's place), and processes that see an image's files like a container: a read-only root, one cache, a
-/dev/shm of 64 MB, another user. Everything lies in one folder that is removed afterwards.
+base's place, beside the vendor's own packages), and processes that see an image's files like a container: a read-only
+root, one cache, a /dev/shm of 64 MB, another user. Everything lies in one folder that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from tests.support.service_process import stop
+from tests.support.vendor_sources import wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/anychip-stand-in"
@@ -27,6 +29,20 @@ BASE = "localhost/anychip-stand-in"
 _TORCH = ("torch", "torchvision")
 _VENDOR = "opt/vendor/site-packages"
 _SLOW_S = 1500
+PACKAGES_OF_BASES = {
+    "dcu": {
+        "torch": "2.9.0+das.opt1.dtk2604",
+        "torchvision": "0.24.0+das.opt1.dtk2604",
+        "triton": "3.3.0+das.opt1.dtk2604.torch290",
+    },
+    "mlu": {"torch_mlu": "1.33.1+torch2.14.1"},
+}
+"""Names and versions of vendors' builds, as in tests/deploy/test_deploy_base_images.py. torch_npu is a wheel of the
+registry."""
+_DTK_WITHOUT_DRIVER = (
+    "raise ImportError('libgalaxyhip.so.5: cannot open shared object file: No such file or directory')\n"
+)
+"""What DTK's torch does where the host's /opt/hyhal is not mounted, as while an image is built."""
 
 # $1 root, $2 cache, $3 vendor's packages; the rest is run in it. /proc and /dev are the machine's, /dev/shm is small.
 _ENTER = """
@@ -68,7 +84,7 @@ class Builder:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         storage = ["--root", str(self.folder / "storage"), "--runroot", str(self.folder / "run")]
         environment = {**os.environ, "BUILDAH_ISOLATION": "chroot", "TMPDIR": str(self.folder)}
-        command = ["nice", "-n", "19", "buildah", *storage, "--storage-driver", self.driver, *arguments]
+        command = ["buildah", *storage, "--storage-driver", self.driver, *arguments]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=_SLOW_S, check=False, env=environment, cwd=self.folder
         )
@@ -82,6 +98,29 @@ class Builder:
     @property
     def vendor(self) -> Path:
         return self.folder / "vendor"
+
+    def vendor_of(self, flavour: str) -> Path:
+        """Return the folder of the packages in a flavour's base: those of the stand-in, then the vendor's own.
+
+        Their driver is not there, as in every base image: it is the host's.
+        """
+        folder = self.folder / f"vendor-{flavour}"
+        if not folder.exists():
+            shutil.copytree(self.vendor, folder, copy_function=os.link, symlinks=True)
+            packages = folder / "site-packages"
+            if flavour == "ascend" and not isinstance(found := wheel("torch-npu"), str):
+                with zipfile.ZipFile(found) as archive:
+                    archive.extractall(packages)
+            for name, version in PACKAGES_OF_BASES.get(flavour, {}).items():
+                for about in packages.glob(f"{name}-*.dist-info"):
+                    shutil.rmtree(about)
+                about = packages / f"{name}-{version}.dist-info"
+                about.mkdir()
+                (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            if flavour == "dcu":
+                (packages / "torch/__init__.py").unlink()  # A link to this environment's own.
+                (packages / "torch/__init__.py").write_text(_DTK_WITHOUT_DRIVER)
+        return folder
 
     def make_base(self) -> None:
         """Make the stand-in base. Its python3 must have the version of this Python, whose torch it sees."""
@@ -154,7 +193,7 @@ class Builder:
             "PIP_FIND_LINKS": "/src/wheelhouse",
         }
         options = [word for name, value in given.items() for word in ("--build-arg", f"{name}={value}")]
-        mounts = ["-v", f"{self.vendor}:/opt/vendor:ro"]
+        mounts = ["-v", f"{self.vendor_of(flavour)}:/opt/vendor:ro"]
         self(
             *("bud", "-q", "--pull-never", "--format", "docker", "--network", "none", *mounts, *options, *arguments),
             *("-t", image, "-f", str(context / f"Dockerfile.{flavour}"), str(context)),
@@ -236,7 +275,5 @@ def container(
 
 
 def _run(*command: str) -> None:
-    ran = subprocess.run(
-        ["nice", "-n", "19", *command], capture_output=True, text=True, timeout=_SLOW_S, check=False, cwd=ROOT
-    )
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=_SLOW_S, check=False, cwd=ROOT)
     assert ran.returncode == 0, f"{' '.join(command)}\n{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"

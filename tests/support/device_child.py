@@ -9,18 +9,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.support import stub_drivers, warm
 
 ROOT = Path(__file__).parents[2]
-NPU_PYTHON = Path(os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or ROOT / ".venv-npu" / "bin" / "python")
-
-
-def npu_python() -> Path:
-    if not NPU_PYTHON.exists():
-        pytest.skip("there is no environment with torch_npu: make npu-environment")
-    return NPU_PYTHON
+NPU_PYTHON = os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or sys.executable
 
 
 def child(
@@ -47,9 +39,8 @@ def child(
 def over(stub: str) -> tuple[str | Path, dict[str, str]]:
     if stub == "cuda":
         return sys.executable, stub_drivers.cudart(sys.executable)
-    python = npu_python()
-    variables = stub_drivers.cann(python)
-    return python, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
+    variables = stub_drivers.cann(NPU_PYTHON)
+    return NPU_PYTHON, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> set[str]:

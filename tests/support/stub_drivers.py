@@ -4,13 +4,14 @@ Owns: the compiler's commands, the cache of builds, the variables that a child p
 version of torch: its headers are compiled in. It is whole or missing, also if several processes build at once.
 
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
-    cann   ─► Huawei's own torch_npu, in a Python with a CPU build of torch (tests/environments/make.py)
+    cann   ─► Huawei's own torch_npu, as its wheel has it, beside a CPU build of torch or one for CUDA
 
 The variables are for children only: LD_PRELOAD puts the stub under every program that is started with it.
 """
 
 from __future__ import annotations
 
+import compileall
 import functools
 import hashlib
 import json
@@ -19,15 +20,22 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.vendor_sources import wheel
+
 ROOT = Path(__file__).parents[2]
 STUBS = Path(__file__).parent / "stubs"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip-tests")
+TORCH_NPU = "2.14.0"
+"""The version that runs beside this environment's torch. Others: in a Python of their own, ANYCHIP_TEST_NPU_PYTHON."""
 _CANN_LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _FLAGS = ("-O1", "-w", "-fPIC")
 
@@ -66,13 +74,36 @@ def cudart(python: str | Path) -> dict[str, str]:
 
 
 def cann(python: str | Path) -> dict[str, str]:
+    """Return the variables that a child of `python` needs to run torch_npu over the stub.
+
+    Skips the test where that cannot be.
+    """
     torch = _torch(python)
-    if torch.cuda is not None:
-        pytest.skip(f"torch_npu ends the process beside a CUDA build of torch, which torch {torch.version} is")
-    if not torch.npu:
-        pytest.skip(f"torch_npu is not installed for {python}")
+    variables = {} if torch.npu else {"PYTHONPATH": f"{ROOT}:{_torch_npu(torch)}"}
     folder = _built("cann", torch)
-    return {"LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder), "STUB_DEVICE": "npu"}
+    return {**variables, "LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder), "STUB_DEVICE": "npu"}
+
+
+def _torch_npu(torch: Torch) -> Path:
+    """Return the folder of torch_npu's unpacked wheel. Skip the test where there is none for this torch and Python."""
+    if torch.version.split(".")[:2] != TORCH_NPU.split(".")[:2]:
+        pytest.skip(f"torch_npu {TORCH_NPU} is not for torch {torch.version}")
+    found = wheel("torch-npu", TORCH_NPU)
+    if isinstance(found, str):
+        pytest.skip(found)
+    if f"cp{sys.version_info[0]}{sys.version_info[1]}-" not in found.name:
+        pytest.skip(f"{found.name} is for another Python")
+    folder = CACHE / found.stem
+    if not folder.is_dir():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=CACHE))
+        with zipfile.ZipFile(found) as archive:
+            archive.extractall(partial)
+        with warnings.catch_warnings():  # As pip does: else each import would warn of their sources.
+            warnings.simplefilter("ignore")
+            compileall.compile_dir(partial, quiet=2, stripdir=partial, prependdir=folder)
+        _put(partial, folder)
+    return folder
 
 
 @functools.cache
@@ -100,14 +131,19 @@ def _built(kind: str, torch: Torch) -> Path:
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=CACHE))
     try:
         {"cudart": _build_cudart, "cann": _build_cann}[kind](partial, torch)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # Else another process was first, with the same content.
-                raise
+        _put(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _put(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # Else another process was first, with the same content.
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _build_cann(folder: Path, torch: Torch) -> None:

@@ -90,7 +90,7 @@ def test_every_file_of_the_repository_is_known() -> None:
         ),
         (["tests/cpu/test_om.py"], {"simulated"}),
         (["tests/service/test_http.py", "tests/unit/test_docs.py", "plugins/grpc/tests/test_relay.py"], set()),
-        (["tests/environments/make.py"], {"vendors", "clients", "browser", "deployment", "images", "ocr"}),
+        (["tests/environments/make.py"], {"clients", "browser", "deployment", "images", "ocr"}),
         (["tests/support/export_comparison.py"], {"models"}),
         (["tests/service/test_chaos.py"], set()),
     ],

@@ -146,6 +146,19 @@ def test_a_switch_that_a_package_does_not_know_is_said(caplog: pytest.LogCapture
     assert [each.getMessage().split()[0] for each in caplog.records] == ["renamed"]
 
 
+def test_a_switch_that_can_be_set_and_not_read_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    class Configuration:
+        """As torch_npu 2.12.0.post3 has it (npu/npu_config.py)."""
+
+        @classmethod
+        def __setattr__(cls, name: str, value: bool) -> None:
+            given[name] = value
+
+    given: dict[str, bool] = {}
+    torch_device._set_switches(SimpleNamespace(config=Configuration()), {"config.allow_internal_format": False})
+    assert (given, caplog.records) == ({"allow_internal_format": False}, [])
+
+
 def test_a_card_that_is_asked_alone_is_named_in_the_variables_of_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(detect, "_Said", lambda *given: asked.append(given[-2:]))

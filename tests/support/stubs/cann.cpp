@@ -1,6 +1,10 @@
 // Owns a stub of Huawei's CANN runtime (libascendcl.so) in host memory: enough for the real torch_npu to
 // import, find devices, allocate with its own caching allocator, copy, and use its own streams and
 // events on a machine without an NPU. It has no kernels: see cpu_kernels.cpp.
+#include <dlfcn.h>
+
+#include <unordered_set>
+
 #include "common.h"
 using namespace stub;
 
@@ -46,6 +50,12 @@ API int aclrtSetCurrentContext(void* c) {
 }
 API int aclrtGetPrimaryCtxState(int32_t, uint32_t*, int32_t* active) {
   *active = 1;
+  return OK;
+}
+// torch_npu 2.10.0 asks it at each allocation: no stream is being captured. The stub captures none.
+API int aclmdlRICaptureGetInfo(void*, int* status, void** model) {
+  *status = 0;
+  *model = nullptr;
   return OK;
 }
 API int aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) {
@@ -261,3 +271,20 @@ UNSUPPORTED(aclrtReserveMemAddress)
 UNSUPPORTED(aclrtUnmapMem)
 UNSUPPORTED(rtKernelLaunch)
 // clang-format on
+
+// torch_npu and torch's own CUDA build name some keys of the allocator's settings alike, and PyTorch ends the process at the
+// second. torch_npu needs this library, which is therefore loaded between the two: it takes those of CUDA away.
+// Source: c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h of torch 2.10 to 2.14.
+[[maybe_unused]] const bool forgotten = [] {
+  using Keys = std::unordered_set<std::string>;
+  auto* libc10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (!libc10) return false;
+  const std::string name = "N3c1016CachingAllocator26AcceleratorAllocatorConfig14getMutableKeysB5cxx11Ev";
+  auto* keys = static_cast<Keys*>(dlsym(libc10, ("_ZZ" + name + "E4keys").c_str()));  // Until torch 2.13.
+  if (auto* get = dlsym(libc10, ("_Z" + name).c_str())) keys = &reinterpret_cast<Keys& (*)()>(get)();
+  if (!keys) return false;
+  for (auto* each : {"pinned_reserve_segment_size_mb", "backend", "graph_capture_record_stream_reuse",
+                     "per_process_memory_fraction", "pinned_num_register_threads", "pinned_free_catch_all"})
+    keys->erase(each);
+  return true;
+}();

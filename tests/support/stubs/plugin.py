@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import warnings
 
 import torch
 
@@ -16,7 +17,6 @@ DEVICE_TYPE = os.environ["STUB_DEVICE"]
 COUNT = 2
 MEMORY_BYTES: int | None = 16 * 2**30
 _DRIVER = ctypes.CDLL({"cuda": "libcudart.so.13", "npu": "libascendcl.so"}[DEVICE_TYPE])
-_KEPT: list[torch.library.Library] = []  # A library takes its operators along when it is collected.
 
 
 def kernels() -> int:
@@ -33,27 +33,12 @@ def set_knob(name: str, value: int) -> None:
         raise ValueError(f"the stub has no knob {name!r}")
 
 
-def _import_torchvision() -> None:
-    """Import torchvision, even if its C++ part was built for another torch and cannot be loaded.
-
-    Its registrations of shapes then fail on operators that nobody has declared. The networks need none of them.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "operator torchvision::nms does not exist" not in str(error):
-            raise
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _KEPT.append(library)
-        importlib.import_module("torchvision")
-
-
 def _install() -> None:
-    _import_torchvision()  # First, because its operators are replaced too.
+    importlib.import_module("torchvision")  # First, because its operators are replaced too.
     if DEVICE_TYPE == "npu":
-        importlib.import_module("torch_npu")
+        with warnings.catch_warnings():  # 2.10.0 imports parts of PyTorch that are deprecated.
+            warnings.simplefilter("ignore")
+            importlib.import_module("torch_npu")
     torch.ops.load_library(os.path.join(os.environ["STUB_DIR"], "cpu_kernels.so"))
     torch.get_device_module(DEVICE_TYPE).init()
     torch.ops.stubs.install()
