@@ -61,17 +61,13 @@ _SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_FACTS = (
-    *("add", "align_corners", "approximate", "ceil_mode", "count_include_pad", "dilation", "eps", "groups"),
-    *("kernel_size", "mode", "negative_slope", "normalized_shape", "output_size", "padding", "padding_mode"),
-    *("scale_factor", "stride", "transform_input"),
-)
-"""Attributes by which modules of one class compute differently."""
+_IN_TRAINING = frozenset(("attention_dropout", "aux_logits", "dropout", "inplace", "momentum", "p", "training"))
+"""Attributes by which modules of one class compute alike when they answer."""
 
 
 @dataclass(frozen=True)
 class SavedModule:
-    """A module in a file: its class by name, and those of _FACTS that it has."""
+    """A module in a file: its class by name, and its numbers, words and short lists, by which it may compute."""
 
     name: str
     facts: Mapping[str, Any]
@@ -291,11 +287,12 @@ def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]
         hidden = attributes.get("_non_persistent_buffers_set")
         hidden = hidden if isinstance(hidden, list) else []
         visited += 1
-        entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden)
+        entries += 1 + len(parameters) + len(buffers) + len(children) + len(hidden) + len(attributes)
         # A pickle can name the same object repeatedly, even within itself.
         if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
-        facts = {name: attributes[name] for name in _FACTS if _is_fact(attributes.get(name))}
+        named = (name for name in attributes if isinstance(name, str) and name[:1] != "_")
+        facts = {name: attributes[name] for name in named if name not in _IN_TRAINING and _is_fact(attributes[name])}
         modules[prefix.removesuffix(".")] = SavedModule(current.name, facts)
         unsaved = {name for name in hidden if isinstance(name, str)}
         for name, value in (*parameters.items(), *buffers.items()):

@@ -119,24 +119,23 @@ def check_modules(
 def _difference(saved: SavedModule, own: nn.Module | None) -> str:
     """Say in which way a saved module computes otherwise than ours; "" if it does not, or nobody can tell."""
     kind = saved.name.removeprefix(_IN_TORCH)
-    if kind == saved.name:  # A block of the library's own: its parts are compared, and its residual connection.
+    if kind == saved.name:  # A block of the library's own: its parts are compared, and it, if it is ours too.
         residual, added = getattr(own, "residual", None), saved.facts.get("add")
-        if residual is None or added is None or residual == added:
+        if None not in (residual, added) and residual != added:
+            return "adds its input" if added else "does not add its input"
+        if f"{type(own).__module__}.{type(own).__qualname__}" != kind:
             return ""
-        return "adds its input" if added else "does not add its input"
-    if own is None:
-        expected = _OURS.get(kind)
-        if expected is None:
+    elif own is None:
+        if kind not in _OURS:
             return f"is {_class(kind)}" if kind.startswith("activation.") else ""
-        wrong = {
-            name: saved.facts[name] for name in expected if saved.facts.get(name, expected[name]) != expected[name]
-        }
     elif kind.startswith(_NO_LAYERS) and isinstance(own, _UNCHANGED):
         return ""
     elif _class(kind) != type(own).__name__:
         return f"is {_class(kind)} and not {type(own).__name__}"
-    else:
-        wrong = {name: each for name, each in saved.facts.items() if _differ(each, getattr(own, name, each))}
+    expected = (
+        _OURS.get(kind, {}) if own is None else {name: getattr(own, name, each) for name, each in saved.facts.items()}
+    )
+    wrong = {name: saved.facts[name] for name, each in expected.items() if _differ(saved.facts.get(name, each), each)}
     return " and ".join(f"has {name} {each}" for name, each in wrong.items())
 
 
