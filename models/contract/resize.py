@@ -196,7 +196,8 @@ class Whole(Resize):
         and above boxes moved no more (IoU 0.977-0.998) than under a new JPEG quality or new noise (0.913-0.998);
         between two and five times some changed beyond that (0.705).
         """
-        scale = _DECODE_OVERSAMPLING * self._scale(width, height)
+        sides = self.size[0] / height, self.size[1] / width
+        scale = _DECODE_OVERSAMPLING * (max(sides) if self.how == "stretch" else self._scale(width, height))
         if scale > 0.5:
             return width, height
         return max(1, round(width * scale)), max(1, round(height * scale))

@@ -132,10 +132,9 @@ def _difference(saved: SavedModule, own: nn.Module | None) -> str:
         return ""
     elif _class(kind) != type(own).__name__:
         return f"is {_class(kind)} and not {type(own).__name__}"
-    expected = (
-        _OURS.get(kind, {}) if own is None else {name: getattr(own, name, each) for name, each in saved.facts.items()}
-    )
-    wrong = {name: saved.facts[name] for name, each in expected.items() if _differ(saved.facts.get(name, each), each)}
+    facts = {name: each for name, each in saved.facts.items() if name != "transform_input"}  # It is served as saved.
+    expected = _OURS.get(kind, {}) if own is None else {name: getattr(own, name, each) for name, each in facts.items()}
+    wrong = {name: facts[name] for name, each in expected.items() if _differ(facts.get(name, each), each)}
     return " and ".join(f"has {name} {each}" for name, each in wrong.items())
 
 

@@ -90,6 +90,7 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "stride": (lambda network: setattr(network.conv1[0], "stride", (1, 1)), r"conv1.0 has stride \(1, 1\)"),
     "eps": (lambda network: setattr(network.conv1[1], "eps", 0.5), "conv1.1 has eps 0.5"),
     "edges": (lambda network: setattr(network.conv1[0], "padding_mode", "reflect"), "has padding_mode reflect"),
+    "block": (lambda network: setattr(network.stage2[1], "stride", 2), "stage2.1 has stride 2"),
 }
 
 
@@ -107,6 +108,14 @@ def test_a_network_that_was_changed_is_refused(change: str | None, under: str, t
         return
     with pytest.raises(WeightsError, match=f"is not shufflenet_v2_x0_5: its .*{CHANGES[change][1]}.*served from an"):
         open_model(spec, tmp_path / "cache")
+
+
+def test_whatever_number_a_layer_computes_with_is_compared(tmp_path: Path) -> None:
+    network = torchvision_models.mobilenet_v2(weights=None, num_classes=3)
+    network.features[0][2].max_val = 1.0
+    torch.save(network, tmp_path / "whole.pth")
+    with pytest.raises(WeightsError, match=r"is not mobilenet_v2: its features\.0\.2 has max_val 1\.0"):
+        open_model(parse_spec(f"x=mobilenet_v2:{tmp_path / 'whole.pth'}"), tmp_path / "cache")
 
 
 def test_a_network_beside_the_one_that_is_served_is_warned_of(

@@ -8,12 +8,12 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -333,3 +333,14 @@ def test_a_device_places_an_image_as_a_decoder_does(resize, size):
     difference = (host - device).abs()
     assert difference.max() <= (2 if RESIZES[resize].interpolation == "bicubic" else 1)
     assert difference.float().mean() < 0.35
+
+
+@given(size=st.tuples(st.integers(1, 9000), st.integers(1, 9000)), how=st.sampled_from(["letterbox", "stretch"]))
+@example(size=(2800, 450), how="stretch")
+def test_a_jpeg_of_any_shape_is_decoded_in_full_or_at_six_times_what_the_network_gets(
+    size: tuple[int, int], how: Literal["letterbox", "stretch"]
+) -> None:
+    resize = Whole((224, 160), how)
+    placed, decoded = resize.geometry(*size), resize.decode_size(*size)
+    for side, got, least in zip(size, decoded, (placed.width, placed.height), strict=True):
+        assert got == side or got >= 6 * least - 3
