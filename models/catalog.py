@@ -231,6 +231,12 @@ def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
         [file] = networks
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
+    above, beside = file.absolute().parent.parent, file.parent
+    if not (beside / CONFIG).exists() and not file.with_suffix(".json").exists() and config_of(above):
+        raise WeightsError(
+            f"the {CONFIG} of {file.name} lies in the folder above it: copy {CONFIG} and preprocessor_config.json "
+            f"beside the file (cp {above}/*.json {beside})."
+        )
     files = _looked_at(file, spec, is_graph=True)
     if file.suffix in PROGRAMS and not (trusted or spec.sha256):
         raise WeightsError(
@@ -272,7 +278,10 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
     if not config or (graphs and not files):
         return ("onnx", graphs[0]) if len(graphs) == 1 else None
     if len(files) != 1:
-        raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights, of which one is read.")
+        way = " Save it again in one: save_pretrained(folder, max_shard_size='1TB')." if files else ""
+        if not files and (folder / "onnx").is_dir():
+            way = f" Name a file of {folder}/onnx, with a copy of {folder}/*.json beside it."
+        raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights, of which one is read.{way}")
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]
     return f"transformers/{class_of(config) or config['model_type']}", files[0]

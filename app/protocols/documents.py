@@ -18,6 +18,7 @@ import orjson
 
 from app.errors import invalid_request
 from app.protocols import wire
+from app.protocols.options import OPTIONS
 from app.protocols.wire import BYTES, checked_count, checked_shape
 
 Document = dict[str, Any]
@@ -38,8 +39,12 @@ def loaded(body: wire.Buffer) -> Any:
 
 
 def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
-    """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST."""
+    """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST, also for parameters beside them."""
     document = loaded(body)
+    beside = document if isinstance(document, dict) else {}
+    names = ("parameters", *(row.name for row in OPTIONS))
+    if name := next((each for each in names if beside.get(each) not in (None, {})), ""):
+        raise invalid_request(f"{name!r} of the body is not read here; parameters belong in the query")
     instances = document.get("instances") if isinstance(document, dict) else None
     if not isinstance(instances, list) or not instances:
         keys = document if isinstance(document, dict) else ()

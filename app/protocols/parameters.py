@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from app.errors import invalid_request
@@ -17,15 +18,21 @@ from models import Options
 _MAX_TIMEOUT_S = 600.0
 
 DEFAULT_OPTIONS = Options()
+_OPTION_NAMES = tuple(row.name for row in OPTIONS)
+_LIKE = 0.85
+"""Least likeness of a misspelt name; those of the protocols' own parameters are less like ours."""
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Read options out of strings or numbers by name; names that this service does not know are ignored.
+    """Read options out of strings or numbers by name; names that are like none of ours are ignored.
 
-    Raises INVALID_REQUEST for values out of range, NaN included.
+    Raises INVALID_REQUEST for values out of range, NaN included, and for a misspelt name.
     """
     if not given:
         return DEFAULT_OPTIONS
+    for name in given:
+        if len(name) < _LONGEST_NAME and (meant := _misspelt(name)):
+            raise invalid_request(f"there is no parameter {name!r} here; did you mean {meant}?")
     return Options(**{row.name: read(row, given) for row in OPTIONS if row.name in given})
 
 
@@ -37,6 +44,15 @@ _OTHER_NAMES = {
     "timeout_ms": ("timeout", "deadline", "deadline_ms"),
 }
 """Names of our parameters in other servers and libraries."""
+_LONGEST_NAME = 24
+
+
+@lru_cache(maxsize=256)
+def _misspelt(name: str) -> str:
+    """Return the option that a name means which is none; "" if it means no option."""
+    near = "" if name in _OPTION_NAMES else "".join(get_close_matches(name.lower(), _OPTION_NAMES, 1, _LIKE))
+    other = next((each for each in _OPTION_NAMES if name in _OTHER_NAMES.get(each, ())), "")
+    return near or other
 
 
 def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:

@@ -289,7 +289,7 @@ class ScriptGraph(Graph):
         self._file = file
         self._dtype: torch.dtype | None = None  # None: that of the file.
         self.module = self._loaded("cpu")
-        arguments = [each for each in self.module.forward.schema.arguments if each.name != "self"]
+        arguments = self.module.forward.schema.arguments[1:]  # After the module, whatever its name there.
         wanted = [each for each in arguments if not each.has_default_value()]
         strange = [each.name for each in wanted if str(each.type) != "Tensor"]
         if strange:

@@ -53,13 +53,15 @@ def enliven(network: nn.Module, seed: int = 0) -> Any:
     return network.eval()
 
 
-def timm_folder(name: str, folder: Path, *, classes: int = CLASSES) -> Any:
-    """Save a network into the folder like timm's hub folders; return it."""
+def timm_folder(name: str, folder: Path, *, classes: int = CLASSES, **arguments: Any) -> Any:
+    """Save a network made with `arguments` into the folder like timm's hub folders; return it."""
     import timm
 
-    network = enliven(timm.create_model(name, pretrained=False, num_classes=classes))
+    network = enliven(timm.create_model(name, pretrained=False, num_classes=classes, **arguments))
     labels = {"label_names": list(LABELS.values())} if classes else {}
-    timm.models.save_for_hf(network, folder, model_config={"num_classes": classes, **labels}, safe_serialization=True)
+    own = {"model_args": arguments} if arguments else {}
+    config = {"num_classes": classes, **labels}
+    timm.models.save_for_hf(network, folder, model_config=config, safe_serialization=True, **own)
     return network
 
 

@@ -162,6 +162,23 @@ def test_a_network_of_openvino_is_a_folder_or_its_file(tmp_path: Path, text: str
         open_model(parse_spec(str(folder)), tmp_path)
 
 
+def test_a_graph_below_its_configuration_is_said_to_lie_there(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTForImageClassification"]}')
+    (tmp_path / "onnx").mkdir()
+    file = tmp_path / "onnx" / "model.onnx"
+    file.write_bytes(b"graph")
+    for given, said in (
+        (file, r"copy config\.json and .* beside the file"),
+        (tmp_path, "Name a file of .*onnx, with a copy"),
+    ):
+        with pytest.raises(WeightsError, match=said):
+            open_model(parse_spec(f"x={given}"), tmp_path / "cache")
+    for shard in "12":
+        (tmp_path / f"model-0000{shard}-of-00002.safetensors").touch()
+    with pytest.raises(WeightsError, match=r"2 files of weights, .*max_shard_size='1TB'"):
+        open_model(parse_spec(f"x={tmp_path}"), tmp_path / "cache")
+
+
 def test_weights_say_what_they_are_of(tmp_path: Path) -> None:
     save_file({**YOLO11("s", 3).state_dict()}, tmp_path / "best.safetensors")
     spec = parse_spec(f"cars={tmp_path / 'best.safetensors'}")

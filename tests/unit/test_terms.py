@@ -19,6 +19,8 @@ from app.http.routes import predict
 from app.observability.metrics import Recorder
 from app.protocols.documents import read_instances, read_tensors, read_with_image
 from app.protocols.options import QUERY, VERSION, Parameter
+from app.protocols.parameters import read_options
+from models import Options
 
 BEGAN_S = 1000.0
 GIVEN: dict[str, Any] = {"models": "m", "timeout_ms": 30_000}
@@ -137,6 +139,8 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         ({"url": "http://example.com/cat.jpg"}, "does not fetch URLs"),
         ({"instances": []}, "at least one instance"),
         ({"instances": [{"b64": 7}]}, "instance 0 must be"),
+        ({"instances": [{"b64": TEXT}], "parameters": {"top_k": 1}}, "'parameters' of the body is not read here"),
+        ({"instances": [{"b64": TEXT}], "top_k": 1}, "'top_k' of the body.*belong in the query"),
         (b"not json", "the body is not JSON"),
         (b'{"instances": [{"b64": NaN}]}', "the body is not JSON"),
     ],
@@ -145,6 +149,14 @@ def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
     with pytest.raises(ServiceError, match=said) as refused:
         read_instances(body if isinstance(body, bytes) else json.dumps(body).encode(), 1)
     assert refused.value.code == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("name", ["score_treshold", "max_detection", "conf"])
+def test_a_misspelt_option_of_the_protocol_is_refused_and_an_unknown_one_is_not(name: str) -> None:
+    ours = ["binary_data_output", "classification", "content_type", "priority", "sequence_id", "timeout"]
+    assert read_options(dict.fromkeys((*ours, "x" * 99), 1)) == Options()
+    with pytest.raises(ServiceError, match=f"there is no parameter '{name}' here; did you mean"):
+        read_options({name: 1})
 
 
 async def read(body: bytes, content_type: str, *, any_type: bool = False) -> Any:

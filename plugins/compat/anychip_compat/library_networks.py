@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -336,6 +336,8 @@ def _settings_of_timm(timm: Any, name: str, given: Any) -> dict[str, Any]:
         if issubclass(each, nn.Module)
         for argument in inspect.signature(each.__init__).parameters
     }
+    # NaFlexViT takes the fields of its configuration, too.
+    taken |= {one.name for each in vars(module).values() if is_dataclass(each) for one in fields(each)}
     for key in given:
         if key not in taken - _ARGUMENTS:
             raise WeightsError(f"{key!r} of model_args in {CONFIG} is nothing that {name} of timm takes.")
