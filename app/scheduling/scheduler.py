@@ -41,7 +41,6 @@ from app.scheduling.queue import (
 )
 from app.scheduling.workers import (
     LEARNING_RATE,
-    RATE_KEPT,
     BatchLatencies,
     Serving,
     Sharing,
@@ -310,7 +309,7 @@ class Scheduler(Generic[T]):
                     return None
                 if self._max_wait_s and now < queue.oldest_s() + self._max_wait_s:
                     continue
-            most = latencies.short_size(RATE_KEPT, now) if now < self._clients.until_s else queue.depth
+            most = latencies.short_size(now) if now < self._clients.until_s else queue.depth
             items, hopeless = _taken(queue, model, worker, self.serving[model], most=most, now=now)
             dropped += hopeless
             if not items:

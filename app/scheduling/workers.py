@@ -124,12 +124,12 @@ class BatchLatencies:
             self._best[waiting] = best
         return best
 
-    def short_size(self, rate_kept: float, now: float) -> int:
-        """Return the smallest size that answers at least this share of the most images a second. Only the times
-        measured at the start count: later estimates vary by as much as sizes differ.
+    def short_size(self, now: float) -> int:
+        """Return the smallest size that keeps most of the highest rate. Only the times measured at the start count:
+        later estimates vary by as much as sizes differ.
         """
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
-        return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
+        return next(size for size, rate in rates.items() if rate >= _RATE_KEPT * max(rates.values()))
 
     def best_s(self, waiting: int, now: float) -> float:
         """Return the seconds expected of the next batch when `waiting` items are there."""
@@ -196,7 +196,7 @@ _EARLY_S = 0.004
 _EARLY_SHARE = 0.15
 """Share of a batch's time that is added: a worker that overlaps batches looks for the next one that early."""
 _PREPARATIONS = 2.0
-RATE_KEPT = 0.97
+_RATE_KEPT = 0.97
 """Share of the highest rate, in images a second, that shorter batches must keep while several clients ask."""
 
 
