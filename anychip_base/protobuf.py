@@ -16,3 +16,13 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
     raise ValueError
+
+
+def head_of(number: int, size: int) -> bytes:
+    """Encode the head of a field of so many bytes: its tag, for a number below 16, and its length."""
+    head = bytearray([number << 3 | 2])
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head)

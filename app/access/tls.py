@@ -57,21 +57,19 @@ class Tls:
             reason = error.strerror if isinstance(error, FileNotFoundError) else error
             raise OSError(f"TLS cannot be had from {self.certificate} and {self.key}: {reason}") from None
 
-    def refresh(self) -> bool:
-        """Read the files again if they have changed; return True if they are in use now."""
+    def refresh(self) -> None:
+        """Read the files again if they have changed."""
         seen = self._stamp()
         if seen == self.seen:
-            return False
+            return
+        self.seen = seen
         try:
             self._made()  # First in its own context: a certificate without its key would spoil the one in use.
             self._load(self.context)
         except OSError as error:
             log.error("the certificate stays as it was: %s", error)
-            return False
-        finally:
-            self.seen = seen
-        log.info("the certificate was read again from %s", self.certificate)
-        return True
+        else:
+            log.info("the certificate was read again from %s", self.certificate)
 
     async def keep_fresh(self) -> None:
         """Refresh every two seconds, until cancelled."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from app.config import Settings
@@ -147,7 +147,7 @@ class Fleet:
         self._device_metrics = {device: DeviceMetrics(metrics, device, choice.vendor) for device in choice.devices}
         self._served_states = ServedStates(metrics)
         self._workers: dict[str, WorkerProcess] = {}
-        self._handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
+        self.handovers = Handovers(self.replicas, settings, metrics, self._keep_sizes)
         self.dispatcher = Dispatcher(
             self.scheduler,
             self.models,
@@ -234,7 +234,7 @@ class Fleet:
         """Stop every worker; what is still in flight has no outcome. Idempotent."""
         self.dispatcher.stop()
         self.residents.stop()
-        await self._handovers.stop()
+        await self.handovers.stop()
         await asyncio.gather(*(replica.stop() for replica in self.replicas))
         self.arena.close()
 
@@ -246,20 +246,13 @@ class Fleet:
         """Return how each ready worker serves the model."""
         return [worker.loaded[pool.index] for worker in self.workers() if pool.index in worker.loaded]
 
-    async def change(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change of the models in a task of its own: a client that leaves must not leave half a change behind.
-
-        Raises DRAINING if `stop` ended it.
-        """
-        await self._handovers.run(change)
-
     async def hand_over(self, models: Sequence[Model | None], reason: str) -> None:
         """Replace every worker by one that serves `models`, all at the same moment: in the same order, None for one to
         unload. Items that wait for an unloaded model are refused.
 
         Raises ChildStartError if a new worker cannot start: nothing has changed then.
         """
-        await self._handovers.to(tuple(models), reason)
+        await self.handovers.to(tuple(models), reason)
         for (name, pool), model in zip(self.models.items(), models, strict=True):
             if model is not None:
                 pool.model = model
@@ -291,7 +284,7 @@ class Fleet:
         self._keep_in_background(worker, [*loaded.values()])
         self.residents.worker_ready()
         if worker.is_staged:
-            self._handovers.compile(worker)
+            self.handovers.compile(worker)
 
     def _leave_out(self, worker: WorkerProcess) -> None:
         """Unload what no worker has any more because its files are lost: others are served without it."""
@@ -335,7 +328,7 @@ class Fleet:
                 if isinstance(message, Loaded):
                     self._keep_in_background(worker, [message])
             case HandOver():
-                self._handovers.relieve(worker, message.trigger)
+                self.handovers.relieve(worker, message.trigger)
 
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:  # noqa: D102
         self._workers.pop(worker.name, None)

@@ -63,7 +63,7 @@ class Handovers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def run(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change in a task of its own: it goes on when the caller is cancelled, and ends with `stop`.
+        """Run a change of the models in a task of its own: a client that leaves must not leave half a change behind.
 
         Raises DRAINING if `stop` ended it.
         """

@@ -208,10 +208,6 @@ class CarryingProtocol(LimitedProtocol):
             self._carried.pause(on=False)
 
 
-def _nothing(_: Any) -> None:
-    pass
-
-
 class HotProtocol(asyncio.BufferedProtocol):
     """Protocol for uvicorn's `http` setting, made by `protocol`: one connection.
 
@@ -247,7 +243,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._unread = 0  # Bytes of a body that was refused before it had arrived.
         self._held = b""  # Bytes behind the request that is being answered.
         self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
-        self.on_lost = _nothing
+        self.on_lost = lambda _: None
 
     def carry_as(self, number: int) -> None:
         """Give it the number by which the owner knows it, if it may be carried there."""

@@ -67,7 +67,7 @@ class Converter:
                 # A person or a lack of memory killed it. The request may be innocent: try again. Whoever stopped a
                 # child may have stopped those that wait as well, so the next one is new.
                 killed += not child.was_stopped
-                if not child.was_killed or killed == _KILLED:
+                if child.process.returncode not in (-signal.SIGKILL, -signal.SIGTERM) or killed == _KILLED:
                     raise invalid_request("the request is too complex to be read here")
                 child = self._new()
         flags, answer = answered
@@ -141,11 +141,6 @@ class _Child:
 
     def is_alive(self) -> bool:
         return self.process.poll() is None
-
-    @property
-    def was_killed(self) -> bool:
-        """Return True if a signal from outside has ended it, and not the payload."""
-        return self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
 
     async def ask(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> tuple[int, memoryview]:
         """Return flags and answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""

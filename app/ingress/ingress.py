@@ -193,10 +193,6 @@ class Call(ABC, Generic[Answer]):
         """Run, to be awaited at once. If the client leaves first, call `on_leave` and cancel the run."""
 
 
-def _nothing() -> None:
-    pass
-
-
 Run = Callable[[], Awaitable[Answer]]
 
 
@@ -224,7 +220,7 @@ class Ingress:
         try:
             client = self.access.admit("infer", "public", headers, address).name
         except ServiceError:  # It is refused before its body is read.
-            return _nothing
+            return lambda: None
         return partial(self.bodies.fulfil, client, size) if self.bodies.promise(client, size) else None
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes
                     counted.counters.append((name, labels, amount))
                     child.reset()
         elif isinstance(metric, Histogram):
-            for labels, series in metric.series():
+            for labels, series in metric.series.items():
                 if any(series.counts):
                     seen = {bucket: (dict(each.labels), each.value) for bucket, each in series.exemplars.items()}
                     counted.series.append((name, labels, series.counts, series.sum, seen))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 import time
 from bisect import bisect_left
-from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
@@ -143,18 +143,14 @@ class Histogram(Collector):
         self._name, self._text, self._labels = name, text, tuple(labels)
         self._bounds = tuple(float(bound) for bound in buckets)
         self._texts = [str(floatToGoString(bound)) for bound in (*self._bounds, inf)]  # type: ignore[no-untyped-call]
-        self._series: dict[tuple[str, ...], Series] = {}
+        self.series: dict[tuple[str, ...], Series] = {}
         registry.register(self)
 
     def labels(self, *values: str) -> Series:
         """Return the series of these labels."""
         if len(values) != len(self._labels):
             raise ValueError(f"{self._name} has the labels {', '.join(self._labels)}")
-        return self._series.setdefault(values, Series(self._bounds))
-
-    def series(self) -> ItemsView[tuple[str, ...], Series]:
-        """Return all series, by labels."""
-        return self._series.items()
+        return self.series.setdefault(values, Series(self._bounds))
 
     def describe(self) -> list[HistogramMetricFamily]:
         """Return the family, empty."""
@@ -163,7 +159,7 @@ class Histogram(Collector):
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the family as it is now."""
         [family] = self.describe()
-        for labels, series in [*self._series.items()]:
+        for labels, series in [*self.series.items()]:
             total = series.sum  # Before the counts: a sum without its measurement is worse than the reverse.
             sofar = 0
             buckets: list[tuple[str, float] | tuple[str, float, core.Exemplar]] = []

@@ -120,9 +120,9 @@ class Residency:
         excess = self.taken_bytes - self.budget_bytes
         idle = [each for each in self.placed(Place.RETURNING) if not busy(each.name)]
         if excess > 0 and idle:
-            return self._leave(idle[-1:], now, busy), None
+            return self._move(idle[-1:], Place.LEAVING, now, busy), None
         if excess > 0 and (over := self._victims(excess, now, busy, hurry=True)):  # More than it was measured before.
-            return self._leave(over, now, busy), None
+            return self._move(over, Place.LEAVING, now, busy), None
         if self.placed(Place.LOADING) or self.placed(Place.LEAVING):
             return (), None
         waiting = self.waiting(now, busy)
@@ -140,7 +140,7 @@ class Residency:
             if self._credit(now) > 0 and (victims := self._victims(missing, now, busy, tenant)):
                 self._credit_s -= tenant.load_s
                 self._chosen = tenant
-                return self._leave(victims, now, busy), None
+                return self._move(victims, Place.LEAVING, now, busy), None
             self._chosen = None  # The models that left for it did not free enough memory.
         return (), None
 
@@ -171,17 +171,13 @@ class Residency:
 
         One at a time, so that a request waits for its own model and not for all of them.
         """
-        for each in (*self.placed(Place.RESIDENT), *self.placed(Place.LOADING)):
-            each.place, each.since_s = Place.RETURNING, now
-            each.asked_s = now if busy(each.name) else math.inf
+        self._move((*self.placed(Place.RESIDENT), *self.placed(Place.LOADING)), Place.RETURNING, now, busy)
 
-    def _leave(self, tenants: Iterable[Tenant], now: float, busy: Busy) -> list[str]:
-        names = []
+    def _move(self, tenants: Sequence[Tenant], place: Place, now: float, busy: Busy) -> list[str]:
         for each in tenants:
-            each.place, each.since_s = Place.LEAVING, now
+            each.place, each.since_s = place, now
             each.asked_s = now if busy(each.name) else math.inf
-            names.append(each.name)
-        return names
+        return [each.name for each in tenants]
 
     def waiting(self, now: float, busy: Busy) -> list[Tenant]:
         """Return the models that are absent and wanted, in the order of their requests."""

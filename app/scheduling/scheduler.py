@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
 from operator import itemgetter
 from typing import Generic
@@ -42,7 +41,6 @@ from app.scheduling.queue import (
 )
 from app.scheduling.workers import (
     LEARNING_RATE,
-    RATE_KEPT,
     BatchLatencies,
     Serving,
     Sharing,
@@ -87,28 +85,15 @@ class Scheduler(Generic[T]):
         Returns the seconds until the last is expected to be answered, without lateness; None while the model has no
         worker, or `ready_s` is unknown. Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
-        model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, serving, client = self.queues[model], self.serving[model], reservation.client
+        model, images = reservation.model, reservation.images
+        queue, serving = self.queues[model], self.serving[model]
         if images > queue.limit - queue.reserved - queue.depth:
             raise queue.full(model, images)
         within_s = (1 - WAY_BACK) * (reservation.deadline_s - now)
-        expected = partial(
-            expected_s,
-            queue,
-            serving,
-            model,
-            client=client,
-            priority=priority,
-            images=images,
-            now=now,
-            ready_s=ready_s or 0.0,
-        )
-        last_s, least_s = expected()
-        if least_s > within_s and age(queue, serving, model, client=client, priority=priority, now=now):
-            last_s, least_s = expected()
-        if least_s > within_s and not is_probe(
-            queue, serving, client=client, priority=priority, images=images, within_s=within_s, now=now
-        ):
+        last_s, least_s = expected_s(queue, serving, reservation, images, now=now, ready_s=ready_s or 0.0)
+        if least_s > within_s and age(queue, serving, reservation, now):
+            last_s, least_s = expected_s(queue, serving, reservation, images, now=now, ready_s=ready_s or 0.0)
+        if least_s > within_s and not is_probe(queue, serving, reservation, within_s, now):
             raise DeadlineUnreachableError(least_s)
         return None if ready_s is None else last_s
 
@@ -120,8 +105,8 @@ class Scheduler(Generic[T]):
 
         Raises NeverRoomError, QueueFullError, DeadlineUnreachableError.
         """
-        model, images, priority = reservation.model, reservation.images, reservation.priority
-        queue, serving, client = self.queues[model], self.serving[model], reservation.client
+        model, images = reservation.model, reservation.images
+        queue, serving = self.queues[model], self.serving[model]
         if images == 1 and now < reservation.admitted_s + CHECK_STANDS_S:
             if images > queue.limit - queue.reserved - queue.depth:
                 raise queue.full(model, images)
@@ -130,15 +115,13 @@ class Scheduler(Generic[T]):
             first_s = self.check(reservation, now, ready_s(images))
         if images > 1:
             first_ready_s = ready_s(1)
-            first_s, _ = expected_s(
-                queue, serving, model, client=client, priority=priority, images=1, now=now, ready_s=first_ready_s or 0.0
-            )
+            first_s, _ = expected_s(queue, serving, reservation, 1, now=now, ready_s=first_ready_s or 0.0)
             first_s = None if first_ready_s is None else first_s
         reservation.admitted_s, reservation.expected_s = now, first_s
         queue.begin(reservation)
         usual = round(queue.usual)
         reservation.batch_s = min([latencies.best_s(usual, now) for _, latencies in serving], default=0.0)
-        self._clients.asked(client, now)
+        self._clients.asked(reservation.client, now)
 
     def release(self, reservation: Reservation) -> None:
         """Give back the unused room of a request that has ended. Idempotent."""
@@ -326,7 +309,7 @@ class Scheduler(Generic[T]):
                     return None
                 if self._max_wait_s and now < queue.oldest_s() + self._max_wait_s:
                     continue
-            most = latencies.short_size(RATE_KEPT, now) if now < self._clients.until_s else queue.depth
+            most = latencies.short_size(now) if now < self._clients.until_s else queue.depth
             items, hopeless = _taken(queue, model, worker, self.serving[model], most=most, now=now)
             dropped += hopeless
             if not items:

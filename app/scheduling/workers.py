@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Generic
 
-from app.scheduling.queue import MOST_RATE, RARE_S, Batch, Queue, T
+from app.scheduling.queue import MOST_RATE, RARE_S, Batch, Queue, Reservation, T
 
 LEARNING_RATE = 0.2
 _DRIFT = 0.01
@@ -124,12 +124,12 @@ class BatchLatencies:
             self._best[waiting] = best
         return best
 
-    def short_size(self, rate_kept: float, now: float) -> int:
-        """Return the smallest size that answers at least this share of the most images a second. Only the times
-        measured at the start count: later estimates vary by as much as sizes differ.
+    def short_size(self, now: float) -> int:
+        """Return the smallest size that keeps most of the highest rate. Only the times measured at the start count:
+        later estimates vary by as much as sizes differ.
         """
         rates = {size: size / self._measured[size] for size in self.sizes if size <= self.ceiling(now)}
-        return next(size for size, rate in rates.items() if rate >= rate_kept * max(rates.values()))
+        return next(size for size, rate in rates.items() if rate >= _RATE_KEPT * max(rates.values()))
 
     def best_s(self, waiting: int, now: float) -> float:
         """Return the seconds expected of the next batch when `waiting` items are there."""
@@ -196,7 +196,7 @@ _EARLY_S = 0.004
 _EARLY_SHARE = 0.15
 """Share of a batch's time that is added: a worker that overlaps batches looks for the next one that early."""
 _PREPARATIONS = 2.0
-RATE_KEPT = 0.97
+_RATE_KEPT = 0.97
 """Share of the highest rate, in images a second, that shorter batches must keep while several clients ask."""
 
 
@@ -300,24 +300,16 @@ PROBE_BATCHES = 16
 
 
 def expected_s(
-    queue: Queue[T],
-    workers: Serving[T],
-    model: str,
-    *,
-    client: str,
-    priority: int,
-    images: int,
-    now: float,
-    ready_s: float = 0.0,
+    queue: Queue[T], workers: Serving[T], asked: Reservation, images: int, *, now: float, ready_s: float
 ) -> tuple[float | None, float]:
     """Return the seconds until the last of `images` is answered: by the queue alone (None without a worker), and with
-    recent lateness. Admission uses the second.
+    recent lateness. Admission uses the second. `asked`: the request; `images`: all of its images, or its first ones.
 
     Of the images that wait, those count that go before the last of `images` by their rank, not by their arrival.
     `ready_s`: seconds before it can enter the queue. The items ahead enter earlier, and are computed meanwhile: so the
     longer of the two waits counts, not their sum.
     """
-    ahead = 0
+    model, client, priority, ahead = asked.model, asked.client, asked.priority, 0
     if queue.ahead:
         ahead = queue.ahead_of(client, images, priority, now, image_s(workers, model) if queue.depth else 0.0)
     if not workers:
@@ -343,16 +335,14 @@ def expected_s(
     else:
         own_s = min([latencies.best_s(round(queue.usual), now) for _, latencies in workers])
         first_s = _next_s(queue, workers, ahead + images, now)
-        by_queue_s = _last_s(queue, workers, model, ahead + images, now) if first_s is None else first_s
+        if first_s is None:
+            timelines = [
+                WorkerTimeline(each, worker.wait_s(now), worker.sharing(model), now) for worker, each in workers
+            ]
+            first_s = last_s(timelines, ahead + images, round(queue.usual))
+        by_queue_s = first_s
     by_queue_s = max(by_queue_s, ready_s + own_s)
     return by_queue_s, by_queue_s + queue.lateness_of(priority, client, heard=True).seconds
-
-
-def _last_s(queue: Queue[T], workers: Serving[T], model: str, images: int, now: float) -> float:
-    timelines = [
-        WorkerTimeline(latencies, worker.wait_s(now), worker.sharing(model), now) for worker, latencies in workers
-    ]
-    return last_s(timelines, images, round(queue.usual))
 
 
 def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> float | None:
@@ -387,25 +377,23 @@ def probe_s(workers: Serving[T]) -> float:
     return max(_PROBE_S, PROBE_BATCHES * min([latencies.least_s for _, latencies in workers], default=0.0))
 
 
-def age(queue: Queue[T], workers: Serving[T], model: str, *, client: str, priority: int, now: float) -> bool:
+def age(queue: Queue[T], workers: Serving[T], asked: Reservation, now: float) -> bool:
     """Let estimates forget that refuse a request and have heard nothing: time alone may have made them wrong. Return
     True if one did.
     """
     every_s = probe_s(workers)
-    aged = queue.lateness_of(priority, client, heard=True).age(now, every_s)
+    aged = queue.lateness_of(asked.priority, asked.client, heard=True).age(now, every_s)
     for worker, latencies in workers:
-        if not any(batch.model == model for batch in worker.batches.values()):
+        if not any(batch.model == asked.model for batch in worker.batches.values()):
             aged = latencies.age(now, every_s) or aged
     return aged
 
 
-def is_probe(
-    queue: Queue[T], workers: Serving[T], *, client: str, priority: int, images: int, within_s: float, now: float
-) -> bool:
-    """Return True if a request of `images` that has `within_s` is admitted as a probe, against the estimates.
+def is_probe(queue: Queue[T], workers: Serving[T], asked: Reservation, within_s: float, now: float) -> bool:
+    """Return True if a request that has `within_s` is admitted as a probe, against the estimates.
 
     True if nothing of its model and kind was admitted for so long, and batches were once fast enough for it.
     """
-    if now < queue.lateness_of(priority, client).admitted_s + probe_s(workers):
+    if now < queue.lateness_of(asked.priority, asked.client).admitted_s + probe_s(workers):
         return False
-    return any(each.least_s * -(-images // each.sizes[-1]) <= within_s for _, each in workers)
+    return any(each.least_s * -(-asked.images // each.sizes[-1]) <= within_s for _, each in workers)

@@ -115,10 +115,10 @@ class ServiceAdministration(link.Administration):
         return [worker.device for worker in self._fleet.workers()]
 
     async def load(self, model: str) -> None:  # noqa: D102
-        await self._fleet.change(self._load(self._models[model]))
+        await self._fleet.handovers.run(self._load(self._models[model]))
 
     async def unload(self, model: str) -> None:  # noqa: D102
-        await self._fleet.change(self._unload(self._models[model]))
+        await self._fleet.handovers.run(self._unload(self._models[model]))
 
     async def release(self, device: str) -> dict[str, ReturnedBytes]:  # noqa: D102
         if device not in self._choice.devices:

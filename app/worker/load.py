@@ -124,11 +124,6 @@ class WorkerModel:
             grows=grows,
         )
 
-    def next_buffer(self) -> Pixels:
-        """Return a buffer that no batch in flight uses."""
-        self.buffers.append(self.buffers.pop(0))
-        return self.buffers[-1]
-
 
 class LoadedDevice:
     """Everything on one device. `models`: by their numbers; those not to be loaded are missing."""

@@ -184,7 +184,9 @@ class Worker:
         Returns also the positions of files that the device cannot decode. Raises DeviceLostError.
         """
         rows, undecoded = self._rows(run)
-        buffer = self._models[run.model].next_buffer()
+        buffers = self._models[run.model].buffers
+        buffer = buffers.pop(0)
+        buffers.append(buffer)
         for row, item in enumerate(rows):
             buffer[row] = item.cpu().numpy() if isinstance(item, Tensor) else item
         buffer[list(undecoded)] = 0

@@ -99,9 +99,7 @@ class StreamedExecutable(Executable):
                 row = 0
                 for part in parts:
                     given = part if isinstance(part, Tensor) else torch.from_numpy(part)
-                    fast = (
-                        isinstance(part, Tensor) or self._is_pinned(part) or self._locked.get(part.ctypes.data, False)
-                    )
+                    fast = isinstance(part, Tensor) or self._is_pinned(part)
                     on_device[row : row + len(part)].copy_(given, non_blocking=fast)
                     row += len(part)
                 if row < size:

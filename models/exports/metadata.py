@@ -310,7 +310,8 @@ def description(
         if task not in TASKS:
             return None
         takes = task_class(task).takes
-    has_nms = _has_nms(values)
+    arguments = values.get("args")  # Ultralytics' `nms=True` finds nothing in images beyond those it was exported for.
+    has_nms = isinstance(arguments, Mapping) and arguments.get("nms") is True
     end_to_end = has_nms or values.get("end2end") is True
     found = Description(
         task=str(task),
@@ -375,12 +376,6 @@ def _size(value: Any) -> tuple[int, int] | None:
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(each, int) for each in value):
         return (value[0], value[1])
     return None
-
-
-def _has_nms(values: Mapping[str, Any]) -> bool:
-    """Return True for Ultralytics' `nms=True`: its export finds nothing in images beyond those it was made for."""
-    arguments = values.get("args")
-    return isinstance(arguments, Mapping) and arguments.get("nms") is True
 
 
 def _layout(values: Mapping[str, Any], takes: Takes, yolov5: bool, end_to_end: bool) -> Layout | None:

@@ -60,11 +60,9 @@ _OF_BOXES = frozenset({"format", "do_convert_annotations", "max_size"})
 _OF_DEPTH = frozenset({"keep_aspect_ratio", "ensure_multiple_of", "size_divisor", "prompt_scale_to_meter"})
 
 
-def _edged(
-    models: tuple[str, ...], keys: frozenset[str], given: Mapping[str, Any] = _EDGES, **further: Any
-) -> Processor:
+def _edged(models: tuple[str, ...], given: Mapping[str, Any] = _EDGES, **further: Any) -> Processor:
     """Return a processor that keeps the sides' ratio, and knows no `do_center_crop`."""
-    return Processor(given, models, keys, is_square=False, crops=False, **further)
+    return Processor(given, models, _OF_BOXES, is_square=False, crops=False, **further)
 
 
 def _depth(models: tuple[str, ...], **further: bool) -> Processor:
@@ -88,7 +86,7 @@ PROCESSORS: Mapping[str, Processor] = {
         is_square=False,
     ),
     "ChineseCLIP": Processor({**_cut(224, 224), **_CLIP}, ("chinese_clip",), is_square=False),
-    "ConditionalDetr": _edged(("conditional_detr",), _OF_BOXES, masks=True),
+    "ConditionalDetr": _edged(("conditional_detr",), masks=True),
     "ConvNext": Processor(
         {"size": {"shortest_edge": 384}, "resample": 3, "crop_pct": 0.875, **_HALF},
         ("convnext", "convnextv2", "cvt", "regnet", "resnet", "van"),
@@ -97,12 +95,12 @@ PROCESSORS: Mapping[str, Processor] = {
     ),
     "DINOv3ViT": Processor({"size": _square(224), **_IMAGENET}, ("dinov3_vit", "dinov3_convnext"), floats=True),
     "DPT": _depth(("dpt", "depth_anything")),
-    "DeformableDetr": _edged(("deformable_detr", "lw_detr"), _OF_BOXES, masks=True),
+    "DeformableDetr": _edged(("deformable_detr", "lw_detr"), masks=True),
     "DeiT": Processor(
         {"size": _square(256), "crop_size": _square(224), "do_center_crop": True, "resample": 3, **_HALF}, ("deit",)
     ),
     "DepthPro": Processor({"size": _square(1536), **_HALF}, ("depth_pro",), antialias=False, floats=True, crops=False),
-    "Detr": _edged(("detr", "table-transformer"), _OF_BOXES, masks=True),
+    "Detr": _edged(("detr", "table-transformer"), masks=True),
     "EfficientNet": Processor(
         {"size": _square(346), "crop_size": _square(289), "resample": 3, "include_top": True, **_HALF},
         ("efficientnet", "align"),
@@ -136,10 +134,9 @@ PROCESSORS: Mapping[str, Processor] = {
     "Pvt": Processor({"size": _square(224), "resample": 3, **_IMAGENET}, ("pvt", "pvt_v2")),
     "RTDetr": _edged(
         ("rt_detr", "rt_detr_v2", "d_fine", "deim", "deimv2"),
-        _OF_BOXES,
         {"size": _square(640), "do_normalize": False, **_IMAGENET},
     ),
-    "RfDetr": _edged(("rf_detr",), _OF_BOXES, antialias=False, floats=True),
+    "RfDetr": _edged(("rf_detr",), antialias=False, floats=True),
     "Sapiens2": Processor(
         {"size": {"height": 1024, "width": 768}, "crop_size": _square(224), **_IMAGENET},
         ("sapiens2",),
@@ -155,7 +152,7 @@ PROCESSORS: Mapping[str, Processor] = {
         {"size": _square(224), **_HALF},
         ("vit", "dinat", "ijepa", "nat", "swiftformer", "swin", "swinv2", "vit_mae", "vit_msn"),
     ),
-    "Yolos": _edged(("yolos",), _OF_BOXES, multiple_of=16),
+    "Yolos": _edged(("yolos",), multiple_of=16),
 }
 """Processors by the beginnings of their names: ViTImageProcessor, ViTImageProcessorFast, ViTFeatureExtractor."""
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from anychip_base.extras import how_to_install
+from anychip_base.protobuf import head_of
 from models.contract.errors import WeightsError, reason_of
 from models.contract.model import Array
 from models.exports import library_files
@@ -212,11 +213,7 @@ def _computes_halves(file: OnnxFile) -> bool:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    size, length = len(content), bytearray()
-    while size > 0x7F:
-        length.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([number << 3 | 2, *length, size]) + content
+    return head_of(number, len(content)) + content
 
 
 class DifferentError(ValueError):

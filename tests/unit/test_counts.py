@@ -98,7 +98,7 @@ async def test_a_batch_is_counted_once_with_its_images_its_padding_and_its_time(
         await asyncio.gather(*tasks)
         assert moved() == {"batch_size m null:0": 1, "batch_padding m null:0": 5, "batch_seconds m null:0": 1}
         assert {size: each.count for size, each in statistics.batches.items()} == {3: 1}
-        [sizes] = [series for labels, series in fleet._metrics.batch_size.series() if labels == ("m", "null:0")]
+        [sizes] = [series for labels, series in fleet._metrics.batch_size.series.items() if labels == ("m", "null:0")]
         assert sizes.sum == 3
 
 

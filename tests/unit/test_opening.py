@@ -82,7 +82,7 @@ class Processes:
 def administration() -> ServiceAdministration:
     model = described(open_model(parse_spec("resnet50", "sample"), Path(), allow_download=False))
     pool: Any = SimpleNamespace(model=model, unloaded=False)
-    fleet: Any = SimpleNamespace(change=Handovers((), Settings(**GIVEN), Metrics()).run)
+    fleet: Any = SimpleNamespace(handovers=Handovers((), Settings(**GIVEN), Metrics()))
     return ServiceAdministration(Settings(**GIVEN), fleet, {"resnet50": pool}, cast(Any, None), {})
 
 

@@ -81,20 +81,6 @@ def _page_file(name: str, content: bytes) -> PageFile:
     return PageFile(_TYPES[suffix], content, compressed, f'"{digest}"')
 
 
-def page_facts(link: Link, samples: list[str]) -> dict[str, Any]:
-    """Return the facts about the service that the page needs and no other route tells."""
-    settings = link.settings
-    return {
-        "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
-        "known": {
-            name: served.model.labels for name, served in link.models.items() if served.model.weights == "sample"
-        },
-        "max_body_bytes": settings.max_body_bytes,
-        "max_image_pixels": settings.max_image_pixels,
-        "max_images": settings.max_images,
-    }
-
-
 def mount_playground(app: FastAPI) -> None:
     """Add the files of the page to an application; app.http.routes.status answers with the page at `/`."""
     known = page_files()
@@ -104,7 +90,17 @@ def mount_playground(app: FastAPI) -> None:
 
     @router.get(PREFIX + "/facts.json")
     async def facts(request: Request) -> dict[str, Any]:
-        return page_facts(request.app.state.link, samples)
+        """Return the facts about the service that the page needs and no other route tells."""
+        link: Link = request.app.state.link
+        return {
+            "samples": [{"name": name, "task": name.partition("_")[0]} for name in samples],
+            "known": {
+                name: served.model.labels for name, served in link.models.items() if served.model.weights == "sample"
+            },
+            "max_body_bytes": link.settings.max_body_bytes,
+            "max_image_pixels": link.settings.max_image_pixels,
+            "max_images": link.settings.max_images,
+        }
 
     @router.get(PREFIX + "/{name:path}")
     async def file(request: Request, name: str) -> Response:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from anychip_base.protobuf import varint
+from anychip_base.protobuf import head_of, varint
 from app.errors import invalid_request
 from app.protocols import wire
 from app.protocols.wire import BYTES, MAX_TENSORS, checked_count, checked_shape
@@ -147,12 +147,7 @@ def _content(tensor: Message) -> bytes:
 
 def field_head(message: Any, name: str, size: int) -> bytes:
     """Encode the head of a message's field of this size: its tag, and its length."""
-    head, left = bytearray([message.DESCRIPTOR.fields_by_name[name].number << 3 | 2]), size
-    while left >= 0x80:
-        head.append(left & 0x7F | 0x80)
-        left >>= 7
-    head.append(left)
-    return bytes(head)
+    return head_of(message.DESCRIPTOR.fields_by_name[name].number, size)
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:

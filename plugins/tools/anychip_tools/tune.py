@@ -21,6 +21,7 @@ from app.telling import say
 
 if TYPE_CHECKING:
     from anychip_tools.tuning import Axis, Candidate, Compared, TuningOutcome
+    from app.fleet.profiles import Profile
     from backends import Choice
     from models import Model
 
@@ -52,7 +53,7 @@ def run(parsed: argparse.Namespace) -> int:
     settings = read_settings(parsed)
     say(f"opening {parsed.model}")
     from anychip_tools.subjects import open_device, open_named
-    from anychip_tools.tuning import Candidate, Search, Trials
+    from anychip_tools.tuning import Search, Trials
     from app.fleet import profiles
     from app.precision.probes import probe_files
     from models import PixelModel
@@ -61,13 +62,6 @@ def run(parsed: argparse.Namespace) -> int:
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors: tune is for models of images")
     choice, _ = open_device(settings)
-    default = Candidate(
-        settings.engine,
-        settings.precision,
-        sizes_of(settings.batch_sizes),
-        settings.workers_per_device,
-        settings.decoders,
-    )
     earlier = profiles.stored(settings, choice, model)
     starts = [_candidate(earlier)] if earlier else []
     options = ["--models", parsed.model, "--profiles", "false"]
@@ -88,7 +82,7 @@ def run(parsed: argparse.Namespace) -> int:
 
         axes = _axes(model, choice, settings, parsed)
         search = Search(axes, evaluate, budget_s=budget_s, clock=time.monotonic, p99_ms=parsed.p99_ms)
-        outcome = search.run(default, starts)
+        outcome = search.run(_candidate(settings), starts)
     if outcome.best.refusal:
         raise CommandError(f"nothing serves {model.name} here: {outcome.best.refusal}")
     path = None if parsed.dry_run else _stored(outcome, settings, choice, model)
@@ -122,11 +116,12 @@ def _axes(model: Model, choice: Choice, settings: Settings, parsed: argparse.Nam
     ]
 
 
-def _candidate(profile: Any) -> Candidate:
+def _candidate(known: Settings | Profile) -> Candidate:
     from anychip_tools.tuning import Candidate
 
-    ladder = sizes_of(profile.batch_sizes)
-    return Candidate(profile.engine, profile.precision, ladder, profile.workers_per_device, profile.decoders)
+    return Candidate(
+        known.engine, known.precision, sizes_of(known.batch_sizes), known.workers_per_device, known.decoders
+    )
 
 
 def _stored(outcome: TuningOutcome, settings: Settings, choice: Choice, model: Model) -> Path:

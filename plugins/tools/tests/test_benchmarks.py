@@ -99,7 +99,8 @@ async def test_outcomes_are_told_apart():
     async with Server(*replies) as server:
         load = await opened(server, [-2 * WAIT_S] * 5)  # Due long ago: answered at once, and late.
         assert dict(load.refused) == {"503": 1, "429": 1}
-        assert (load.sent, len(load.accepted), load.in_time, load.connection_errors, load.unanswered) == (5, 2, 0, 1, 0)
+        assert (load.sent, len(load.accepted), load.connection_errors, load.unanswered) == (5, 2, 1, 0)
+        assert min(answer.latency_s for answer in load.accepted) > load.timeout_s
         assert min(load.lateness_s) >= 2 * WAIT_S
 
 

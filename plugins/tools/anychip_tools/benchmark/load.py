@@ -198,11 +198,6 @@ class OpenLoad:
     lateness_s: list[float] = field(default_factory=list)
 
     @property
-    def in_time(self) -> int:
-        """Number of good answers within the deadline."""
-        return sum(answer.latency_s <= self.timeout_s for answer in self.accepted)
-
-    @property
     def goodput_per_s(self) -> float:
         """Answers within the deadline a second, over the time in which requests were sent.
 

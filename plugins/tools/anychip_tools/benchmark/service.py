@@ -8,7 +8,6 @@ import json
 import math
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -32,16 +31,6 @@ Protocol = Literal["predict", "v2"]
 _TIMEOUT_S = 30.0
 _WARM_UP_S = 1.0
 _SEED = 0
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """Input of a request. `content`: bytes as the protocol sends them."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    content: bytes
 
 
 class LoadedService:
@@ -116,7 +105,7 @@ def address_of(url: str) -> Address:
     return Address(parts.hostname, parts.port or (443 if tls else 80), tls)
 
 
-def _infer_request(model: str, tensors: list[_Tensor], host: str, headers: Mapping[str, str]) -> bytes:
+def _infer_request(model: str, tensors: list[wire.InputTensor], host: str, headers: Mapping[str, str]) -> bytes:
     inputs = [
         {
             "name": each.name,
@@ -143,7 +132,7 @@ def _described(url: str, model: str, headers: Mapping[str, str]) -> list[Mapping
     return inputs
 
 
-def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> list[_Tensor]:
+def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> list[wire.InputTensor]:
     """Make a tensor of every input's type and shape: the image for bytes, else random numbers.
 
     The first axis of unknown length is the batch, others are 1. A model of either an image or pixels gets the image.
@@ -158,7 +147,7 @@ def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> li
             (batch if place == 0 else 1) if length < 0 else length for place, length in enumerate(lengths)
         ) or (batch,)
         if each["datatype"] == "BYTES":
-            made.append(_Tensor(each["name"], "BYTES", shape, wire.to_bytes([image] * math.prod(shape))))
+            made.append(wire.InputTensor(each["name"], "BYTES", shape, wire.to_bytes([image] * math.prod(shape))))
             continue
         if each["datatype"] not in wire.DATATYPES:
             raise CommandError(f"{each['name']} is of type {each['datatype']}, which is not sent here")
@@ -167,5 +156,5 @@ def _tensors_of(inputs: list[Mapping[str, Any]], batch: int, image: bytes) -> li
             numbers = source.standard_normal(shape).astype(dtype)
         else:
             numbers = source.integers(0, 256 if dtype.itemsize == 1 and dtype.kind == "u" else 2, shape).astype(dtype)
-        made.append(_Tensor(each["name"], each["datatype"], shape, numbers.tobytes()))
+        made.append(wire.InputTensor(each["name"], each["datatype"], shape, numbers.tobytes()))
     return made

@@ -52,12 +52,12 @@ def find_images(arguments: Sequence[str]) -> Iterator[ImageSource]:
     for argument in arguments:
         if argument.startswith("@"):
             yield from _listed(argument[1:])
-        elif os.path.isdir(argument):
-            yield from _inside(argument, "")
-        elif not os.path.exists(argument) and glob.has_magic(argument):
-            yield from _matching(argument)
-        else:
-            yield _named(argument)
+            continue
+        for path in _matching(argument):
+            if os.path.isdir(path):
+                yield from _inside(path, "")
+            else:
+                yield _named(path)
 
 
 def _named(path: str) -> ImageSource:
@@ -69,16 +69,12 @@ def _listed(name: str) -> Iterator[ImageSource]:
         yield from (_named(line) for line in map(str.strip, lines) if line)
 
 
-def _matching(pattern: str) -> Iterator[ImageSource]:
-    found = False
-    for path in sorted(glob.iglob(pattern, recursive=True)):
-        found = True
-        if os.path.isdir(path):
-            yield from _inside(path, "")
-        else:
-            yield _named(path)
-    if not found:
-        raise CommandError(f"nothing matches {pattern}")
+def _matching(argument: str) -> list[str]:
+    if os.path.exists(argument) or not glob.has_magic(argument):
+        return [argument]
+    if not (found := sorted(glob.iglob(argument, recursive=True))):
+        raise CommandError(f"nothing matches {argument}")
+    return found
 
 
 def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
