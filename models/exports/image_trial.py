@@ -258,10 +258,10 @@ def _tried(
         _free(freed, core, tail)  # In its served form.
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     found = [run(each) for each in given]
-    if any(bool(output.isnan().any()) for each in found for output in each):
+    if any(bool(output.isnan().any()) for each in (outputs, *found) for output in each):
         raise ValueError(
-            'its outputs for pictures are not numbers (NaN): state what its input is, "input": "levels", or "mean" and '
-            '"std" of pixels in 0 to 1'
+            'its outputs for pictures or noise are not numbers (NaN): state what its input is, "input": "levels", or '
+            '"mean" and "std" of pixels in 0 to 1'
         )
     in_float32, is_layer = watched(core, partial(run, given[0]))
     notes: tuple[str, ...] = ()
@@ -566,7 +566,7 @@ def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bo
         pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
         if not all(
             row.shape[1:] == one.shape[1:]
-            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
+            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().nan_to_num(posinf=0).max()) + 1e-6)
             for row, one in pairs
         ):
             return False

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.contract.resize import Whole, grey
-from models.contract.task_adapter import AdaptedFile
+from models.contract.task_adapter import AdaptedFile, task_class
+from models.exports import image_trial
 from models.exports.answers import Entry, Export, entry_of
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
 from models.exports.objects import check_axes, has_two_orders, located
+from tests.support.exports_of_networks import written
 
 SIDE = 160
 FOUND = [
@@ -261,3 +263,26 @@ def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) 
     of_colours.preprocess(torch.from_numpy(grey_picture), right, 400, 600)
     assert torch.equal(seen, right)
     assert torch.equal(grey(seen[None])[0], seen.float())
+
+
+class Given(nn.Module):
+    """A network that computes what a test says."""
+
+    def __init__(self, compute: Any) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(x)
+
+
+def tried(folder: Path, task: str, compute: Any, labels: Any = None, **stated: Any) -> Any:
+    file = written(folder / "m.ts", Given(compute), torch.rand(1, 3, 32, 32))
+    sidecar = {"task": task, "size": [32, 32], "mean": 0, "std": 1, **stated}
+    return image_trial.tried(file, "script", sidecar, labels, task_class(task).takes)
+
+
+@pytest.mark.parametrize("most", [-1.0, 0.06], ids=["for all", "for noise"])
+def test_a_network_that_computes_no_numbers_is_refused_and_ends_nothing(tmp_path: Path, most: float) -> None:
+    with pytest.raises(Exception, match=r"are not numbers \(NaN\): state what its input is"):
+        tried(tmp_path, "embed", lambda x: (most - x.var((2, 3))).sqrt())
