@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
-from models.exports import library_files, witness
+from models.exports import layouts, library_files, witness
 from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, is_inside, resize_of, scored
@@ -236,14 +236,8 @@ def _tried(
     if about.takes == "classes" and integers[0]:
         raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
-    is_whole = bool((outputs[0] == outputs[0].round()).all())
-    if about.task == "segment_semantic" and outputs[0].ndim == 3 and not is_whole:
-        raise ValueError("its map [n, h, w] has fractions, and is none of classes: let the network give [n, 1, h, w]")
     if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
         how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
-    if about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1:
-        # Numbers of classes, and not the scores of one class.
-        how = replace(how, class_map=integers[0] or (is_whole and bool(outputs[0].max() > 1)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
@@ -274,9 +268,10 @@ def _tried(
         how, note = scored(how, about.scores, _seen(clamped, pictures, found), is_layer=is_layer)
         notes = (note,)
     elif how.takes == "outputs":
-        is_map = about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1
-        if is_map and not (is_layer or about.scores or how.class_map) and is_inside(_seen(clamped, pictures, found)):
-            how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
+        if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1] == 1):
+            numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
+            how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
+            notes = (note,)
         if len(outputs) > 1 and about.task in _OF_FIRST:
             notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
     else:

@@ -178,6 +178,31 @@ def scored(
     return replace(how, probabilities=True, each=True), "" if stated else told
 
 
+def mapped(
+    how: Interpretation, about: Description, seen: Tensor, axes: int, *, integers: bool, is_layer: bool
+) -> tuple[Interpretation, str]:
+    """Find how a map, [n, h, w] or [n, 1, h, w], is read by its numbers for images, `seen`; return that and a note.
+
+    `integers`: whether they are of such a type; `is_layer`: nothing bounds them. Raises ValueError.
+    """
+    is_whole = bool((seen == seen.round()).all() and seen.min() >= 0)
+    if (axes == 3 or integers) and not is_whole:
+        raise ValueError(
+            "its map [n, h, w] has fractions or numbers below 0, and is none of classes: let the network give scores, "
+            "[n, 1, h, w] of floats"
+        )
+    if axes == 3 or integers or (is_whole and not is_layer and (bool(seen.max() > 1) or len(about.labels or ()) > 2)):
+        return replace(how, class_map=axes == 4), ""
+    if is_layer or about.scores or not is_inside(seen):
+        return how, ""
+    if is_whole and not about.labels:
+        raise ValueError(
+            "its map has 0 and 1 alone for pictures and noise, as a mask or numbers of classes have: state its labels, "
+            "two for a mask"
+        )
+    return replace(how, probabilities=True), "its output is a probability, and is read as it is"
+
+
 def _logits(how: Interpretation, given: Tensor) -> Tensor:
     """Convert scores to [n, classes] whose softmax or sigmoid, done by the task, gives the network's scores."""
     if how.probabilities:

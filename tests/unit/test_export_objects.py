@@ -286,3 +286,37 @@ def tried(folder: Path, task: str, compute: Any, labels: Any = None, **stated: A
 def test_a_network_that_computes_no_numbers_is_refused_and_ends_nothing(tmp_path: Path, most: float) -> None:
     with pytest.raises(Exception, match=r"are not numbers \(NaN\): state what its input is"):
         tried(tmp_path, "embed", lambda x: (most - x.var((2, 3))).sqrt())
+
+
+def classes(x: Tensor) -> Tensor:
+    """Return [n, 1, h, w]: the pixels' classes, 0 to 4, by their brightness; of noise all are 0."""
+    grey = x.mean(1, keepdim=True)
+    return (grey * 6).floor().clamp(0, 4) * (x.var((1, 2, 3), keepdim=True) < 0.06)
+
+
+def mask(x: Tensor) -> Tensor:
+    return (classes(x) > 2).float()
+
+
+@pytest.mark.parametrize(
+    ("compute", "labels", "stated", "read"),
+    [
+        (classes, None, {}, (True, False)),
+        (classes, list("abcde"), {}, (True, False)),
+        (mask, list("abcde"), {}, (True, False)),
+        (mask, ["no", "yes"], {}, (False, True)),
+        (mask, None, {"scores": "probabilities"}, (False, False)),
+        (mask, None, {}, "0 and 1 alone .* state its labels"),
+        (lambda x: classes(x).int() - 1, None, {}, "numbers below 0"),
+        (lambda x: classes(x)[:, 0] / 2, None, {}, "has fractions"),
+    ],
+)
+def test_a_map_of_one_channel_is_read_by_its_numbers_for_pictures(
+    tmp_path: Path, compute: Any, labels: Any, stated: dict[str, str], read: Any
+) -> None:
+    if isinstance(read, str):
+        with pytest.raises(Exception, match=read):
+            tried(tmp_path, "segment_semantic", compute, labels, **stated)
+        return
+    how = tried(tmp_path, "segment_semantic", compute, labels, **stated).export.how
+    assert (how.class_map, how.probabilities) == read
