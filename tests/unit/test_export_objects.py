@@ -307,6 +307,8 @@ def mask(x: Tensor) -> Tensor:
         (mask, ["no", "yes"], {}, (False, True)),
         (mask, None, {"scores": "probabilities"}, (False, False)),
         (mask, None, {}, "0 and 1 alone .* state its labels"),
+        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], {}, "class 255, and its 2 labels have the numbers 0 to 1"),
+        (lambda x: classes(x)[:, 0], list("abcd"), {}, "class 4, and its 4 labels"),
         (lambda x: classes(x).int() - 1, None, {}, "numbers below 0"),
         (lambda x: classes(x)[:, 0] / 2, None, {}, "has fractions"),
     ],
