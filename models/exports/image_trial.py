@@ -58,7 +58,6 @@ _WANTED = (
     "this one takes {}"
 )
 
-_OF_FIRST = ("segment_semantic", "depth", "embed")
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 _IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
 _NOT_READ = '"mean" and "std" are not read, as its input is of levels, which it normalises itself'
@@ -272,8 +271,6 @@ def _tried(
             numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
             how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
             notes = (note,)
-        if len(outputs) > 1 and about.task in _OF_FIRST:
-            notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
     else:
         how, note = located(about, how, found, size)
         notes = (note,)

@@ -17,6 +17,7 @@ from models.contract.resize import Whole, grey
 from models.contract.task_adapter import AdaptedFile, task_class
 from models.exports import image_trial
 from models.exports.answers import Entry, Export, entry_of
+from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
@@ -322,3 +323,17 @@ def test_a_map_of_one_channel_is_read_by_its_numbers_for_pictures(
         return
     how = tried(tmp_path, "segment_semantic", compute, labels, **stated).export.how
     assert (how.class_map, how.probabilities) == read
+
+
+@pytest.mark.parametrize(
+    ("task", "compute", "said"),
+    [
+        ("embed", lambda x: (x.flatten(2), x.mean((2, 3))), "m.ts: of its outputs 0 to 1, 1 is read, [3]."),
+        ("depth", lambda x: (x.mean(1, keepdim=True), x), "m.ts: of its outputs 0 to 1, 0 is read, [1, 32, 32]."),
+    ],
+)
+def test_which_of_several_outputs_is_read_is_said(
+    tmp_path: Path, task: str, compute: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _image_model("m", tmp_path / "m.ts", tried(tmp_path, task, compute), None)
+    assert said in caplog.text
