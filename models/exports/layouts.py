@@ -236,9 +236,13 @@ def _suppressed(about: Description, shapes: Shapes) -> str:
 
 def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     """Read boxes, scores and classes: mmdeploy has two outputs, others one for each, YOLOv7 their number in front."""
-    found, boxes = _suppressed(about, shapes), int(len(shapes) == 4)
-    if found == "" or found != (about.layout or found) or len(shapes[boxes]) != 3:
+    found = _suppressed(about, shapes)
+    if found == "" or found != (about.layout or found):
         raise ValueError(f"not [n, k, 5] and [n, k] (mmdeploy), nor [n, k, 4], [n, k] and [n, k] (end2end): {seen}")
+    boxes = next(place for place, shape in enumerate(shapes) if len(shape) == 3)
+    rows = shapes[boxes][1]
+    if found == "end2end" and [list(shape[1:]) for shape in shapes[-3:]] != [[rows, 4], [rows], [rows]]:
+        raise ValueError(f"its outputs have to come as boxes, scores, classes, their number first, if at all: {seen}")
     return Interpretation("boxes", found, len(about.labels or ()), 0, True, boxes)
 
 
@@ -400,7 +404,7 @@ def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
 
 
 def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    found, classes = outputs
+    found, classes = outputs[how.boxes], outputs[1 - how.boxes]
     return found[..., :4], found[..., 4], classes, None
 
 

@@ -205,7 +205,7 @@ def _check_scores(how: Interpretation, scores: Tensor) -> None:
 
 
 def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
-    place = {"end2end": -1, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
+    place = {"end2end": -1, "mmdeploy": 1 - how.boxes, "torchvision": 2, "detr": 0}.get(how.layout)
     rows = [outputs[how.boxes][..., 5] if place is None else outputs[place] for outputs in pictures]
     return torch.cat([each.flatten() for each in rows])
 

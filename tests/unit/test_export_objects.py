@@ -113,6 +113,7 @@ IN_SHARES = "its boxes are in 0 to 1, and are multiplied by the size of its inpu
         ([rows()], {}, ""),
         (counted(), {}, ""),
         (counted()[1:], {}, ""),
+        ([rows()[..., 5], rows()[..., :5]], {}, ""),
         ([*queries()], {"layout": "rfdetr"}, ""),
         ([*queries()[::-1]], {"layout": "rfdetr"}, ""),
         ([rows(lambda box, number, score: [*centred(box, SIDE), score, number])], {"layout": "rtdetr"}, ""),
@@ -135,6 +136,8 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ([rows(lambda box, number, score: [*centred(box), score, number])], {}, "end before they begin"),
         ([rows(lambda box, number, score: [*box, score, number + 1])], {}, "class 3, and its 3 labels"),
         ([counted()[place] for place in (0, 1, 3, 2)], {}, "its scores .* are 0 to 2"),
+        (counted()[:0:-1], {}, "have to come as boxes, scores, classes"),
+        ([*counted()[1:], COUNTED], {}, "have to come as boxes, scores, classes, their number first"),
         (
             [rows(lambda box, number, score: [*centred(box), score, number])],
             {"layout": "rtdetr"},
@@ -206,7 +209,8 @@ def suppressed(layout: Any, *outputs: torch.Tensor) -> list[Any]:
 @pytest.mark.parametrize("stated", [None, "mmdeploy"])
 def test_boxes_of_mmdeploy_are_read(stated: Any) -> None:
     outputs = torch.cat((BOXES, SCORES[..., None]), 2), CLASSES
-    assert suppressed(stated, *outputs) == [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+    right = [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+    assert suppressed(stated, *outputs) == suppressed(stated, *outputs[::-1]) == right
 
 
 @pytest.mark.parametrize("stated", [None, "end2end"])
