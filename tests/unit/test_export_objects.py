@@ -145,6 +145,11 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ),
         ([queries()[0], queries()[0]], {"layout": "rfdetr"}, "neither has boxes"),
         ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1))], {}, "are corners"),
+        ([grid(torch.cat((CENTRES, SIDES - 25), 1))], {}, '"yolov8" have sides of -15 to 25'),
+        ([grid(SIDES[:, [0, 1, 0, 1]] / 12)], {}, '"yolov8" have sides of .* within 1.67'),
+        ([columns(objectness=True)[:, :525]], {"layout": "yolox"}, 'if it decodes .* "layout": "yolov5"'),
+        ([columns(20, objectness=True)], {}, 'does not decode .* state "layout": "yolox"'),
+        ([rows(by=1e-37)], {}, '"rows" have sides of .* let the network'),
         ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1))], {}, "begin at their upper left"),
         ([grid(torch.cat((CENTRES.flip(1), SIDES), 1))], {}, "begin with y"),
         (
@@ -270,19 +275,9 @@ def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) 
     assert torch.equal(grey(seen[None])[0], seen.float())
 
 
-class Given(nn.Module):
-    """A network that computes what a test says."""
-
-    def __init__(self, compute: Any) -> None:
-        super().__init__()
-        self.compute = compute
-
-    def forward(self, x: Tensor) -> Any:
-        return self.compute(x)
-
-
 def tried(folder: Path, task: str, compute: Any, labels: Any = None, **stated: Any) -> Any:
-    file = written(folder / "m.ts", Given(compute), torch.rand(1, 3, 32, 32))
+    network = type("Given", (nn.Module,), {"forward": lambda self, x: compute(x)})()
+    file = written(folder / "m.ts", network, torch.rand(1, 3, 32, 32))
     sidecar = {"task": task, "size": [32, 32], "mean": 0, "std": 1, **stated}
     return image_trial.tried(file, "script", sidecar, labels, task_class(task).takes)
 
