@@ -48,7 +48,6 @@ from models.weights.checkpoint import labels_beside
 
 log = logging.getLogger(__name__)
 
-_OF_ONE = ("segment_semantic", "depth", "embed")
 _CUT = (
     "its answers are for the centre that is cut out, stretched over the whole image as transformers does it: to see "
     'all of an image, state "resize": "stretch"'
@@ -211,7 +210,7 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)
     read = getattr(made(found.task, known), "number", 0)  # A file that does not fit its task stops the start.
-    if len(found.shapes) > 1 and found.task in _OF_ONE:
+    if len(found.shapes) > 1 and found.task in ("segment_semantic", "depth", "embed"):
         note = f"of its outputs 0 to {len(found.shapes) - 1}, {read} is read, {list(found.shapes[read][1:])}"
         log.warning("%s: %s: %s.", name, file.name, note)
     return ExportedImages(

@@ -181,31 +181,22 @@ def scored(
 def mapped(
     how: Interpretation, about: Description, seen: Tensor, axes: int, *, integers: bool, is_layer: bool
 ) -> tuple[Interpretation, str]:
-    """Find how a map, [n, h, w] or [n, 1, h, w], is read by its numbers for images, `seen`; return that and a note.
+    """Find how a map [n, h, w] or [n, 1, h, w] is read, by its numbers `seen` for images; return that and a note.
 
     `integers`: whether they are of such a type; `is_layer`: nothing bounds them. Raises ValueError.
     """
-    is_whole = bool((seen == seen.round()).all() and seen.min() >= 0)
     most, count = float(seen.max()), len(about.labels or ())
-    if (axes == 3 or integers) and not is_whole:
-        raise ValueError(
-            "its map [n, h, w] has fractions or numbers below 0, and is none of classes: let the network give scores, "
-            "[n, 1, h, w] of floats"
-        )
-    if axes == 3 or integers or (is_whole and not is_layer and (most > 1 or count > 2)):
+    is_whole, of_classes = bool((seen == seen.round()).all() and seen.min() >= 0), axes == 3 or integers
+    if of_classes and not is_whole:
+        raise ValueError("its map [n, h, w] has fractions or numbers below 0: let the network give scores [n, 1, h, w]")
+    if of_classes or (is_whole and not is_layer and (most > 1 or count > 2)):
         if most >= count > 0:
-            raise ValueError(
-                f"its map has class {most:.0f}, and its {count} labels have the numbers 0 to {count - 1}: state one "
-                "for each number, or let the network give the number of a label"
-            )
+            raise ValueError(f"its map has class {most:.0f}, and {count} labels: state one for each number from 0 on")
         return replace(how, class_map=axes == 4), ""
     if is_layer or about.scores or not is_inside(seen):
         return how, ""
     if is_whole and not count:
-        raise ValueError(
-            "its map has 0 and 1 alone for pictures and noise, as a mask or numbers of classes have: state its labels, "
-            "two for a mask"
-        )
+        raise ValueError("its map has 0 and 1 alone, as a mask or as numbers of classes: state labels, two for a mask")
     return replace(how, probabilities=True), "its output is a probability, and is read as it is"
 
 

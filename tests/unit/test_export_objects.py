@@ -306,9 +306,9 @@ def mask(x: Tensor) -> Tensor:
         (mask, list("abcde"), {}, (True, False)),
         (mask, ["no", "yes"], {}, (False, True)),
         (mask, None, {"scores": "probabilities"}, (False, False)),
-        (mask, None, {}, "0 and 1 alone .* state its labels"),
-        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], {}, "class 255, and its 2 labels have the numbers 0 to 1"),
-        (lambda x: classes(x)[:, 0], list("abcd"), {}, "class 4, and its 4 labels"),
+        (mask, None, {}, "0 and 1 alone.* state labels"),
+        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], {}, "class 255, and 2 labels"),
+        (lambda x: classes(x)[:, 0], list("abcd"), {}, "class 4, and 4 labels"),
         (lambda x: classes(x).int() - 1, None, {}, "numbers below 0"),
         (lambda x: classes(x)[:, 0] / 2, None, {}, "has fractions"),
     ],
@@ -324,15 +324,7 @@ def test_a_map_of_one_channel_is_read_by_its_numbers_for_pictures(
     assert (how.class_map, how.probabilities) == read
 
 
-@pytest.mark.parametrize(
-    ("task", "compute", "said"),
-    [
-        ("embed", lambda x: (x.flatten(2), x.mean((2, 3))), "m.ts: of its outputs 0 to 1, 1 is read, [3]."),
-        ("depth", lambda x: (x.mean(1, keepdim=True), x), "m.ts: of its outputs 0 to 1, 0 is read, [1, 32, 32]."),
-    ],
-)
-def test_which_of_several_outputs_is_read_is_said(
-    tmp_path: Path, task: str, compute: Any, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    _image_model("m", tmp_path / "m.ts", tried(tmp_path, task, compute), None)
-    assert said in caplog.text
+def test_which_of_several_outputs_is_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = tried(tmp_path, "embed", lambda x: (x.flatten(2), x.mean((2, 3))))
+    _image_model("m", tmp_path / "m.ts", found, None)
+    assert "m.ts: of its outputs 0 to 1, 1 is read, [3]." in caplog.text
