@@ -31,7 +31,7 @@ from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, is_inside, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
-from models.exports.objects import check_axes, has_two_orders, located
+from models.exports.objects import NOTHING, check_axes, has_two_orders, located
 from models.exports.scale import at_first_layer, scale_of
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.forms import as_detector
@@ -273,6 +273,10 @@ def _tried(
             notes = (note,)
     else:
         how, note = located(about, how, found, size)
+        if note == NOTHING:  # Its own suppression may leave something of the others, or of noise.
+            others = torch.cat((pictures[witness.PICTURES :], pixels))
+            more = [_batch(others, number, stated_batch) for number in range(len(others))]
+            how, note = located(about, how, [*map(run, more)], size)
         notes = (note,)
         if has_two_orders(about, how):
             shown = range(witness.PICTURES)

@@ -17,6 +17,7 @@ from torch import Tensor
 from models.exports.layouts import QUERIES, Interpretation, Size, cells_of, decoded
 from models.exports.metadata import Description
 
+NOTHING = "it found nothing in the pictures of the trial: the order and the scale of its boxes were not checked"
 _ROUNDING = 1e-2
 """Error of a probability, a class and a corner in pixels that a network in int8 or float16 makes."""
 _REACH = 2.0
@@ -103,7 +104,7 @@ def located(
                 f'the layout "{how.layout}" has corners x1, y1, x2, y2, and boxes end before they begin: let the '
                 "network give corners in this order"
             )
-    return how, ""
+    return how, "" if about.exporter or bool(counted.any()) else NOTHING
 
 
 def has_two_orders(about: Description, how: Interpretation) -> bool:
@@ -139,6 +140,7 @@ def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Siz
 
 
 def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
+    how = replace(how, suppressed=False)  # Scores as they are, however large.
     return [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
 
 

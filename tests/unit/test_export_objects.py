@@ -21,7 +21,7 @@ from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
-from models.exports.objects import check_axes, has_two_orders, located
+from models.exports.objects import NOTHING, check_axes, has_two_orders, located
 from tests.support.exports_of_networks import written
 
 SIDE = 160
@@ -328,3 +328,22 @@ def test_which_of_several_outputs_is_read_is_said(tmp_path: Path, caplog: pytest
     found = tried(tmp_path, "embed", lambda x: (x.flatten(2), x.mean((2, 3))))
     _image_model("m", tmp_path / "m.ts", found, None)
     assert "m.ts: of its outputs 0 to 1, 1 is read, [3]." in caplog.text
+
+
+def one_box(shown: float) -> Any:
+    """Return a detector with its suppression inside, of images with more variance, and with scores of 2."""
+
+    def compute(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        there = (x.var((1, 2, 3)) > shown).float()[:, None].expand(-1, 5)
+        return there[..., None] * torch.tensor([9.0, 2, 30, 7]), there * 2, there
+
+    return compute
+
+
+def test_a_detector_that_finds_nothing_is_tried_with_noise_and_then_said_to_be_unchecked(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"its scores .* are 0 to 2"):
+        tried(tmp_path, "detect", one_box(0.06), list("ab"))
+    found = tried(tmp_path, "detect", one_box(9), list("ab"))
+    assert NOTHING in found.notes
+    outputs = one_box(0)(torch.rand(1, 3, 32, 32))
+    assert decoded(found.export.how, outputs, (32, 32))[1].isinf().all()
