@@ -257,7 +257,7 @@ def _tried(
             '"mean" and "std" of pixels in 0 to 1'
         )
     in_float32, is_layer = watched(core, partial(run, given[0]))
-    notes: tuple[str, ...] = ()
+    note = ""
     far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
 
     def clamped(given: Tensor) -> list[Tensor]:
@@ -265,19 +265,15 @@ def _tried(
 
     if how.takes == "classes":
         how, note = scored(how, about.scores, _seen(clamped, pictures, found), is_layer=is_layer)
-        notes = (note,)
     elif how.takes == "outputs":
         if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1] == 1):
             numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
             how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
-            notes = (note,)
     else:
         how, note = located(about, how, found, size)
         if note == NOTHING:  # Its own suppression may leave something of the others, or of noise.
-            others = torch.cat((pictures[witness.PICTURES :], pixels))
-            more = [_batch(others, number, stated_batch) for number in range(len(others))]
-            how, note = located(about, how, [*map(run, more)], size)
-        notes = (note,)
+            more = torch.cat((pictures[witness.PICTURES :], pixels))
+            how, note = located(about, how, [run(_batch(more, n, stated_batch)) for n in range(len(more))], size)
         if has_two_orders(about, how):
             shown = range(witness.PICTURES)
             halves = [[run(_batch(each, number, stated_batch)) for number in shown] for each in _halves(pictures)]
@@ -290,7 +286,7 @@ def _tried(
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
     shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
     facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
-    notes = tuple(filter(None, (unread, *facts, *notes, _IN_FLOAT32 if in_float32 else "")))
+    notes = tuple(filter(None, (unread, *facts, note, _IN_FLOAT32 if in_float32 else "")))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
     export = Export(how, batch, freed, entry, in_float32)

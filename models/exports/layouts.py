@@ -35,7 +35,6 @@ MOST_DETECTIONS = 300
 _LEAST_PROBABILITY = 1e-12
 _LEAST_TOTAL, _ROUNDED = 10.0, 0.05
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
-_MOST_SCORE = 1.01  # A probability may be rounded up in 8 bits.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
@@ -122,7 +121,7 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
         return (_logits(how, outputs[0].flatten(1)),)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
     if how.suppressed:  # The trial may have seen none of its scores: those that are none fail their image, as NaN does.
-        scores = scores.masked_fill(scores > _MOST_SCORE, torch.inf)
+        scores = scores.masked_fill(scores > 1.01, torch.inf)  # 8 bits round.
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras and extras is not None:
         found.append(extras.contiguous())

@@ -282,10 +282,9 @@ def tried(folder: Path, task: str, compute: Any, labels: Any = None, **stated: A
     return image_trial.tried(file, "script", sidecar, labels, task_class(task).takes)
 
 
-@pytest.mark.parametrize("most", [-1.0, 0.06], ids=["for all", "for noise"])
-def test_a_network_that_computes_no_numbers_is_refused_and_ends_nothing(tmp_path: Path, most: float) -> None:
+def test_a_network_that_computes_no_numbers_for_noise_is_refused_and_ends_nothing(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"are not numbers \(NaN\): state what its input is"):
-        tried(tmp_path, "embed", lambda x: (most - x.var((2, 3))).sqrt())
+        tried(tmp_path, "embed", lambda x: (0.06 - x.var((2, 3))).sqrt())
 
 
 def classes(x: Tensor) -> Tensor:
@@ -299,28 +298,24 @@ def mask(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("compute", "labels", "stated", "read"),
+    ("compute", "labels", "read"),
     [
-        (classes, None, {}, (True, False)),
-        (classes, list("abcde"), {}, (True, False)),
-        (mask, list("abcde"), {}, (True, False)),
-        (mask, ["no", "yes"], {}, (False, True)),
-        (mask, None, {"scores": "probabilities"}, (False, False)),
-        (mask, None, {}, "0 and 1 alone.* state labels"),
-        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], {}, "class 255, and 2 labels"),
-        (lambda x: classes(x)[:, 0], list("abcd"), {}, "class 4, and 4 labels"),
-        (lambda x: classes(x).int() - 1, None, {}, "numbers below 0"),
-        (lambda x: classes(x)[:, 0] / 2, None, {}, "has fractions"),
+        (classes, None, (True, False)),
+        (mask, list("abcde"), (True, False)),
+        (mask, ["no", "yes"], (False, True)),
+        (mask, None, "0 and 1 alone.* state labels"),
+        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], "class 255, and 2 labels"),
+        (lambda x: classes(x)[:, 0], list("abcd"), "class 4, and 4 labels"),
+        (lambda x: classes(x).int() - 1, None, "numbers below 0"),
+        (lambda x: classes(x)[:, 0] / 2, None, "has fractions"),
     ],
 )
-def test_a_map_of_one_channel_is_read_by_its_numbers_for_pictures(
-    tmp_path: Path, compute: Any, labels: Any, stated: dict[str, str], read: Any
-) -> None:
+def test_a_map_is_read_by_its_numbers_for_pictures(tmp_path: Path, compute: Any, labels: Any, read: Any) -> None:
     if isinstance(read, str):
         with pytest.raises(Exception, match=read):
-            tried(tmp_path, "segment_semantic", compute, labels, **stated)
+            tried(tmp_path, "segment_semantic", compute, labels)
         return
-    how = tried(tmp_path, "segment_semantic", compute, labels, **stated).export.how
+    how = tried(tmp_path, "segment_semantic", compute, labels).export.how
     assert (how.class_map, how.probabilities) == read
 
 
@@ -330,17 +325,11 @@ def test_which_of_several_outputs_is_read_is_said(tmp_path: Path, caplog: pytest
     assert "m.ts: of its outputs 0 to 1, 1 is read, [3]." in caplog.text
 
 
-def one_box(shown: float) -> Any:
-    """Return a detector with its suppression inside, of images with more variance, and with scores of 2."""
-
-    def compute(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        there = (x.var((1, 2, 3)) > shown).float()[:, None].expand(-1, 5)
-        return there[..., None] * torch.tensor([9.0, 2, 30, 7]), there * 2, there
-
-    return compute
-
-
 def test_a_detector_that_finds_nothing_is_tried_with_noise_and_then_said_to_be_unchecked(tmp_path: Path) -> None:
+    def one_box(shown: float) -> Any:
+        there = lambda x: (x.var((1, 2, 3)) > shown).float()[:, None].expand(-1, 5)  # noqa: E731
+        return lambda x: (there(x)[..., None] * torch.tensor([9.0, 2, 30, 7]), 2 * there(x), there(x))
+
     with pytest.raises(Exception, match=r"its scores .* are 0 to 2"):
         tried(tmp_path, "detect", one_box(0.06), list("ab"))
     found = tried(tmp_path, "detect", one_box(9), list("ab"))
