@@ -207,7 +207,7 @@ class Gate:
             probes = self._probes if before is None else self._probes[:size]
             outputs = outputs_of(executable.run, probes, size)
             if not self._model.may_be_infinite and not all(np.isfinite(output).all() for output in outputs):
-                raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers")
+                raise WrongAnswersError(f"its answers to batches of {size} are not all finite numbers (scores up to 1)")
             if not self._model.has_reference and size == executable.batch_sizes[0]:
                 alone = outputs  # A finished file is compared with itself: every size has to answer alike.
             expected = self._expected if self._model.has_reference else alone

@@ -209,7 +209,10 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
         log.warning("%s: %s: %s.", name, file.name, note)
     if found.witness:
         log.info("%s: %s: when it was first read: %s", name, file.name, found.witness)
-    made(found.task, known)  # A file that does not fit its task stops the start.
+    read = getattr(made(found.task, known), "number", 0)  # A file that does not fit its task stops the start.
+    if len(found.shapes) > 1 and found.task in ("segment_semantic", "depth", "embed"):
+        note = f"of its outputs 0 to {len(found.shapes) - 1}, {read} is read, {list(found.shapes[read][1:])}"
+        log.warning("%s: %s: %s.", name, file.name, note)
     return ExportedImages(
         name,
         architecture or file.suffix[1:],

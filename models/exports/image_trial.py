@@ -25,13 +25,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from models.contract.errors import WeightsError, reason_of
 from models.contract.task_adapter import Takes, task_class
-from models.exports import library_files, witness
+from models.exports import layouts, library_files, witness
 from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
 from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, is_inside, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
-from models.exports.objects import check_axes, has_two_orders, located
+from models.exports.objects import NOTHING, check_axes, has_two_orders, located
 from models.exports.scale import at_first_layer, scale_of
 from models.onnx.file import DamagedError, OnnxFile, read_onnx
 from models.onnx.forms import as_detector
@@ -58,7 +58,6 @@ _WANTED = (
     "this one takes {}"
 )
 
-_OF_FIRST = ("segment_semantic", "depth", "embed")
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 _IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
 _NOT_READ = '"mean" and "std" are not read, as its input is of levels, which it normalises itself'
@@ -236,14 +235,8 @@ def _tried(
     if about.takes == "classes" and integers[0]:
         raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
-    is_whole = bool((outputs[0] == outputs[0].round()).all())
-    if about.task == "segment_semantic" and outputs[0].ndim == 3 and not is_whole:
-        raise ValueError("its map [n, h, w] has fractions, and is none of classes: let the network give [n, 1, h, w]")
     if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
         how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
-    if about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1:
-        # Numbers of classes, and not the scores of one class.
-        how = replace(how, class_map=integers[0] or (is_whole and bool(outputs[0].max() > 1)))
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
@@ -258,13 +251,13 @@ def _tried(
         _free(freed, core, tail)  # In its served form.
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     found = [run(each) for each in given]
-    if any(bool(output.isnan().any()) for each in found for output in each):
+    if any(bool(output.isnan().any()) for each in (outputs, *found) for output in each):
         raise ValueError(
-            'its outputs for pictures are not numbers (NaN): state what its input is, "input": "levels", or "mean" and '
-            '"std" of pixels in 0 to 1'
+            'its outputs for pictures or noise are not numbers (NaN): state what its input is, "input": "levels", or '
+            '"mean" and "std" of pixels in 0 to 1'
         )
     in_float32, is_layer = watched(core, partial(run, given[0]))
-    notes: tuple[str, ...] = ()
+    note = ""
     far = (0.0, 255.0) if entry.levels else (-math.inf, math.inf)
 
     def clamped(given: Tensor) -> list[Tensor]:
@@ -272,16 +265,15 @@ def _tried(
 
     if how.takes == "classes":
         how, note = scored(how, about.scores, _seen(clamped, pictures, found), is_layer=is_layer)
-        notes = (note,)
     elif how.takes == "outputs":
-        is_map = about.task == "segment_semantic" and outputs[0].ndim == 4 and outputs[0].shape[1] == 1
-        if is_map and not (is_layer or about.scores or how.class_map) and is_inside(_seen(clamped, pictures, found)):
-            how, notes = replace(how, probabilities=True), ("its output is a probability, and is read as it is",)
-        if len(outputs) > 1 and about.task in _OF_FIRST:
-            notes = (*notes, f"of its {len(outputs)} outputs the first is read, {list(outputs[0].shape[1:])}")
+        if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1] == 1):
+            numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
+            how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
     else:
         how, note = located(about, how, found, size)
-        notes = (note,)
+        if note == NOTHING:  # Its own suppression may leave something of the others, or of noise.
+            more = torch.cat((pictures[witness.PICTURES :], pixels))
+            how, note = located(about, how, [run(_batch(more, n, stated_batch)) for n in range(len(more))], size)
         if has_two_orders(about, how):
             shown = range(witness.PICTURES)
             halves = [[run(_batch(each, number, stated_batch)) for number in shown] for each in _halves(pictures)]
@@ -294,7 +286,7 @@ def _tried(
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)
     shifted = _LAST_IS_BACKGROUND if of_rfdetr and outputs[how.logits].shape[2] > how.classes else ""
     facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
-    notes = tuple(filter(None, (unread, *facts, *notes, _IN_FLOAT32 if in_float32 else "")))
+    notes = tuple(filter(None, (unread, *facts, note, _IN_FLOAT32 if in_float32 else "")))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
     said = witness.compared(file, architecture, onnx, seen, found)
     export = Export(how, batch, freed, entry, in_float32)
@@ -566,7 +558,7 @@ def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bo
         pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
         if not all(
             row.shape[1:] == one.shape[1:]
-            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().max()) + 1e-6)
+            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().nan_to_num(posinf=0).max()) + 1e-6)
             for row, one in pairs
         ):
             return False

@@ -120,6 +120,8 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
     if how.takes == "classes":
         return (_logits(how, outputs[0].flatten(1)),)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
+    if how.suppressed:  # The trial may have seen none of its scores: those that are none fail their image, as NaN does.
+        scores = scores.masked_fill(scores > 1.01, torch.inf)  # 8 bits round.
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras and extras is not None:
         found.append(extras.contiguous())
@@ -178,6 +180,28 @@ def scored(
     return replace(how, probabilities=True, each=True), "" if stated else told
 
 
+def mapped(
+    how: Interpretation, about: Description, seen: Tensor, axes: int, *, integers: bool, is_layer: bool
+) -> tuple[Interpretation, str]:
+    """Find how a map [n, h, w] or [n, 1, h, w] is read, by its numbers `seen` for images; return that and a note.
+
+    `integers`: whether they are of such a type; `is_layer`: nothing bounds them. Raises ValueError.
+    """
+    most, count = float(seen.max()), len(about.labels or ())
+    is_whole, of_classes = bool((seen == seen.round()).all() and seen.min() >= 0), axes == 3 or integers
+    if of_classes and not is_whole:
+        raise ValueError("its map [n, h, w] has fractions or numbers below 0: let the network give scores [n, 1, h, w]")
+    if of_classes or (is_whole and not is_layer and (most > 1 or count > 2)):
+        if most >= count > 0:
+            raise ValueError(f"its map has class {most:.0f}, and {count} labels: state one for each number from 0 on")
+        return replace(how, class_map=axes == 4), ""
+    if is_layer or about.scores or not is_inside(seen):
+        return how, ""
+    if is_whole and not count:
+        raise ValueError("its map has 0 and 1 alone, as a mask or as numbers of classes: state labels, two for a mask")
+    return replace(how, probabilities=True), "its output is a probability, and is read as it is"
+
+
 def _logits(how: Interpretation, given: Tensor) -> Tensor:
     """Convert scores to [n, classes] whose softmax or sigmoid, done by the task, gives the network's scores."""
     if how.probabilities:
@@ -205,9 +229,13 @@ def _suppressed(about: Description, shapes: Shapes) -> str:
 
 def _read_suppressed(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     """Read boxes, scores and classes: mmdeploy has two outputs, others one for each, YOLOv7 their number in front."""
-    found, boxes = _suppressed(about, shapes), int(len(shapes) == 4)
-    if found == "" or found != (about.layout or found) or len(shapes[boxes]) != 3:
+    found = _suppressed(about, shapes)
+    if found == "" or found != (about.layout or found):
         raise ValueError(f"not [n, k, 5] and [n, k] (mmdeploy), nor [n, k, 4], [n, k] and [n, k] (end2end): {seen}")
+    boxes = next(place for place, shape in enumerate(shapes) if len(shape) == 3)
+    rows = shapes[boxes][1]
+    if found == "end2end" and [list(shape[1:]) for shape in shapes[-3:]] != [[rows, 4], [rows], [rows]]:
+        raise ValueError(f"its outputs have to come as boxes, scores, classes, their number first, if at all: {seen}")
     return Interpretation("boxes", found, len(about.labels or ()), 0, True, boxes)
 
 
@@ -369,7 +397,7 @@ def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
 
 
 def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
-    found, classes = outputs
+    found, classes = outputs[how.boxes], outputs[1 - how.boxes]
     return found[..., :4], found[..., 4], classes, None
 
 

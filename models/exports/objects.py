@@ -17,10 +17,17 @@ from torch import Tensor
 from models.exports.layouts import QUERIES, Interpretation, Size, cells_of, decoded
 from models.exports.metadata import Description
 
+NOTHING = "it found nothing in the pictures of the trial: the order and the scale of its boxes were not checked"
 _ROUNDING = 1e-2
 """Error of a probability, a class and a corner in pixels that a network in int8 or float16 makes."""
 _REACH = 2.0
 """Greatest coordinate of boxes in shares of the image, which may reach over its edges, and least of those in pixels."""
+_HUGE, _HEAP = 10.0, 0.1
+"""Greatest side of a box, which is huge if it is decoded twice, and least way between those of all cells, as shares."""
+_DECODED = {
+    "yolox": 'if it decodes them, state "layout": "yolov5", "input": "levels", "channels": "bgr", "resize": "top-left"',
+    "yolov5": 'if it does not decode them, as YOLOX, state "layout": "yolox"',
+}
 _COUNTS = 0.05
 """Least score of a box that is looked at, as a share of the greatest: a network may fill up with anything."""
 _FEW = 0.1
@@ -70,6 +77,8 @@ def located(
         raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
     reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
     in_shares = how.layout not in (*QUERIES, "rtdetr") and 0 < reach <= _REACH
+    if not (about.exporter or in_shares or how.layout in (*QUERIES, "rtdetr")):
+        _check_extent(how, boxes, counted, size)
     if not about.exporter and how.layout in ("yolov8", "yolov5", "rtdetr", *QUERIES):
         columns = torch.cat(_columns(how, pictures))[..., :4]
         are_shares = in_shares or how.layout not in _CANDIDATES
@@ -95,7 +104,7 @@ def located(
                 f'the layout "{how.layout}" has corners x1, y1, x2, y2, and boxes end before they begin: let the '
                 "network give corners in this order"
             )
-    return how, ""
+    return how, "" if about.exporter or bool(counted.any()) else NOTHING
 
 
 def has_two_orders(about: Description, how: Interpretation) -> bool:
@@ -131,6 +140,7 @@ def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Siz
 
 
 def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
+    how = replace(how, suppressed=False)  # Scores as they are, however large.
     return [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
 
 
@@ -177,6 +187,18 @@ def _check_centres(how: Interpretation, boxes: Tensor, size: Size) -> None:
         raise ValueError(f"{wanted} its boxes begin with y: let the network give them in this order")
 
 
+def _check_extent(how: Interpretation, boxes: Tensor, counted: Tensor, size: Size) -> None:
+    """Raise ValueError for boxes that are too large for a picture, or smaller than nothing, or all in one place."""
+    sides = boxes[:, 2:] if how.takes == "turned" else boxes[:, 2:] - boxes[:, :2]
+    most, of_cells = _HUGE * max(size), how.layout in _CANDIDATES  # Others may have their corners in another order.
+    wrong = ~((sides >= (0 if of_cells else -most)) & (sides <= most)).all(1) & counted
+    extent = float((boxes[:, :2].amax(0) - boxes[:, :2].amin(0)).max())
+    if wrong.sum() > _FEW * counted.sum() or (of_cells and extent < _HEAP * min(size)):
+        seen = f"sides of {float(sides.min()):.3g} to {float(sides.max()):.3g}, and begin within {extent:.3g} pixels"
+        remedy = _DECODED.get(how.layout, "let the network give pixels of its input")
+        raise ValueError(f'the boxes of layout "{how.layout}" have {seen}: {remedy}')
+
+
 def _check_background(best: Tensor, how: Interpretation) -> None:
     """Raise ValueError if the first slot, and never the last, is the `best` of most queries, as "no object" is."""
     if float((best == 0).float().mean()) > _MOSTLY and not bool((best == how.classes).any()):
@@ -205,7 +227,7 @@ def _check_scores(how: Interpretation, scores: Tensor) -> None:
 
 
 def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tensor:
-    place = {"end2end": -1, "mmdeploy": 1, "torchvision": 2, "detr": 0}.get(how.layout)
+    place = {"end2end": -1, "mmdeploy": 1 - how.boxes, "torchvision": 2, "detr": 0}.get(how.layout)
     rows = [outputs[how.boxes][..., 5] if place is None else outputs[place] for outputs in pictures]
     return torch.cat([each.flatten() for each in rows])
 

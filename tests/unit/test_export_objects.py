@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.contract.resize import Whole, grey
-from models.contract.task_adapter import AdaptedFile
+from models.contract.task_adapter import AdaptedFile, task_class
+from models.exports import image_trial
 from models.exports.answers import Entry, Export, entry_of
+from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
-from models.exports.objects import check_axes, has_two_orders, located
+from models.exports.objects import NOTHING, check_axes, has_two_orders, located
+from tests.support.exports_of_networks import written
 
 SIDE = 160
 FOUND = [
@@ -110,6 +113,7 @@ IN_SHARES = "its boxes are in 0 to 1, and are multiplied by the size of its inpu
         ([rows()], {}, ""),
         (counted(), {}, ""),
         (counted()[1:], {}, ""),
+        ([rows()[..., 5], rows()[..., :5]], {}, ""),
         ([*queries()], {"layout": "rfdetr"}, ""),
         ([*queries()[::-1]], {"layout": "rfdetr"}, ""),
         ([rows(lambda box, number, score: [*centred(box, SIDE), score, number])], {"layout": "rtdetr"}, ""),
@@ -132,6 +136,8 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ([rows(lambda box, number, score: [*centred(box), score, number])], {}, "end before they begin"),
         ([rows(lambda box, number, score: [*box, score, number + 1])], {}, "class 3, and its 3 labels"),
         ([counted()[place] for place in (0, 1, 3, 2)], {}, "its scores .* are 0 to 2"),
+        (counted()[:0:-1], {}, "have to come as boxes, scores, classes"),
+        ([*counted()[1:], COUNTED], {}, "have to come as boxes, scores, classes, their number first"),
         (
             [rows(lambda box, number, score: [*centred(box), score, number])],
             {"layout": "rtdetr"},
@@ -139,6 +145,11 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ),
         ([queries()[0], queries()[0]], {"layout": "rfdetr"}, "neither has boxes"),
         ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1))], {}, "are corners"),
+        ([grid(torch.cat((CENTRES, SIDES - 25), 1))], {}, '"yolov8" have sides of -15 to 25'),
+        ([grid(SIDES[:, [0, 1, 0, 1]] / 12)], {}, '"yolov8" have sides of .* within 1.67'),
+        ([columns(objectness=True)[:, :525]], {"layout": "yolox"}, 'if it decodes .* "layout": "yolov5"'),
+        ([columns(20, objectness=True)], {}, 'does not decode .* state "layout": "yolox"'),
+        ([rows(by=1e-37)], {}, '"rows" have sides of .* let the network'),
         ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1))], {}, "begin at their upper left"),
         ([grid(torch.cat((CENTRES.flip(1), SIDES), 1))], {}, "begin with y"),
         (
@@ -203,7 +214,8 @@ def suppressed(layout: Any, *outputs: torch.Tensor) -> list[Any]:
 @pytest.mark.parametrize("stated", [None, "mmdeploy"])
 def test_boxes_of_mmdeploy_are_read(stated: Any) -> None:
     outputs = torch.cat((BOXES, SCORES[..., None]), 2), CLASSES
-    assert suppressed(stated, *outputs) == [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+    right = [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
+    assert suppressed(stated, *outputs) == suppressed(stated, *outputs[::-1]) == right
 
 
 @pytest.mark.parametrize("stated", [None, "end2end"])
@@ -261,3 +273,66 @@ def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) 
     of_colours.preprocess(torch.from_numpy(grey_picture), right, 400, 600)
     assert torch.equal(seen, right)
     assert torch.equal(grey(seen[None])[0], seen.float())
+
+
+def tried(folder: Path, task: str, compute: Any, labels: Any = None, **stated: Any) -> Any:
+    network = type("Given", (nn.Module,), {"forward": lambda self, x: compute(x)})()
+    file = written(folder / "m.ts", network, torch.rand(1, 3, 32, 32))
+    sidecar = {"task": task, "size": [32, 32], "mean": 0, "std": 1, **stated}
+    return image_trial.tried(file, "script", sidecar, labels, task_class(task).takes)
+
+
+def test_a_network_that_computes_no_numbers_for_noise_is_refused_and_ends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"are not numbers \(NaN\): state what its input is"):
+        tried(tmp_path, "embed", lambda x: (0.06 - x.var((2, 3))).sqrt())
+
+
+def classes(x: Tensor) -> Tensor:
+    """Return [n, 1, h, w]: the pixels' classes, 0 to 4, by their brightness; of noise all are 0."""
+    grey = x.mean(1, keepdim=True)
+    return (grey * 6).floor().clamp(0, 4) * (x.var((1, 2, 3), keepdim=True) < 0.06)
+
+
+def mask(x: Tensor) -> Tensor:
+    return (classes(x) > 2).float()
+
+
+@pytest.mark.parametrize(
+    ("compute", "labels", "read"),
+    [
+        (classes, None, (True, False)),
+        (mask, list("abcde"), (True, False)),
+        (mask, ["no", "yes"], (False, True)),
+        (mask, None, "0 and 1 alone.* state labels"),
+        (lambda x: (255 * mask(x)).byte(), ["no", "yes"], "class 255, and 2 labels"),
+        (lambda x: classes(x)[:, 0], list("abcd"), "class 4, and 4 labels"),
+        (lambda x: classes(x).int() - 1, None, "numbers below 0"),
+        (lambda x: classes(x)[:, 0] / 2, None, "has fractions"),
+    ],
+)
+def test_a_map_is_read_by_its_numbers_for_pictures(tmp_path: Path, compute: Any, labels: Any, read: Any) -> None:
+    if isinstance(read, str):
+        with pytest.raises(Exception, match=read):
+            tried(tmp_path, "segment_semantic", compute, labels)
+        return
+    how = tried(tmp_path, "segment_semantic", compute, labels).export.how
+    assert (how.class_map, how.probabilities) == read
+
+
+def test_which_of_several_outputs_is_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = tried(tmp_path, "embed", lambda x: (x.flatten(2), x.mean((2, 3))))
+    _image_model("m", tmp_path / "m.ts", found, None)
+    assert "m.ts: of its outputs 0 to 1, 1 is read, [3]." in caplog.text
+
+
+def test_a_detector_that_finds_nothing_is_tried_with_noise_and_then_said_to_be_unchecked(tmp_path: Path) -> None:
+    def one_box(shown: float) -> Any:
+        there = lambda x: (x.var((1, 2, 3)) > shown).float()[:, None].expand(-1, 5)  # noqa: E731
+        return lambda x: (there(x)[..., None] * torch.tensor([9.0, 2, 30, 7]), 2 * there(x), there(x))
+
+    with pytest.raises(Exception, match=r"its scores .* are 0 to 2"):
+        tried(tmp_path, "detect", one_box(0.06), list("ab"))
+    found = tried(tmp_path, "detect", one_box(9), list("ab"))
+    assert NOTHING in found.notes
+    outputs = one_box(0)(torch.rand(1, 3, 32, 32))
+    assert decoded(found.export.how, outputs, (32, 32))[1].isinf().all()
