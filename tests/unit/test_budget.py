@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.errors import ServiceError
 from app.ingress.budget import Budget, Trim
+from app.ingress.pacing import Pacing
 from tests.support.doubles import turns
 
 
@@ -147,3 +148,19 @@ async def test_many_bodies_one_after_the_other_end_in_one_release_of_memory_to_t
     await requests(15)
     assert times == [1], "what was released is not counted again"
     await heap.close()
+
+
+async def test_who_leaves_takes_nobodys_turn():
+    turns, begun = Pacing(1), []
+
+    async def one(number):
+        await turns.take()
+        begun.append(number)
+
+    tasks = [asyncio.create_task(one(number)) for number in range(5)]
+    await asyncio.sleep(0)
+    for task in tasks[1:4]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert begun == [0, 4]
+    await asyncio.wait_for(turns.take(), 60)

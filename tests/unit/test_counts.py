@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from app.decoding.waiting import DecodeFailedError, DecodeQueueFullError
 from app.errors import ClientLeftError, ServiceError
@@ -13,7 +14,7 @@ from app.fleet.residents import Residents
 from app.fleet.submission import ModelPool
 from app.images.header import InvalidImageError
 from app.link import Terms
-from app.observability.metrics import Metrics, Recorder
+from app.observability.metrics import BUSIEST, BusiestClients, Metrics, Recorder
 from app.scheduling.queue import Item, Reservation
 from app.scheduling.scheduler import Scheduler
 from app.worker.messages import LoadModel, ModelUnloaded, NotLoaded, UnloadModel
@@ -287,3 +288,27 @@ async def test_after_a_crash_a_model_is_loaded_before_those_that_nobody_waits_fo
     demand.answer(LoadModel)
     await turns()
     assert [each.model for each in new.sent if isinstance(each, LoadModel)] == [1]
+
+
+def test_a_flood_of_addresses_costs_bounded_memory_and_hides_nobody() -> None:
+    clients = BusiestClients()
+    for number in range(20_000):
+        clients.count(f"10.0.{number >> 8}.{number & 255}", refused=True, now_s=number / 1000)
+        if number % 10 == 0:
+            clients.count("key:camera", refused=False, now_s=number / 1000)
+    assert len(clients.busiest(10**6)) <= 1000
+    assert (clients.busiest(1, now_s=20)[0].name, clients.busiest(1, now_s=20)[0].requests) == ("key:camera", 2000)
+
+
+def test_prometheus_sees_ten_at_most() -> None:
+    registry = CollectorRegistry()
+    clients = BusiestClients()
+    registry.register(clients)
+    for number in range(50):
+        for _ in range(number):
+            clients.count(f"10.0.0.{number}", refused=number == 49)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    assert len(lines) == 2 * BUSIEST
+    assert 'anychip_client_requests_total{client="10.0.0.49",outcome="refused"} 49.0' in lines
+    assert 'anychip_client_requests_total{client="10.0.0.48",outcome="answered"} 48.0' in lines
+    assert not any('"10.0.0.1"' in line for line in lines)

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from app.http.api_description import mount_docs
 from deploy import install
+from deploy.image import hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 ASCEND, GRPC, HOSTING, SAMPLES = (ROOT / "plugins" / name for name in ("ascend", "grpc", "hosting", "samples"))
@@ -265,3 +266,32 @@ def test_the_packages_of_this_repository_are_of_one_version_and_want_no_other():
         ours = [line for line in lines if re.match(r"anychip(?!\[)", line)]
         assert [line for line in ours if line.partition("==")[2] != version] == [], project["name"]
         assert ours
+
+
+def test_files_are_held_to_their_hashes_before_torch_and_only_over_plain_python(tmp_path, monkeypatch, found):
+    commands = []
+    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+    found(build="cpu", present={"torch": "2.10.0+cpu"})
+    environ = {"ANYCHIP_TORCH": "cpu", "ANYCHIP_HASHES": "hashes.txt", "ANYCHIP_EXTRAS": "grpc"}
+    install.install(tmp_path, False, environ, copy=True, dependencies=True)
+    hashed, torch, _ = commands
+    assert hashed[-4:] == ["--require-hashes", "--no-deps", "--requirement", "hashes.txt"]
+    assert "--constraint" not in hashed
+    assert "torch" in torch
+    commands.clear()
+    found(torch="2.10.0+cpu", present={"torch": "2.10.0+cpu"})
+    install.install(tmp_path, False, {**environ, "ANYCHIP_TORCH": "keep"}, copy=True, dependencies=True)
+    assert not [command for command in commands if "--require-hashes" in command]
+
+
+def test_the_lists_of_hashes_are_those_of_constraints_and_name_no_host():
+    assert hashes.hashed() == ["cuda-slim", "cpu"]
+    for flavour in hashes.hashed():
+        text = hashes.path_of(flavour).read_text()
+        assert not hashes.stale(flavour), "run python3 deploy/image/hashes.py"
+        assert "://" not in text
+        assert not re.search(r"^(torch|nvidia-cu|triton|anychip)", text, re.MULTILINE)
+        without = re.sub(
+            r"^#.*\n|^[\w.-]+==\S+( ;.*)?( \\\n    --hash=sha256:[0-9a-f]{64})+\n", "", text, flags=re.MULTILINE
+        )
+        assert without == "", "every package has a hash"

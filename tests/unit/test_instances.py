@@ -18,6 +18,7 @@ from models import Options, open_model, parse_spec
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile, made
 from models.tasks import detect, instances
+from models.tasks.accuracy import Boxes, average_precision
 from models.tasks.instances import (
     MAX_TURNED_CANDIDATES,
     MaskGrid,
@@ -331,3 +332,28 @@ def test_only_so_many_pixels_of_masks_are_looked_at(model: Any, monkeypatch: pyt
     monkeypatch.setattr(detect, "_MASK_PIXELS", 3 * 125 * 125)
     found = detections(model, "rle")
     assert [each["mask"] is None for each in found] == [False] * 3 + [True] * 3
+
+
+def _boxes(*rows: tuple[float, float, float, float, int, float]) -> Boxes:
+    table = np.array(rows, dtype=np.float32).reshape(-1, 6)
+    return Boxes(table[:, :4], table[:, 4].astype(np.int64), table[:, 5])
+
+
+TRUE = _boxes((0, 0, 10, 10, 0, 1), (20, 20, 30, 30, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (_boxes((0, 0, 10, 10, 0, 0.9), (20, 20, 30, 29, 0, 0.8)), 1.0),
+        (_boxes(), 0.0),
+        (_boxes((0, 0, 10, 10, 1, 0.9)), 0.0),
+        (_boxes((0, 0, 10, 4, 0, 0.9)), 0.0),
+        (_boxes((0, 0, 10, 10, 0, 0.9)), 51 / 101),
+        (_boxes((0, 0, 10, 10, 0, 0.9), (0, 0, 10, 10, 0, 0.8)), 51 / 101),
+        (_boxes((50, 50, 60, 60, 0, 0.9), (0, 0, 10, 10, 0, 0.8)), 51 / 101 / 2),
+    ],
+    ids=["all right", "nothing found", "another class", "too far off", "half of them", "a double", "one false alarm"],
+)
+def test_average_precision(found: Boxes, wanted: float) -> None:
+    assert average_precision([TRUE], [found], 0) == pytest.approx(wanted)

@@ -1,4 +1,4 @@
-"""Which versions may be given a share of a model's requests."""
+"""Which versions may be given a share of a model's requests, and how often models are loaded and unloaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app import clock
 from app.errors import ServiceError
 from app.link import ModelState
 from app.serving.administration import ServiceAdministration
@@ -37,3 +40,24 @@ def test_what_can_answer_or_will_soon_is_given_what_is_said(state: ModelState) -
     owner = administration(m1=ModelState.READY, m2=state)
     owner.set_traffic("m", {"2": 1})
     assert owner.traffic == {"m": {"2": 1}}
+
+
+MOST = 12
+
+
+@given(st.lists(st.floats(0, 20), max_size=80))
+async def test_no_minute_has_more_changes_than_are_allowed(pauses: list[float]) -> None:
+    owner = administration()
+    now_s, begun = 1000.0, list[float]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(clock, "monotonic", lambda: now_s)
+        for pause_s in pauses:
+            now_s += pause_s
+            within = [each for each in begun if now_s - each < 60]
+            if len(within) < MOST:
+                async with owner._begun():
+                    begun.append(now_s)
+                continue
+            with pytest.raises(ServiceError, match="12 times a minute") as refused:
+                await owner._begun().__aenter__()
+            assert 0 < (refused.value.retry_after_s or 0) <= 60
