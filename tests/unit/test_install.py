@@ -14,8 +14,6 @@ from deploy.image import hashes
 ROOT = Path(__file__).resolve().parents[2]
 ASCEND, GRPC, HOSTING, SAMPLES = (ROOT / "plugins" / name for name in ("ascend", "grpc", "hosting", "samples"))
 PINNED = {"torch": "2.14.1", "torchvision": "0.29.2"}
-
-
 OPENCV = "opencv-python-headless<4.12"
 
 
