@@ -69,6 +69,8 @@ def located(
         for of_all in zip(*_decoded(how, pictures, size), strict=True)
     ]
     boxes, scores = found[:2]
+    if not len(scores):
+        return how, "" if about.exporter else NOTHING
     _check_scores(how, scores)
     counted = (scores > 0) & (scores >= _COUNTS * scores.max())
     if how.layout not in _CANDIDATES and (how.layout != "rtdetr" or not how.classes):
@@ -134,7 +136,8 @@ def check_axes(
 def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> Tensor:
     found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
     boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
-    weights = torch.where(scores >= _COUNTS * scores.max(), scores, 0.0).clamp(min=0)[:, None]
+    most = max(scores.tolist(), default=0.0)
+    weights = torch.where(scores >= _COUNTS * most, scores, 0.0).clamp(min=0)[:, None]
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / torch.tensor(size[::-1])
     return (weights * centres).sum(0) / weights.sum().clamp(min=1e-9)
 

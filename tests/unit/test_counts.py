@@ -301,8 +301,7 @@ def test_a_flood_of_addresses_costs_bounded_memory_and_hides_nobody() -> None:
 
 
 def test_prometheus_sees_ten_at_most() -> None:
-    registry = CollectorRegistry()
-    clients = BusiestClients()
+    registry, clients = CollectorRegistry(), BusiestClients()
     registry.register(clients)
     for number in range(50):
         for _ in range(number):
