@@ -15,10 +15,11 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from anychip_base.tracing import ThreadTracer
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.networks import PixelNetwork
 from models.contract.pixel_model import PixelModel
@@ -194,7 +195,7 @@ def _head(architecture: str) -> str:
 def _fuse(core: nn.Module) -> None:
     """Fold a BatchNorm into the convolution before it (in place), if nothing else uses that convolution's output."""
     try:
-        graph = fx.Tracer().trace(core)
+        graph = ThreadTracer().trace(core)
     except Exception:  # data-dependent Python of a network; unfused it is as right, and a little slower
         return
     modules = dict(core.named_modules())

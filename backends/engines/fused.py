@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from anychip_base.tracing import ThreadTracer
 from backends.contract.errors import first_line
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _fuse_children(
     total = 0
     for name, child in list(parent.named_children()):
         try:
-            traced = fx.symbolic_trace(child)
+            traced = fx.GraphModule(child, ThreadTracer().trace(child))
             count = _rewrite(traced, kinds)
         except Exception as error:  # Whatever a network's Python does to the tracer.
             log.debug("%s is gone through child by child: %s", name, first_line(error))

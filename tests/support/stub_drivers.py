@@ -11,7 +11,6 @@ The variables are for children only: LD_PRELOAD puts the stub under every progra
 
 from __future__ import annotations
 
-import compileall
 import functools
 import hashlib
 import json
@@ -22,8 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
-import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,17 +91,8 @@ def _torch_npu(torch: Torch) -> Path:
         pytest.skip(found)
     if f"cp{sys.version_info[0]}{sys.version_info[1]}-" not in found.name:
         pytest.skip(f"{found.name} is for another Python")
-    folder = CACHE / found.stem
-    if not folder.is_dir():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=CACHE))
-        with zipfile.ZipFile(found) as archive:
-            archive.extractall(partial)
-        with warnings.catch_warnings():  # As pip does: else each import would warn of their sources.
-            warnings.simplefilter("ignore")
-            compileall.compile_dir(partial, quiet=2, stripdir=partial, prependdir=folder)
-        _put(partial, folder)
-    return folder
+    pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", "--target"]
+    return _kept(CACHE / found.stem, lambda partial: _run([*pip, str(partial), str(found)]))
 
 
 @functools.cache
@@ -125,25 +114,26 @@ def _built(kind: str, torch: Torch) -> Path:
     for part in (*sorted(path for path in STUBS.rglob("*") if path.suffix in (".cpp", ".h")), Path(__file__)):
         digest.update(part.read_bytes())
     folder = CACHE / f"{kind}-torch{torch.version}-{platform.machine()}-{digest.hexdigest()[:16]}"
+    build = {"cudart": _build_cudart, "cann": _build_cann}[kind]
+    return _kept(folder, lambda partial: build(partial, torch))
+
+
+def _kept(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Return a folder of the cache, made now unless it is there."""
     if folder.is_dir():
         return folder
     CACHE.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=CACHE))
     try:
-        {"cudart": _build_cudart, "cann": _build_cann}[kind](partial, torch)
-        _put(partial, folder)
+        make(partial)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # Else another process was first, with the same content.
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
-
-
-def _put(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # Else another process was first, with the same content.
-            raise
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _build_cann(folder: Path, torch: Torch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torchvision import models as torchvision_models
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
-from models.classifiers import ARCHITECTURES, Classifier, _skeleton, default_labels, fitted
+from models.classifiers import ARCHITECTURES, Classifier, _fuse, _skeleton, default_labels, fitted
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
 from models.contract.resize import Centre, Resize
@@ -312,3 +313,17 @@ def test_published_weights_have_their_own_preprocessing(architecture: str, caplo
             (declared.crop_size[0],) * 2, declared.resize_size[0], declared.interpolation.value
         )  # fmt: skip
         assert caplog.messages[-1].endswith(f"preprocessing as of torchvision's {published}")
+
+
+def test_a_network_is_traced_while_another_thread_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, other, found = torchvision_network("resnet18"), nn.Linear(2, 1), []
+
+    def forward(self: Any, x: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            found.append(pool.submit(other, torch.ones(1, 2)).result())
+        return self.bn1(self.conv1(x))
+
+    monkeypatch.setattr(type(core), "forward", forward)
+    _fuse(core)
+    assert isinstance(core.bn1, nn.Identity)
+    assert torch.equal(found[0], other(torch.ones(1, 2)))

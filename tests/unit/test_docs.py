@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from anychip_tools.doctor import CHECKS
+from benchmarks import troubleshooting
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -138,3 +143,27 @@ def words_of(page: Path) -> int:
 def test_no_page_is_longer_than_one_reads() -> None:
     words = {name_of(page): words_of(page) for page in PAGES if page.name not in REFERENCE}
     assert {page: count for page, count in words.items() if count > MOST_WORDS} == {}
+
+
+TOOLS = (DOCS / "tools.md").read_text(encoding="utf-8")
+COMMANDS = ("ops", "validate", "bench", "tune", "profile")
+
+
+@pytest.mark.parametrize("path", troubleshooting.PAGES, ids=lambda path: str(path.name))
+def test_the_page_of_troubles_is_the_one_that_the_tables_make(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == troubleshooting.page(path), "run python -m benchmarks.troubleshooting"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_of_a_command_is_in_the_page(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"anychip_tools.{command}").add_arguments(parser)
+    section = re.split(r"^## ", TOOLS, flags=re.MULTILINE)
+    [text] = [part for part in section if part.startswith(f"anychip {command}")]
+    own = [action for action in parser._actions if not (action.dest or "").startswith("setting_")]
+    options = {option for action in own for option in action.option_strings if option.startswith("--")}
+    assert not {option for option in options - {"--help", "--json"} if not re.search(rf"{option}\b", text)}
+
+
+def test_every_check_of_the_doctor_is_in_the_page() -> None:
+    assert not [name for name in CHECKS if f"`{name}`" not in TOOLS]

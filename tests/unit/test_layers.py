@@ -15,7 +15,7 @@ ROOMS = [*(ROOT / name for name in OURS), *(folder / name for name, folder in PL
 SOURCES = sorted(path for room in ROOMS for path in room.rglob("*.py"))
 _SERVICE = {"fastapi", "starlette", "uvicorn", "prometheus_client"}
 FORBIDDEN = {
-    "anychip_base": {"ultralytics", *PLUGINS, "app", "backends", "models", "torch", *_SERVICE},
+    "anychip_base": {"ultralytics", *PLUGINS, "app", "backends", "models", *_SERVICE},
     "app": {"ultralytics", *PLUGINS},
     "models": {"ultralytics", *PLUGINS, "app", "backends", *_SERVICE},
     "backends": {"ultralytics", *PLUGINS, "app", "models", "PIL", *_SERVICE},
